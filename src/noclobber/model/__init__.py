@@ -1,0 +1,1 @@
+"""The words of noclobber as plain Python: sites, events, clobbers, findings, reports."""

@@ -1,0 +1,90 @@
+"""Clobber, and the live table of saves by storage: what is kept, what is dropped, bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import ref
+
+from noclobber.model.events import Read, Save, Write
+
+FEWEST_BEFORE_SWEEP = 4096
+"""Unsorted handles kept before the dead among them are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clobber:
+    """A save, the writes that changed its bytes after it was saved, and the read that then got other bytes.
+
+    `current` is the version at read; equal to `save.version` where nothing counted the write (PyTorch stays silent).
+    `message` is the error that PyTorch raises, None where it stays silent.
+    """
+
+    save: Save
+    writes: tuple[Write, ...]
+    read: Read
+    current: int
+    message: str | None = None
+
+    @property
+    def raised(self) -> bool:
+        """Whether PyTorch itself notices."""
+        return self.message is not None
+
+
+Handle = TypeVar("Handle")
+
+
+class LiveSaves(Generic[Handle]):
+    """The handles of saves that autograd still holds, by storage.
+
+    A handle dies when its save is released (measured on torch 2.13: after `backward()`, on graph death, or node by node
+    in a partial backward), so weak references are enough. Adding one is a list append; it is sorted by storage only when
+    a write asks, and swept when the list has doubled: memory follows the saves that are alive, not the steps run.
+    """
+
+    def __init__(self, storage_of: Callable[[Handle], int]) -> None:
+        self._storage_of = storage_of
+        self._by_storage: dict[int, list[ref[Handle]]] = {}
+        self.unsorted: list[ref[Handle]] = []
+        """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
+        self.limit = FEWEST_BEFORE_SWEEP
+
+    def sort(self) -> None:
+        """File what was added since the last call under its storage."""
+        unsorted = self.unsorted
+        while unsorted:
+            reference = unsorted.pop()
+            handle = reference()
+            if handle is not None:
+                self._by_storage.setdefault(self._storage_of(handle), []).append(reference)
+
+    def at(self, storage: int) -> list[Handle]:
+        """The live handles on a storage, oldest first not guaranteed."""
+        if self.unsorted:
+            self.sort()
+        bucket = self._by_storage.get(storage)
+        if bucket is None:
+            return []
+        alive = [handle for reference in bucket if (handle := reference()) is not None]
+        if not alive:
+            del self._by_storage[storage]
+        elif len(alive) < len(bucket):
+            self._by_storage[storage] = [reference for reference in bucket if reference() is not None]
+        return alive
+
+    def sweep(self) -> None:
+        """Drop what died; called by the one who adds when `unsorted` has outgrown `limit`."""
+        self.unsorted[:] = [reference for reference in self.unsorted if reference() is not None]
+        self._by_storage = {
+            storage: alive
+            for storage, bucket in self._by_storage.items()
+            if (alive := [reference for reference in bucket if reference() is not None])
+        }
+        self.limit = max(FEWEST_BEFORE_SWEEP, 2 * len(self.unsorted))
+
+    def all(self) -> list[Handle]:
+        """Every live handle."""
+        self.sort()
+        return [handle for bucket in self._by_storage.values() for r in bucket if (handle := r()) is not None]

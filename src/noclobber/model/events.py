@@ -1,0 +1,97 @@
+"""What happened in a program, as frozen records: Save, Write, Step, Read, Refusal. They are made when a finding is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from noclobber.model.overlap import Region
+from noclobber.model.source import Site
+
+Kind = Literal["parameter", "buffer", "tensor"]
+Via = Literal["operator", "step", "data", "set_data", "swap", "unversioned", "foreign"]
+"""How bytes changed: a counted operator, an optimizer step, a write through `.data` or another alias with its own
+version counter, `t.data = u`, `swap_tensors`, an operator that bumps no counter, or code that torch never saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a reader recognises a tensor by. `name` is `h`, or `net.fc.weight`; None where nobody holds it any more."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    name: str | None = None
+    kind: Kind = "tensor"
+    region: Region | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ..."""
+
+    node: str
+    field: str
+    tensor: Tensor
+    version: int
+    site: Site | None = None
+    order: int = 0
+    is_output: bool = False
+    shape_note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of an optimizer's `step`. `optimizer` is its class name."""
+
+    optimizer: str
+    site: Site | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_"; `overlaps` says whether the bytes
+    written are among the bytes saved (exact for strided views; True where only the storage is known)."""
+
+    op: str
+    site: Site | None = None
+    order: int = 0
+    via: Via = "operator"
+    version_before: int | None = None
+    version_after: int | None = None
+    tensor: Tensor = field(default_factory=Tensor)
+    overlaps: bool = True
+    step: Step | None = None
+    in_forward: bool = True
+    """False where the write ran while a backward was under way (a hook, a custom Function's backward, accumulation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Backward unpacked a save, or would have. `call` is "backward", "grad", or "access" (a `_saved_*` attribute)."""
+
+    node: str
+    site: Site | None = None
+    call: Literal["backward", "grad", "access"] = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """PyTorch raised an error about an in-place operation. `message` is PyTorch's own, complete."""
+
+    message: str
+    site: Site | None = None
+    op: str | None = None
+    tensor: Tensor = field(default_factory=Tensor)
+    created: Site | None = None
+    """Where the forbidden view was made, when known."""
+    saved: Site | None = None
+    """Where the tensor concerned was saved, when known (a freed graph, a pack hook)."""
+    saved_node: str | None = None
+    written: Site | None = None
+    """Where the write was, when the exception surfaced on another line."""
+    call: Literal["write", "backward", "grad", "save", "access"] = "write"
+    repeated_root: bool | None = None
+    """For a freed graph: True where the roots of this backward were already run through, False where only an older part
+    of the graph (a carried state) was; None where it is not known."""

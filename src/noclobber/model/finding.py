@@ -1,0 +1,88 @@
+"""Finding: one thing a reader should know, with the places it concerns. What every renderer and the fixer see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Literal
+
+from noclobber.model.source import Site, Span, source_line
+
+Role = Literal["write", "save", "read", "create", "inside"]
+Severity = Literal["error", "warning", "hint"]
+
+
+class Applicability(Enum):
+    """How far a suggestion can be trusted: proven by running it, a guess, or words only."""
+
+    PROVEN = "proven"
+    UNPROVEN = "unproven"
+    WORDS = "words"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A span with a few words. `text` is lowercase, without a full stop; exactly one label of a finding is primary.
+
+    `source` holds the text of the lines `span.line` to `span.end_line` as they were when the program ran.
+    """
+
+    role: Role
+    span: Span
+    text: str
+    primary: bool = False
+    source: tuple[str, ...] = ()
+
+
+def label(role: Role, site: Site, text: str, *, primary: bool = False) -> Label:
+    """Resolve a site to a label, keeping the source text that it points into."""
+    span = site.span()
+    lines = tuple(source_line(span.path, number) for number in range(span.line, span.end_line + 1))
+    return Label(role, span, text, primary, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace a span by a text."""
+
+    span: Span
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What to do. `message` is an imperative without a full stop ("write out of place"); `edits` may be empty."""
+
+    message: str
+    edits: tuple[Edit, ...] = ()
+    applicability: Applicability = Applicability.WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`code` "NC101", `rule` "stale-save"; `message` stands alone as a headline. `count` says how often it was seen."""
+
+    code: str
+    rule: str
+    severity: Severity
+    message: str
+    labels: tuple[Label, ...]
+    tensor: dict[str, Any] | None = None
+    save: dict[str, Any] | None = None
+    writes: tuple[dict[str, Any], ...] = ()
+    count: int = 1
+    notes: tuple[str, ...] = ()
+    suggestions: tuple[Suggestion, ...] = field(default=())
+
+    @property
+    def primary(self) -> Label | None:
+        """The label that is shown if only one can be."""
+        return next((one for one in self.labels if one.primary), self.labels[0] if self.labels else None)
+
+    def identity(self) -> tuple[object, ...]:
+        """Equal findings are one finding with a count: same rule, same write, same save."""
+        return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
+
+    def repeated(self, times: int) -> Finding:
+        """The same finding seen `times` times in all."""
+        return replace(self, count=times)

@@ -1,0 +1,140 @@
+"""Report: findings, what was and was not watched, and the program; JSON in and out, versioned (DESIGN section 6)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
+from noclobber.model.source import Span
+
+FORMAT = "noclobber-report/1"
+
+
+class ReportError(ValueError):
+    """A text that is not a report of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that."""
+
+    writes: str = "dispatch key"
+    saves: bool = True
+    contents: bool = False
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a renderer needs. `program` holds "argv", "status", "torch" and "python"."""
+
+    findings: tuple[Finding, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
+    program: dict[str, Any] = field(default_factory=dict)
+
+    def count(self, severity: str) -> int:
+        """How many different findings have a severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def to_json(self) -> str:
+        """The report as the JSON document of DESIGN section 6, ending in a newline."""
+        document = {
+            "format": FORMAT,
+            "findings": [_finding_out(finding) for finding in self.findings],
+            "coverage": {
+                "writes": self.coverage.writes,
+                "saves": self.coverage.saves,
+                "contents": self.coverage.contents,
+                "unseen": list(self.coverage.unseen),
+            },
+            "program": self.program,
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read a report back. Raises ReportError where the text is not one, or of another version."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ReportError(f"not JSON: {error}") from None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            found = document.get("format") if isinstance(document, dict) else type(document).__name__
+            raise ReportError(f"expected a document of format {FORMAT!r}, got {found!r}")
+        try:
+            coverage = document["coverage"]
+            return Report(
+                tuple(_finding_in(finding) for finding in document["findings"]),
+                Coverage(coverage["writes"], coverage["saves"], coverage["contents"], tuple(coverage["unseen"])),
+                document["program"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReportError(f"damaged report: {type(error).__name__}: {error}") from None
+
+
+def _span_out(span: Span) -> dict[str, Any]:
+    return {
+        "path": span.path,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line,
+        "end_column": span.end_column,
+    }
+
+
+def _span_in(data: dict[str, Any]) -> Span:
+    return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
+
+
+def _finding_out(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "message": finding.message,
+        "labels": [
+            {"role": one.role, "primary": one.primary, **_span_out(one.span), "text": one.text, "source": list(one.source)}
+            for one in finding.labels
+        ],
+        "tensor": finding.tensor,
+        "save": finding.save,
+        "writes": list(finding.writes),
+        "count": finding.count,
+        "notes": list(finding.notes),
+        "suggestions": [
+            {
+                "message": one.message,
+                "applicability": one.applicability.value,
+                "edits": [{**_span_out(edit.span), "replacement": edit.replacement} for edit in one.edits],
+            }
+            for one in finding.suggestions
+        ],
+    }
+
+
+def _finding_in(data: dict[str, Any]) -> Finding:
+    return Finding(
+        code=data["code"],
+        rule=data["rule"],
+        severity=data["severity"],
+        message=data["message"],
+        labels=tuple(
+            Label(one["role"], _span_in(one), one["text"], one["primary"], tuple(one.get("source", ())))
+            for one in data["labels"]
+        ),
+        tensor=data["tensor"],
+        save=data["save"],
+        writes=tuple(data["writes"]),
+        count=data["count"],
+        notes=tuple(data["notes"]),
+        suggestions=tuple(
+            Suggestion(
+                one["message"],
+                tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]),
+                Applicability(one["applicability"]),
+            )
+            for one in data["suggestions"]
+        ),
+    )

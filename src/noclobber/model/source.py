@@ -1,0 +1,162 @@
+"""Where a program does something: sites (code object + instruction), spans, and whose code a file is."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType, FrameType, TracebackType
+
+
+class Owner(Enum):
+    """Whose code a file is. Only `USER` lines are blamed; `LIBRARY` lines are shown as `inside`."""
+
+    USER = "user"
+    LIBRARY = "library"
+    TORCH = "torch"
+    NOCLOBBER = "noclobber"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of source text. Lines and columns are 1-based, columns count characters, the end column is exclusive."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An instruction of a code object. It holds no frame and no locals, so it extends no lifetime.
+
+    `inside` is the library's own line when `code` (the user's) called into a library that did the work.
+    """
+
+    code: CodeType
+    lasti: int
+    inside: Site | None = None
+
+    def span(self) -> Span:
+        """Resolve to path, lines and columns (PEP 657). Falls back to the whole line where positions are stripped."""
+        positions = _positions(self.code, self.lasti)
+        path = self.code.co_filename
+        line, end_line, column, end_column = positions
+        if line is None:
+            line = self.code.co_firstlineno
+        if end_line is None:
+            end_line = line
+        text = source_line(path, line)
+        if column is None or end_column is None:
+            stripped = text.strip()
+            start = len(text) - len(text.lstrip()) + 1
+            return Span(path, line, start, line, start + max(1, len(stripped)))
+        end_text = text if end_line == line else source_line(path, end_line)
+        return Span(path, line, _characters(text, column) + 1, end_line, _characters(end_text, end_column) + 1)
+
+    @property
+    def line(self) -> int:
+        """The 1-based line."""
+        return self.span().line
+
+
+def _positions(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
+    for index, position in enumerate(code.co_positions()):
+        if index == lasti // 2:
+            return position
+    return (None, None, None, None)
+
+
+def _characters(text: str, byte_column: int) -> int:
+    """CPython counts columns in UTF-8 bytes; a reader counts characters."""
+    if text.isascii():
+        return byte_column
+    return len(text.encode("utf-8", "replace")[:byte_column].decode("utf-8", "ignore"))
+
+
+def source_line(path: str, line: int) -> str:
+    """The text of a line without its newline; empty where the source is missing."""
+    return linecache.getline(path, line).rstrip("\r\n")
+
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY_ROOTS = tuple(
+    os.path.normpath(root) + os.sep
+    for name in ("stdlib", "platstdlib")
+    if (root := sysconfig.get_paths().get(name))
+)
+_PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_INTERACTIVE = ("<stdin>", "<console>", "<ipython-input", "<doctest")
+_owners: dict[str, Owner] = {}
+
+
+def owner_of(path: str) -> Owner:
+    """Whose code a file is, from its `co_filename`. Cached: this is asked on every recorded event."""
+    known = _owners.get(path)
+    if known is None:
+        known = _owners[path] = _owner_of(path)
+    return known
+
+
+def claim_for_user(path: str) -> None:
+    """Declare a pseudo file, such as the `<string>` of `-c`, to be the user's own code."""
+    _owners[path] = Owner.USER
+
+
+def _owner_of(path: str) -> Owner:
+    if path.startswith("<"):
+        return Owner.USER if path.startswith(_INTERACTIVE) else Owner.LIBRARY
+    path = os.path.normpath(path)
+    if path.startswith(_HERE):
+        return Owner.NOCLOBBER
+    if any(path.startswith(root) for root in _torch_roots()):
+        return Owner.TORCH
+    if any(folder in path for folder in _PACKAGE_FOLDERS) or path.startswith(_LIBRARY_ROOTS):
+        return Owner.LIBRARY
+    return Owner.USER
+
+
+def _torch_roots() -> Iterator[str]:
+    for name in ("torch", "functorch", "torchgen"):
+        yield from (os.path.normpath(root) + os.sep for root in getattr(sys.modules.get(name), "__path__", ()))
+
+
+def site_of_frame(frame: FrameType | None) -> Site | None:
+    """The innermost frame of the user's own code at or above `frame`; where there is none, the innermost library frame."""
+    inside: Site | None = None
+    while frame is not None:
+        owner = owner_of(frame.f_code.co_filename)
+        if owner is Owner.USER:
+            return Site(frame.f_code, frame.f_lasti, inside)
+        if owner is Owner.LIBRARY and inside is None and not _is_plumbing(frame.f_code.co_filename):
+            inside = Site(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return inside
+
+
+def site_of_traceback(traceback: TracebackType | None) -> Site | None:
+    """As `site_of_frame`, for the frames that an exception passed through."""
+    found: Site | None = None
+    inside: Site | None = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        owner = owner_of(code.co_filename)
+        if owner is Owner.USER:
+            found, inside = Site(code, traceback.tb_lasti), None
+        elif owner is Owner.LIBRARY and not _is_plumbing(code.co_filename):
+            inside = Site(code, traceback.tb_lasti)
+        traceback = traceback.tb_next
+    if found is None:
+        return inside
+    return Site(found.code, found.lasti, inside)
+
+
+def _is_plumbing(path: str) -> bool:
+    """The standard library and generated code carry calls along; their lines explain nothing to a reader."""
+    return path.startswith("<") or not any(folder in path for folder in _PACKAGE_FOLDERS)
