@@ -38,6 +38,10 @@ class Region:
             stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True) if stride < 0 and size > 1
         )
 
+    def end(self) -> int:
+        """One past the highest byte address."""
+        return self.first() + sum(stride * steps for stride, steps in self.dims()) + 1
+
 
 def overlap(one: Region, other: Region) -> bool:
     """True where a byte belongs to both, and where deciding would take more than `MOST_STEPS` steps.
@@ -48,8 +52,7 @@ def overlap(one: Region, other: Region) -> bool:
     if 0 in one.shape or 0 in other.shape:
         return False
     dims_one, dims_other = one.dims(), other.dims()
-    mirrored_end = other.first() + sum(stride * steps for stride, steps in dims_other)
-    target = mirrored_end - one.first()
+    target = other.end() - 1 - one.first()
     dims = sorted(_merged(dims_one + dims_other), reverse=True)
     suffix_reach = [0] * (len(dims) + 1)
     suffix_gcd = [0] * (len(dims) + 1)

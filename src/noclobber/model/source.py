@@ -134,7 +134,7 @@ def site_of_frame(frame: FrameType | None) -> Site | None:
         owner = owner_of(frame.f_code.co_filename)
         if owner is Owner.USER:
             return Site(frame.f_code, frame.f_lasti, inside)
-        if owner is Owner.LIBRARY and inside is None and not _is_plumbing(frame.f_code.co_filename):
+        if owner is Owner.LIBRARY and inside is None and not is_plumbing(frame.f_code.co_filename):
             inside = Site(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return inside
@@ -149,7 +149,7 @@ def site_of_traceback(traceback: TracebackType | None) -> Site | None:
         owner = owner_of(code.co_filename)
         if owner is Owner.USER:
             found, inside = Site(code, traceback.tb_lasti), None
-        elif owner is Owner.LIBRARY and not _is_plumbing(code.co_filename):
+        elif owner is Owner.LIBRARY and not is_plumbing(code.co_filename):
             inside = Site(code, traceback.tb_lasti)
         traceback = traceback.tb_next
     if found is None:
@@ -157,6 +157,6 @@ def site_of_traceback(traceback: TracebackType | None) -> Site | None:
     return Site(found.code, found.lasti, inside)
 
 
-def _is_plumbing(path: str) -> bool:
+def is_plumbing(path: str) -> bool:
     """The standard library and generated code carry calls along; their lines explain nothing to a reader."""
     return path.startswith("<") or not any(folder in path for folder in _PACKAGE_FOLDERS)

@@ -1,0 +1,8 @@
+"""noclobber makes in-place operations safe in PyTorch training programs. This file is the public API, nothing else."""
+
+from __future__ import annotations
+
+from noclobber.model.error import ClobberError, ClobberWarning
+from noclobber.session import install, watch
+
+__all__ = ["ClobberError", "ClobberWarning", "install", "watch"]

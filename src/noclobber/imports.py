@@ -1,0 +1,73 @@
+"""Calls back at the moment when the program has imported a module, and leaves the module as it would have been."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def after_import(name: str, act: Callable[[], None]) -> None:
+    """Call `act` as soon as module `name` has been imported: at once where it has been, never where it never is.
+
+    `act` runs before the `import` statement returns, so no line of the program can use the module before. It must not
+    raise. An import that fails does not count; a later one that succeeds does.
+    """
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _Finder(name, act))
+
+
+class _Finder:
+    """Asks the other finders, and changes the spec that they find so that it tells when the module is loaded.
+
+    Wrapping the loader instead would put a frame of noclobber into the tracebacks of an import that fails, and would show
+    in `module.__loader__`.
+    """
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self._name = name
+        self._act = act
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                if type(spec) is ModuleSpec:
+                    spec.__class__ = _TellingSpec
+                    vars(spec)["_loaded"] = self._loaded
+                return spec
+        return None
+
+    def _loaded(self) -> None:
+        if self._name in sys.modules and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._act()
+
+
+class _TellingSpec(ModuleSpec):
+    """A spec that calls `_loaded` when the module has been executed, then is a plain spec again.
+
+    importlib sets `spec._initializing` to True before it executes a module and to False after, on success and failure,
+    since Python 3.3. Other threads that import the module wait while it is True.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        if not value and "_loaded" in vars(self):
+            try:
+                vars(self).pop("_loaded")()
+            finally:
+                self.__class__ = ModuleSpec  # type: ignore[assignment]
+        vars(self)["_initializing"] = value

@@ -1,0 +1,133 @@
+"""The graph walk: with nothing armed, what every node of an autograd graph keeps, and which of it is stale or freed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+UNNUMBERED = 2**64 - 1
+"""The sequence number of AccumulateGrad nodes."""
+_VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
+
+
+class Saved(NamedTuple):
+    """A saved tensor of a node: `raw` is PyTorch's SavedTensor, whose `.data` does no version check (torch 2.13)."""
+
+    node: Any
+    field: str
+    attribute: str
+    index: int | None
+    raw: Any
+
+
+class Stale(NamedTuple):
+    """A save that no hook packed and whose version moved: the tensor as it is now, and both versions."""
+
+    saved: Saved
+    tensor: torch.Tensor
+    current: int
+    expected: int
+
+
+def roots_of(outputs: Iterable[Any]) -> list[Any]:
+    """The nodes that a backward call starts from: of tensors and of GradientEdges."""
+    roots = []
+    for output in outputs:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
+        if node is not None:
+            roots.append(node)
+    return roots
+
+
+def walk(roots: Iterable[Any]) -> Iterator[Any]:
+    """Every node reachable from the roots, each once."""
+    waiting = list(roots)
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def saves_of(node: Any) -> Iterator[Saved]:
+    """What a node keeps, by the name of derivatives.yaml ("self", "result", "mat2"), or "tensors" for a Function."""
+    for attribute in dir(node):
+        if attribute.startswith("_raw_saved_"):
+            raw = getattr(node, attribute)
+            field = attribute.removeprefix("_raw_saved_")
+            if isinstance(raw, (tuple, list)):
+                yield from (Saved(node, field, attribute, index, one) for index, one in enumerate(raw))
+            elif raw is not None:
+                yield Saved(node, field, attribute, None, raw)
+
+
+def content(saved: Saved) -> Any:
+    """The saved tensor, or what a pack hook returned for it; None once released."""
+    try:
+        return saved.raw.data
+    except RuntimeError:
+        return None
+
+
+def released(node: Any) -> bool:
+    """Whether a node kept tensors and has given them up."""
+    if type(node).__name__.endswith("Backward") and not hasattr(node, "_raw_saved_self"):
+        return _function_released(node)
+    return any(_is_released(saved) for saved in saves_of_or_gone(node))
+
+
+def saves_of_or_gone(node: Any) -> list[Saved]:
+    """As `saves_of`, but empty where the node raises because it was freed."""
+    try:
+        return list(saves_of(node))
+    except RuntimeError:
+        return []
+
+
+def _function_released(node: Any) -> bool:
+    try:
+        return any(_is_released(saved) for saved in saves_of(node))
+    except RuntimeError:
+        return True
+
+
+def _is_released(saved: Saved) -> bool:
+    try:
+        saved.raw.data  # noqa: B018 - reading it is the question
+    except RuntimeError:
+        return True
+    return False
+
+
+def stale(roots: Iterable[Any]) -> Iterator[Stale]:
+    """The stale saves that no hook packed: reading `_saved_*` makes PyTorch's own check and says both versions."""
+    for node in walk(roots):
+        for saved in saves_of_or_gone(node):
+            tensor = content(saved)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            versions = _check(saved)
+            if versions is not None:
+                yield Stale(saved, tensor, *versions)
+
+
+def _check(saved: Saved) -> tuple[int, int] | None:
+    attribute = saved.attribute.removeprefix("_raw")
+    try:
+        if saved.field == "tensors" and not hasattr(type(saved.node), attribute):
+            saved.node.saved_tensors  # noqa: B018 - reading it runs the check
+        else:
+            value = getattr(saved.node, attribute)
+            if saved.index is not None:
+                value[saved.index]
+    except RuntimeError as error:
+        match = _VERSIONS.search(str(error))
+        if match:
+            return int(match[1]), int(match[2])
+    return None

@@ -1,0 +1,117 @@
+"""The private PyTorch names that noclobber stands on, each touched here once, with a check that the release has them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+C: Any = torch._C
+KEY_NAME = "TESTING_ONLY_GenericMode"
+"""A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
+
+REQUIRED = (
+    "_C._autograd._get_sequence_nr",
+    "_C._autograd._push_saved_tensors_default_hooks",
+    "_C._autograd._pop_saved_tensors_default_hooks",
+    "_C._autograd._top_saved_tensors_default_hooks",
+    "_C._autograd._saved_tensors_hooks_disable",
+    "_C._autograd._saved_tensors_hooks_enable",
+    "_C._current_autograd_node",
+    "_C._functorch.get_unwrapped",
+    "_C._functorch.is_functorch_wrapped_tensor",
+    "autograd._engine_run_backward",
+)
+"""Without these there is no save registry. The dispatch key is optional: a TorchDispatchMode stands in for it."""
+
+
+class UnsupportedTorch(RuntimeError):
+    """This PyTorch release lacks a private name that noclobber needs."""
+
+
+def missing() -> list[str]:
+    """The names of `REQUIRED` that the installed PyTorch lacks."""
+    absent = []
+    for name in REQUIRED:
+        try:
+            operator.attrgetter(name)(torch)
+        except AttributeError:
+            absent.append("torch." + name)
+    return absent
+
+
+def require() -> None:
+    """Raises UnsupportedTorch, naming the release and what it lacks."""
+    absent = missing()
+    if absent:
+        raise UnsupportedTorch(
+            f"noclobber does not know torch {torch.__version__}: it lacks {', '.join(absent)}; "
+            "torch 2.10 to 2.13 are supported"
+        )
+
+
+next_node: Callable[[], int] = C._autograd._get_sequence_nr
+"""The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+
+
+def current_node() -> Any:
+    """The node whose backward is running in this thread, None outside of one (set inside an unpack hook)."""
+    return C._current_autograd_node()
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """The identity of a tensor's StorageImpl, shared by every view and alias; None where it has none (sparse, opaque).
+
+    The address is reused as soon as the storage dies (955 of 1000 times, torch 2.13), so it means something only while
+    something holds the storage; the alias in a save does.
+    """
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return _wrapped_storage_key(tensor)
+
+
+def _wrapped_storage_key(tensor: torch.Tensor) -> int | None:
+    """functorch's wrapper tensors have no storage of their own; the tensor inside has."""
+    try:
+        while C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = C._functorch.get_unwrapped(tensor)
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+
+
+def impl_key(tensor: torch.Tensor) -> int:
+    """The address of the TensorImpl: which of several tensors on one storage it is."""
+    return int(tensor._cdata)  # type: ignore[attr-defined]
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter; None for an inference tensor, which has none."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:
+        return None
+
+
+push_hooks: Callable[[Any, Any], None] = C._autograd._push_saved_tensors_default_hooks
+pop_hooks: Callable[[], None] = C._autograd._pop_saved_tensors_default_hooks
+top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
+
+KEY: Any = C._parse_dispatch_key(KEY_NAME) if hasattr(C, "_parse_dispatch_key") else None
+include: Any = getattr(C, "_dispatch_tls_set_dispatch_keyincluded", None)
+HAS_KEY: bool = KEY is not None and include is not None
+"""Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
+
+
+def set_key(on: bool) -> None:
+    """Send this thread's operators through the spare key, or stop doing so."""
+    include(KEY, on)
+
+
+def key_is_set() -> bool:
+    """Whether this thread's operators go through the spare key."""
+    return bool(HAS_KEY and C._dispatch_tls_is_dispatch_key_included(KEY))

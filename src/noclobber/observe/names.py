@@ -1,0 +1,92 @@
+"""What a reader calls a tensor: locals of user frames, `module.path.weight`; looked up only when a finding is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from noclobber.model.events import Kind
+from noclobber.model.source import Owner, owner_of
+from noclobber.observe.internals import storage_key
+
+_MOST_FRAMES = 40
+_MOST_VALUES = 400
+
+
+class Name(NamedTuple):
+    """`text` is "h" or "net.fc.weight"."""
+
+    text: str
+    kind: Kind
+
+
+def name_of(key: int | None, shape: tuple[int, ...] | None = None, frame: FrameType | None = None) -> Name | None:
+    """The name of the tensor on a storage: a parameter or buffer of a module in sight, else a local of that shape.
+
+    Parameters come first because a Linear weight is saved transposed, under no local name.
+    """
+    if key is None:
+        return None
+    frames = list(_user_frames(frame or sys._getframe(1)))
+    best: Name | None = None
+    for one in frames:
+        for label, value in _values(one):
+            found = _in_module(label, value, key) if isinstance(value, torch.nn.Module) else None
+            if found is None and best is None and _is_on(value, key):
+                best = _local(label, value, shape)
+            if found is not None:
+                return found
+    return best
+
+
+def _local(label: str, value: torch.Tensor, shape: tuple[int, ...] | None) -> Name | None:
+    if shape is not None and tuple(value.shape) != shape:
+        return None
+    return Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    count = 0
+    while frame is not None and count < _MOST_FRAMES:
+        if owner_of(frame.f_code.co_filename) is Owner.USER:
+            count += 1
+            yield frame
+        frame = frame.f_back
+
+
+def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
+    """Locals, then globals where they differ, then the attributes of a `self` and of other plain objects."""
+    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+    for scope in scopes:
+        items = list(scope.items())[:_MOST_VALUES]
+        yield from items
+        for label, value in items:
+            if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+                continue
+            if type(value).__module__ in ("builtins", "typing", "types") or isinstance(value, type(sys)):
+                continue
+            yield from ((f"{label}.{name}", inner) for name, inner in list(vars(value).items())[:_MOST_VALUES])
+
+
+def _is_on(value: object, key: int) -> bool:
+    return isinstance(value, torch.Tensor) and storage_key(value) == key
+
+
+def _in_module(label: str, module: torch.nn.Module, key: int) -> Name | None:
+    prefix = "" if label == "self" else label + "."
+    for name, parameter in module.named_parameters():
+        if storage_key(parameter) == key:
+            return Name(prefix + name if prefix else f"self.{name}", "parameter")
+    for name, buffer in module.named_buffers():
+        if storage_key(buffer) == key:
+            return Name(prefix + name if prefix else f"self.{name}", "buffer")
+    for name, child in module.named_modules():
+        for attribute, value in vars(child).items():
+            if _is_on(value, key):
+                path = f"{name}.{attribute}" if name else attribute
+                return Name(prefix + path if prefix else f"self.{path}", "buffer")
+    return None

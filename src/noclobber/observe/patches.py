@@ -1,0 +1,110 @@
+"""Attributes of PyTorch and of threading that are replaced while noclobber is on, and put back as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from noclobber.observe import internals
+
+_ABSENT = object()
+
+
+class Patches:
+    """Replaced attributes, undone in reverse order. Undoing leaves alone what somebody else has replaced since."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, owner: type | ModuleType, name: str, value: Any) -> None:
+        """Set `owner.name`, remembering what the owner itself held (nothing, where it only inherits the name)."""
+        self._made.append((owner, name, vars(owner).get(name, _ABSENT), value))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for owner, name, before, value in reversed(self._made):
+            if vars(owner).get(name) is not value:
+                continue
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        self._made.clear()
+
+
+def around_backward(patches: Patches, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the one door to the autograd engine: `backward()` and `grad()` both go through it."""
+    patches.put(torch.autograd, "_engine_run_backward", wrap(torch.autograd._engine_run_backward))
+
+
+def around_threads(patches: Patches, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+    """Run `enter` in every `threading.Thread` started from now on: dispatch keys and hooks are not inherited."""
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        enter()
+        try:
+            bootstrap(self)
+        finally:
+            leave()
+
+    patches.put(threading.Thread, "_bootstrap_inner", _bootstrap_inner)
+
+
+def on_data_assignment(patches: Patches, assigned: Callable[[torch.Tensor, Callable[[], None]], None]) -> None:
+    """Call `assigned(tensor, assign)` for `tensor.data = other` and `torch.utils.swap_tensors`: no operator runs there."""
+    native: Any = torch._C.TensorBase.data
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        assigned(tensor, lambda: native.__set__(tensor, value))
+
+    patches.put(torch.Tensor, "data", property(native.__get__, set_data, native.__delete__, native.__doc__))
+
+
+def on_new_operators(patches: Patches, rescan: Callable[[], None]) -> None:
+    """Call `rescan` after a library defines operators or a shared object of operators is loaded."""
+
+    def then_rescan(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            rescan()
+            return result
+
+        return wrapped
+
+    patches.put(torch.library.Library, "define", then_rescan(torch.library.Library.define))
+    patches.put(type(torch.ops), "load_library", then_rescan(type(torch.ops).load_library))
+
+
+def around_disabled_hooks(patches: Patches, withdraw: Callable[[], None], put_back: Callable[[], None]) -> None:
+    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards."""
+    autograd: Any = internals.C._autograd
+    disable, enable = autograd._saved_tensors_hooks_disable, autograd._saved_tensors_hooks_enable
+
+    def _saved_tensors_hooks_disable(*args: Any, **kwargs: Any) -> None:
+        withdraw()
+        disable(*args, **kwargs)
+
+    def _saved_tensors_hooks_enable() -> None:
+        enable()
+        put_back()
+
+    patches.put(autograd, "_saved_tensors_hooks_disable", _saved_tensors_hooks_disable)
+    patches.put(autograd, "_saved_tensors_hooks_enable", _saved_tensors_hooks_enable)
+
+
+def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
+    """Call `pushed` whenever the program or a library pushes saved-tensor hooks: they hide ours until popped."""
+    autograd: Any = internals.C._autograd
+    push = autograd._push_saved_tensors_default_hooks
+
+    def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
+        pushed()
+        push(pack, unpack)
+
+    patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)

@@ -1,0 +1,386 @@
+"""The recorder: what is armed in this process, which writes met which saves, and the clobbers and refusals they make."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from noclobber.model.clobber import Clobber, LiveSaves
+from noclobber.model.error import ClobberError
+from noclobber.model.events import Refusal, Step
+from noclobber.observe import graph, internals, patches, saves, steps, testimony, writes
+from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.sites import Place, caller, place_of, site_of
+
+RECENT = 8192
+"""Writes remembered that met no live save of ours: to name the writer where PyTorch's own check, or a view, complains."""
+MOST_WRITES = 16
+"""Writes kept for one save, the first and the last ones."""
+
+
+class Record(NamedTuple):
+    """One write as it was seen: cheap to make, turned into a model Write only when a finding is."""
+
+    op: str
+    place: Place | None
+    order: int
+    key: int
+    version: int | None
+    geometry: tuple[Any, ...]
+    uncounted: bool
+    step: Step | None
+    in_backward: bool
+    node: int
+
+
+class Backward(NamedTuple):
+    """A backward call under way."""
+
+    place: Place | None
+    outputs: Any
+    call: str
+
+
+class Listener(Protocol):
+    """Who hears of clobbers, at once; `error` is what the program is about to get, None where PyTorch stays silent."""
+
+    def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
+        """Called when a changed save is read, or a write is stopped."""
+
+    def refused(self, error: RuntimeError) -> None:
+        """Called when an operator refuses to write; the error may still be caught by the program."""
+
+
+class Thread(threading.local):
+    """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
+
+    def __init__(self) -> None:
+        self.history: deque[tuple[int, Place | None]] = deque(maxlen=saves.HISTORY)
+        self.hooks: tuple[Any, Any] | None = None
+        self.mode: writes.WriteMode | None = None
+        self.entered = False
+        self.withdrawn = False
+        self.step: Step | None = None
+        self.muted = False
+        self.boundary = 0
+        """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
+
+
+class Recorder:
+    """Armed while it has listeners. `watching` adds the save registry to the write log."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.watching = False
+        self.stop_writes = False
+        self.by_key = True
+        self.live: LiveSaves[Handle] = LiveSaves(saves.storage_of)
+        self.recent: deque[Record] = deque(maxlen=RECENT)
+        self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        self.backwards: list[Backward] = []
+        self.unseen: dict[str, int] = {}
+        self.thread = Thread()
+        self._patches = patches.Patches()
+        self._undo_steps: Callable[[], None] | None = None
+        self._order = 0
+
+    def arm(self, *, watching: bool, by_key: bool | None = None) -> None:
+        """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
+        internals.require()
+        self.by_key = writes.key_answers() if by_key is None else by_key
+        self.watching = watching
+        writes.connect(writes.Sink(self.before_write, self.write_failed, self.views_made))
+        patches.around_backward(self._patches, self._around_backward)
+        patches.around_threads(self._patches, self.enter, self.leave)
+        patches.on_new_operators(self._patches, writes.rescan)
+        if watching:
+            patches.on_data_assignment(self._patches, self.data_assigned)
+            patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
+            patches.on_foreign_hooks(self._patches, self.foreign_hooks)
+        self._undo_steps = steps.listen(self.before_step, self.after_step)
+        self.enter()
+
+    def disarm(self) -> None:
+        """Stop seeing and put PyTorch back as it was found."""
+        self.leave()
+        writes.disconnect()
+        if self._undo_steps is not None:
+            self._undo_steps()
+            self._undo_steps = None
+        self._patches.undo()
+        self.watching = self.stop_writes = False
+        self.recent.clear()
+        self.views.clear()
+        self.unseen = {}
+
+    # -- this thread -------------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Arm the calling thread."""
+        thread = self.thread
+        if thread.entered:
+            return
+        thread.entered = True
+        if self.by_key:
+            internals.set_key(True)
+        else:
+            thread.mode = writes.WriteMode()
+            thread.mode.__enter__()
+        if self.watching:
+            thread.hooks = saves.hooks(self.live, thread.history, self.changed)
+            self.put_back(first=True)
+
+    def leave(self) -> None:
+        """Disarm the calling thread."""
+        thread = self.thread
+        if not thread.entered:
+            return
+        thread.entered = thread.muted = False
+        thread.step = None
+        if self.by_key:
+            internals.set_key(False)
+        elif thread.mode is not None:
+            thread.mode.__exit__(None, None, None)
+            thread.mode = None
+        self.withdraw()
+        thread.hooks, thread.withdrawn = None, False
+
+    def withdraw(self) -> None:
+        """Take our hooks off this thread's stack, if they are on top of it."""
+        thread = self.thread
+        if thread.hooks is not None and not thread.withdrawn and internals.top_hooks(True) == thread.hooks:
+            internals.pop_hooks()
+            thread.withdrawn = True
+
+    def put_back(self, *, first: bool = False) -> None:
+        """Push our hooks again after `withdraw`."""
+        thread = self.thread
+        if thread.hooks is not None and (first or thread.withdrawn):
+            thread.withdrawn = False
+            internals.push_hooks(*thread.hooks)
+            if not first:
+                self.not_seen("saves inside torch.func transforms")
+
+    def foreign_hooks(self) -> None:
+        """The program pushed its own saved-tensor hooks; PyTorch makes no version check under them either."""
+        self.not_seen("saves under the program's own saved-tensor hooks (save_on_cpu, checkpoint)")
+
+    def not_seen(self, what: str) -> None:
+        """Count something for the report's coverage."""
+        self.unseen[what] = self.unseen.get(what, 0) + 1
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def before_write(self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A mutating operator is about to run. Raises ClobberError where writes to live saves are to be stopped."""
+        for tensor in writes.tensors(written, args, kwargs):
+            key = internals.storage_key(tensor)
+            if key is None:
+                self.not_seen("writes to tensors without a storage (sparse, nested)")
+                continue
+            handles = self.live.at(key) if self.watching else None
+            if handles:
+                self.meet(handles, self.record(written.op, tensor, key, place_of(sys._getframe(1)), written.uncounted))
+                if written.op == "aten::detach_":
+                    self._forbid_detached(tensor, handles)
+            elif not self.watching or tensor.requires_grad:
+                self.recent.append(self.record(written.op, tensor, key, place_of(sys._getframe(1)), written.uncounted))
+
+    def record(
+        self, op: str, tensor: torch.Tensor, key: int, place: Place | None, uncounted: bool, step: Step | None = None
+    ) -> Record:
+        """Note a write that is about to happen."""
+        self._order += 1
+        step = step or self.thread.step
+        geometry = testimony.geometry(tensor)
+        version = internals.version_of(tensor)
+        return Record(
+            op, place, self._order, key, version, geometry, uncounted, step, bool(self.backwards), internals.next_node()
+        )
+
+    def meet(self, handles: list[Handle], record: Record) -> None:
+        """A write met live saves of its storage: keep it with each that it may change."""
+        for handle in handles:
+            marked = saves.suspect(handle, may_touch=testimony.may_touch(handle.alias, record.geometry))
+            written = marked.writes
+            entry = (record, int(handle.alias._version))
+            if len(written) < MOST_WRITES:
+                written.append(entry)
+            else:
+                written[-1] = entry
+        if self.stop_writes:
+            self._stop(handles, record)
+
+    def _stop(self, handles: list[Handle], record: Record) -> None:
+        found = [
+            testimony.clobber_of(handle, None, self._read("access"), self, [record])
+            for handle in handles
+            if handle.node != internals.next_node() - 1
+        ]
+        found = [clobber for clobber in found if any(write.overlaps for write in clobber.writes)]
+        if found:
+            error = ClobberError(testimony.STOPPED)
+            self.tell(found, error)
+            raise error
+
+    def _forbid_detached(self, tensor: torch.Tensor, handles: list[Handle]) -> None:
+        """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
+        producer = tensor.grad_fn
+        if producer is None:
+            return
+        for handle in handles:
+            if handle.impl == internals.impl_key(tensor) and handle.node != producer._sequence_nr():
+                saves.suspect(handle).refuses = testimony.DETACHED
+
+    def write_failed(
+        self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    ) -> None:
+        """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
+        if getattr(error, "noclobber_event", None) is None and testimony.about_writing(str(error)):
+            tensor = next(writes.tensors(written, args, kwargs), None)
+            refusal = testimony.refusal_of_write(written.op, tensor, str(error), self)
+            error.noclobber_event = refusal  # type: ignore[attr-defined]
+            for listener in self.listeners:
+                listener.refused(error)
+
+    def views_made(self, op: str) -> None:
+        """An operator is about to return several views; the node it makes gets the next number."""
+        self.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
+
+    def data_assigned(self, tensor: torch.Tensor, assign: Callable[[], None]) -> None:
+        """`tensor.data = other`: an input that was saved is now backed by the other's bytes, and nothing counts it.
+
+        PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
+        """
+        key = internals.storage_key(tensor) if self.thread.entered else None
+        handles = [h for h in self.live.at(key) if h.impl == internals.impl_key(tensor)] if key else []
+        if handles and not tensor._is_view() and tensor.grad_fn is not None:
+            producer = tensor.grad_fn._sequence_nr()
+            handles = [handle for handle in handles if handle.node != producer]
+        if not handles:
+            assign()
+            return
+        record = self.record("data=", tensor, key or 0, caller(), True)
+        self.meet(handles, record)
+        assign()
+        for handle in handles:
+            handle.alias = saves.alias_of(tensor)
+
+    # -- optimizer steps ---------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One record for all parameters; then PyTorch's own optimizers run unlogged."""
+        thread = self.thread
+        if not thread.entered:
+            return
+        self.unmute()
+        place = caller(2)
+        step = Step(type(optimizer).__name__, site_of(place), self._order)
+        mute = self.by_key and steps.writes_only_parameters(optimizer, args, kwargs)
+        if mute:
+            op, uncounted = f"{type(optimizer).__name__}.step", bool(optimizer.defaults.get("fused"))
+            for parameter in steps.parameters(optimizer):
+                key = internals.storage_key(parameter)
+                if key is None:
+                    continue
+                handles = self.live.at(key) if self.watching else None
+                if handles:
+                    self.meet(handles, self.record(op, parameter, key, place, uncounted, step))
+                elif not self.watching:
+                    self.recent.append(self.record(op, parameter, key, place, uncounted, step))
+            thread.muted = True
+            internals.set_key(False)
+        thread.step = step
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step has ended."""
+        self.thread.step = None
+        self.unmute()
+
+    def unmute(self) -> None:
+        """Listen again, also after a step that raised and so never reached `after_step`."""
+        thread = self.thread
+        if thread.muted:
+            thread.muted = False
+            thread.step = None
+            internals.set_key(True)
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    def changed(self, handle: Handle) -> torch.Tensor:
+        """A save is unpacked and its version moved, or a write met it. Raises what PyTorch would raise."""
+        alias, version = handle.alias, handle.version
+        refuses = version.refuses if isinstance(version, Suspect) else None
+        if refuses is not None:
+            error = ClobberError(refuses)
+            error.noclobber_event = testimony.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
+            raise error
+        node = internals.current_node()
+        if int(alias._version) != saves.version_at_save(handle):
+            read = self._read("backward")
+            clobber = testimony.clobber_of(handle, node, read, self)
+            error = ClobberError(clobber.message)
+            error.noclobber_handles = {id(handle)}  # type: ignore[attr-defined]
+            error.noclobber_event = clobber  # type: ignore[attr-defined]
+            self.tell([clobber], error)
+            raise error
+        if isinstance(version, Suspect) and testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
+            clobber = testimony.clobber_of(handle, node, self._read("backward"), self)
+            error = ClobberError(testimony.STOPPED) if self.stop_writes else None
+            self.tell([clobber], error)
+            if error is not None:
+                raise error
+        return alias
+
+    def _read(self, otherwise: str) -> Backward:
+        if self.backwards:
+            return self.backwards[-1]
+        return Backward(place_of(sys._getframe(2)), (), "access")
+
+    def _around_backward(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.thread.entered:
+                return engine(t_outputs, *args, **kwargs)
+            self.unmute()
+            call = "backward" if kwargs.get("accumulate_grad") else "grad"
+            backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
+            self.backwards.append(backward)
+            try:
+                result = engine(t_outputs, *args, **kwargs)
+            except RuntimeError as error:
+                self.backward_failed(backward, error)
+                raise
+            finally:
+                self.backwards.remove(backward)
+            self.thread.boundary = internals.next_node()
+            return result
+
+        return _engine_run_backward
+
+    def backward_failed(self, backward: Backward, error: RuntimeError) -> None:
+        """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
+        event = getattr(error, "noclobber_event", None)
+        roots = graph.roots_of(backward.outputs)
+        if testimony.is_stale(str(error)) and not isinstance(event, Refusal):
+            seen: set[int] = getattr(error, "noclobber_handles", set())
+            others = testimony.stale_saves(roots, backward, self, seen)
+            if event is None and others:
+                error.noclobber_event = others[0]  # type: ignore[attr-defined]
+            self.tell(others, error)
+        elif event is None and testimony.is_freed(str(error)):
+            error.noclobber_event = testimony.refusal_of_freed(str(error), roots, backward, self)  # type: ignore[attr-defined]
+
+    def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
+        """Hand clobbers to whoever listens."""
+        if clobbers:
+            for listener in self.listeners:
+                listener.clobbered(clobbers, error)
+
+
+RECORDER = Recorder()
+"""The one of this process: dispatch keys, hooks and patches are process-wide or thread-wide, never per watch."""

@@ -1,0 +1,127 @@
+"""The save registry: what autograd keeps, as handles with a detached alias, the version, the saver's place and node."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+import xxhash
+
+from noclobber.model.clobber import LiveSaves
+from noclobber.observe import internals
+from noclobber.observe.sites import Place, place_of
+
+HISTORY = 16_384
+"""Places of past saves kept for graphs that were freed, newest last."""
+
+
+class Handle:
+    """What the pack hook returns instead of the tensor.
+
+    `alias` is a detach: it shares storage and version counter and makes no reference cycle with an output (measured on
+    torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save, or a Suspect once a write that may
+    overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `impl` is the saved
+    TensorImpl. `node` is the sequence number of the node that saves, unique within `thread`.
+    """
+
+    __slots__ = ("__weakref__", "alias", "impl", "node", "place", "version")
+
+    alias: torch.Tensor
+    version: int | Suspect
+    impl: int
+    place: Place | None
+    node: int
+
+
+class Suspect:
+    """A handle's version together with the writes that may have changed its bytes, and its bytes before the first."""
+
+    __slots__ = ("digest", "refuses", "version", "writes")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.digest: int | None = None
+        self.writes: list[Any] = []
+        self.refuses: str | None = None
+        """The error that PyTorch would raise when unpacking, where it is not about versions."""
+
+
+def storage_of(handle: Handle) -> int:
+    """The storage key of a save; 0 for a tensor without storage, which no write can name."""
+    return internals.storage_key(handle.alias) or 0
+
+
+def suspect(handle: Handle, *, may_touch: bool = False) -> Suspect:
+    """Mark a handle; before the first write that may touch its bytes, remember them by their fingerprint."""
+    version = handle.version
+    marked = version if isinstance(version, Suspect) else Suspect(version)
+    handle.version = marked
+    if may_touch and marked.digest is None:
+        marked.digest = fingerprint(handle.alias)
+    return marked
+
+
+def version_at_save(handle: Handle) -> int:
+    """The version counter when the tensor was saved."""
+    version = handle.version
+    return version.version if isinstance(version, Suspect) else version
+
+
+def fingerprint(tensor: torch.Tensor) -> int | None:
+    """xxh3_64 of a tensor's bytes in index order; None where there are no bytes to read (meta, fake, sparse, opaque)."""
+    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    try:
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        return xxhash.xxh3_64_intdigest(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached alias. A subclass that can't detach is kept itself: its outputs then live until the graph dies."""
+    try:
+        return tensor.detach()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return tensor
+
+
+def hooks(
+    live: LiveSaves[Handle], history: deque[tuple[int, Place | None]], changed: Callable[[Handle], torch.Tensor]
+) -> tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]:
+    """The pack and unpack hooks of one thread. `changed(handle)` is called where the version no longer matches.
+
+    Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
+    2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
+    """
+    new, reference, unsorted = Handle, ref, live.unsorted
+    next_node, frame_of = internals.next_node, sys._getframe
+
+    def pack(tensor: torch.Tensor) -> Handle:
+        handle = new()
+        try:
+            alias = tensor.detach()
+        except (RuntimeError, NotImplementedError, TypeError):
+            alias = alias_of(tensor)
+        handle.alias = alias
+        handle.version = alias._version
+        handle.impl = tensor._cdata  # type: ignore[attr-defined]
+        handle.node = node = next_node() - 1
+        handle.place = place = place_of(frame_of(1))
+        unsorted.append(reference(handle))
+        if len(unsorted) > live.limit:
+            live.sweep()
+        history.append((node, place))
+        return handle
+
+    def unpack(handle: Handle) -> torch.Tensor:
+        alias = handle.alias
+        if alias._version != handle.version:
+            return changed(handle)
+        return alias
+
+    return pack, unpack

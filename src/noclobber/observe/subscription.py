@@ -1,0 +1,66 @@
+"""Who wants to see what: arms the recorder for the first listener, disarms it after the last."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.report import Coverage
+from noclobber.observe import testimony
+from noclobber.observe.recorder import RECORDER, Listener
+
+
+class Subscriber(Listener, Protocol):
+    """A listener that says how much it needs."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether saves are wanted, not only writes."""
+
+    @property
+    def on_write(self) -> str:
+        """ "raise" to stop writes to live saves."""
+
+
+_subscribers: list[Subscriber] = []
+
+
+def subscribe(one: Subscriber) -> None:
+    """Send events to a listener from now on."""
+    _subscribers.append(one)
+    _settle()
+
+
+def unsubscribe(one: Subscriber) -> Coverage:
+    """Stop; returns what was covered."""
+    covered = coverage()
+    _subscribers.remove(one)
+    _settle()
+    return covered
+
+
+def _settle() -> None:
+    watching = any(one.watching for one in _subscribers)
+    if RECORDER.listeners and (not _subscribers or watching != RECORDER.watching):
+        RECORDER.disarm()
+        RECORDER.listeners = []
+    if _subscribers and not RECORDER.listeners:
+        try:
+            RECORDER.arm(watching=watching)
+        except RuntimeError:
+            _subscribers.clear()
+            raise
+    RECORDER.listeners = list(_subscribers)
+    RECORDER.stop_writes = any(one.on_write == "raise" for one in _subscribers)
+
+
+def coverage() -> Coverage:
+    """What is seen at present."""
+    unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in RECORDER.unseen.items())
+    return Coverage("dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.watching, False, unseen)
+
+
+def event_of(error: BaseException) -> Refusal | Clobber | None:
+    """What an exception is about, if it may concern writing in place."""
+    return testimony.refusal_of(error, RECORDER)

@@ -1,0 +1,326 @@
+"""From what was recorded to the model's events: Clobber and Refusal, made only when there is something to say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Refusal, Save, Tensor, Via, Write
+from noclobber.model.overlap import Region, overlap
+from noclobber.model.source import site_of_traceback
+from noclobber.observe import graph, internals, saves
+from noclobber.observe.names import name_of
+from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.sites import place_of, site_of
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Backward, Record, Recorder
+
+STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
+DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+_HINTS = (
+    "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+    "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
+    "question was changed in there or anywhere later. Good luck!",
+)
+_ABOUT_WRITING = re.compile(
+    r"in-?place|leaf variable|is a view|memory location|desired output type|broadcast shape|out=|mutat|"
+    r"version[_ ]counter|inference",
+    re.IGNORECASE,
+)
+_INPUTS = {"self": 0, "input": 0, "other": 1, "mat1": 1, "mat2": -1, "weight": 1, "exponent": 1}
+_OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
+
+
+def is_stale(message: str) -> bool:
+    """Whether this is the error of PyTorch's version check."""
+    return "variables needed for gradient computation has been modified by an inplace operation" in message
+
+
+def is_freed(message: str) -> bool:
+    """Whether this is the error about a graph that was already run through."""
+    return "backward through the graph a second time" in message
+
+
+def about_writing(message: str) -> bool:
+    """Whether an error text may concern an in-place operation; the rules decide."""
+    return _ABOUT_WRITING.search(message) is not None
+
+
+def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's bytes are, in its own units: offset, shape, strides, item size; then dtype and device."""
+    try:
+        return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize, tensor.dtype, tensor.device)
+    except (RuntimeError, NotImplementedError):
+        return (None, tensor.shape, None, 1, tensor.dtype, tensor.device)
+
+
+def region(geometry: tuple[Any, ...]) -> Region | None:
+    """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
+    offset, shape, strides, size = geometry[:4]
+    if strides is None:
+        return None
+    try:
+        return Region(int(offset) * size, tuple(map(int, shape)), tuple(int(s) * size for s in strides), size)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def may_touch(saved: torch.Tensor, written: tuple[Any, ...]) -> bool:
+    """Whether the spans of two tensors meet: a quick look, exact only where it says no."""
+    one, other = region(geometry(saved)), region(written)
+    if one is None or other is None:
+        return True
+    return one.first() < other.end() and other.first() < one.end()
+
+
+def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
+    """How a reader knows a tensor. Looks through the user's frames for its name."""
+    shape = tuple(alias.shape)
+    name = name_of(key, shape, sys._getframe(1))
+    dtype = str(alias.dtype).removeprefix("torch.")
+    where = region(geometry(alias))
+    return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
+
+
+def bytes_differ(handle: Handle, suspect: Suspect) -> bool:
+    """Whether a save's bytes are no longer those before the first write that met it."""
+    return suspect.digest is not None and saves.fingerprint(handle.alias) != suspect.digest
+
+
+def is_read(handle: Handle, node: Any) -> bool:
+    """Batch norm keeps its running statistics and reads them in evaluation only (torch 2.13; landscape F33)."""
+    if node is None or not hasattr(node, "_saved_training") or not node._saved_training:
+        return True
+    return not field_of(handle, node).startswith("running_")
+
+
+def field_of(handle: Handle, node: Any) -> str:
+    """The name under which a node keeps a handle, of derivatives.yaml; empty where it is not found."""
+    for saved in graph.saves_of(node) if node is not None else ():
+        if graph.content(saved) is handle:
+            return saved.field
+    return ""
+
+
+def clobber_of(
+    handle: Handle, node: Any, backward: Backward, recorder: Recorder, records: list[Record] | None = None
+) -> Clobber:
+    """The clobber of a handle that is being read by `node`, or whose bytes `records` are about to change."""
+    alias = handle.alias
+    current, version = int(alias._version), saves.version_at_save(handle)
+    key = internals.storage_key(alias)
+    field = field_of(handle, node)
+    name = node.name() if node is not None else ""
+    tensor = tensor_of(alias, key)
+    save = Save(name, field, tensor, version, site_of(handle.place), is_output=field.startswith(_OUTPUTS))
+    suspect = handle.version
+    if records is not None:
+        entries = [(record, current) for record in records]
+    else:
+        entries = suspect.writes if isinstance(suspect, Suspect) else _from_recent(recorder, key, version, current, handle)
+    writes = _writes(entries, current, tensor)
+    message = None
+    if current != version:
+        message = stale_message(alias, node, field, tensor.kind, current, version)
+        writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
+    read = Read(name, site_of(backward.place), _call(backward))
+    return Clobber(save, writes, read, current, message)
+
+
+def _call(backward: Backward) -> Literal["backward", "grad", "access"]:
+    return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
+
+
+def _from_recent(
+    recorder: Recorder, key: int | None, version: int, current: int, handle: Handle | None, node: int = -1
+) -> list[tuple[Record, int]]:
+    """Writes remembered without a save of ours; a record older than the saving node is of another storage."""
+    after = handle.node if handle is not None else node
+    return [
+        (record, record.version or 0)
+        for record in recorder.recent
+        if record.key == key and record.node > after and version <= (record.version or 0) < current
+    ]
+
+
+def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> tuple[Write, ...]:
+    made = []
+    for index, (record, before) in enumerate(entries):
+        after = entries[index + 1][1] if index + 1 < len(entries) else current
+        where = region(record.geometry)
+        touches = where is None or tensor.region is None or overlap(where, tensor.region)
+        shape, dtype, device = record.geometry[1], record.geometry[4], record.geometry[5]
+        written = Tensor(
+            tuple(shape), str(dtype).removeprefix("torch."), str(device), tensor.name, tensor.kind, where
+        )
+        made.append(
+            Write(
+                record.op,
+                site_of(record.place),
+                record.order,
+                _via(record, after > before),
+                before,
+                after,
+                written,
+                touches,
+                record.step,
+                not record.in_backward,
+            )
+        )
+    return tuple(made)
+
+
+def _via(record: Record, counted: bool) -> Via:
+    if record.op == "data=":
+        return "set_data"
+    if not counted:
+        return "unversioned" if record.uncounted else "data"
+    return "step" if record.step is not None else "operator"
+
+
+def stale_message(alias: torch.Tensor, node: Any, field: str, kind: str, current: int, expected: int) -> str:
+    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
+    clause = _producer(node, field) if kind == "tensor" else ""
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{alias.type()} {list(alias.shape)}]{clause} is at version {current}; expected version {expected} instead. "
+        + _HINTS[torch.is_anomaly_enabled()]
+    )
+
+
+def _producer(node: Any, field: str) -> str:
+    producer, number = None, 0
+    if node is not None and field.startswith(_OUTPUTS):
+        producer, number = node, int(field.removeprefix("result") or 0) if field.startswith("result") else 0
+    elif node is not None and field in _INPUTS and node.next_functions:
+        following = node.next_functions
+        producer, number = following[min(_INPUTS[field], len(following) - 1)]
+        if producer is not None and producer._sequence_nr() == graph.UNNUMBERED:
+            producer = None
+    if producer is None:
+        return ","
+    name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer.name())
+    return f", which is output {number} of {name},"
+
+
+def stale_saves(roots: list[Any], backward: Backward, recorder: Recorder, seen: set[int]) -> list[Clobber]:
+    """The stale saves of a graph, but for the handles in `seen`: ours by their version, others by PyTorch's check."""
+    found = []
+    for node in graph.walk(roots):
+        for saved in graph.saves_of_or_gone(node):
+            held = graph.content(saved)
+            if isinstance(held, Handle) and id(held) not in seen:
+                seen.add(id(held))
+                if int(held.alias._version) != saves.version_at_save(held):
+                    found.append(clobber_of(held, node, backward, recorder))
+    for stale in graph.stale(roots):
+        found.append(_clobber_of_stale(stale, backward, recorder))
+    return found
+
+
+def _clobber_of_stale(stale: graph.Stale, backward: Backward, recorder: Recorder) -> Clobber:
+    node, field = stale.saved.node, stale.saved.field
+    key = internals.storage_key(stale.tensor)
+    tensor = tensor_of(stale.tensor, key)
+    number = node._sequence_nr()
+    place = next((place for seen, place in reversed(recorder.thread.history) if seen == number), None)
+    save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
+    entries = _from_recent(recorder, key, stale.expected, stale.current, None, number)
+    message = stale_message(stale.tensor, node, field, tensor.kind, stale.current, stale.expected)
+    read = Read(node.name(), site_of(backward.place), _call(backward))
+    return Clobber(save, _writes(entries, stale.current, tensor), read, stale.current, message)
+
+
+def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, recorder: Recorder) -> Refusal:
+    """An operator refused to write `tensor`."""
+    frame = sys._getframe(3)
+    site = site_of(place_of(frame))
+    if tensor is None:
+        return Refusal(message, site, op)
+    name = name_of(internals.storage_key(tensor), tuple(tensor.shape), frame)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
+    return Refusal(message, site, op, about, _created(tensor, message, recorder))
+
+
+def _created(tensor: torch.Tensor, message: str, recorder: Recorder) -> Any:
+    """Where one of several views was made: PyTorch has just read its grad_fn itself, so reading it changes nothing."""
+    if "is a view" not in message:
+        return None
+    try:
+        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
+    except RuntimeError:
+        return None
+    return next((site_of(place) for seen, _, place in reversed(recorder.views) if seen == number), None)
+
+
+def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
+    """Unpacking a save is refused for another reason than its version."""
+    suspect = handle.version
+    written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
+    return Refusal(
+        message, site_of(backward.place), saved=site_of(handle.place), written=site_of(written), call="backward"
+    )
+
+
+def refusal_of_freed(message: str, roots: list[Any], backward: Backward, recorder: Recorder) -> Refusal:
+    """A backward reached a graph that was freed: where its newest freed node saved, and whether the root itself is old."""
+    boundary = recorder.thread.boundary
+    numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
+    repeated = None if not boundary or not numbers else max(numbers) < boundary
+    freed = [
+        node
+        for node in graph.walk(roots)
+        if node._sequence_nr() != graph.UNNUMBERED
+        and (not boundary or node._sequence_nr() < boundary)
+        and graph.released(node)
+    ]
+    newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
+    place = None
+    if newest is not None:
+        number = newest._sequence_nr()
+        place = next((place for seen, place in reversed(recorder.thread.history) if seen == number), None)
+    return Refusal(
+        message,
+        site_of(backward.place),
+        saved=site_of(place),
+        saved_node=newest.name() if newest is not None else None,
+        call="grad" if backward.call == "grad" else "backward",
+        repeated_root=repeated,
+    )
+
+
+def refusal_of(error: BaseException, recorder: Recorder) -> Refusal | Clobber | None:
+    """What an exception that left the program is about, from what was remembered on it, else from its text and frames."""
+    event: Refusal | Clobber | None = getattr(error, "noclobber_event", None)
+    if event is not None or not isinstance(error, RuntimeError):
+        return event
+    message = str(error)
+    site = site_of_traceback(error.__traceback__)
+    last = recorder.recent[-1] if recorder.recent else None
+    if "pack hook is modifying its input" in message and last is not None:
+        outer = site_of_traceback(error.__traceback__)
+        return Refusal(message, site, last.op, written=site_of(last.place), saved=outer, call="save")
+    if "Inference tensors cannot be saved" in message:
+        return Refusal(message, site, saved=site, call="save")
+    if "its base or another view of its base has been modified" in message and last is not None:
+        return Refusal(message, site, last.op, written=site_of(last.place))
+    return Refusal(message, site, call="backward" if _in_backward(error) else "write")
+
+
+def _in_backward(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name == "_engine_run_backward":
+            return True
+        traceback = traceback.tb_next
+    return False

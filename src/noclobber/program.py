@@ -1,0 +1,223 @@
+"""The user's program, run as `python` would run it: its `__main__`, its arguments, its way to end."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import importlib.util
+import linecache
+import os
+import pkgutil
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from noclobber.model.source import claim_for_user
+
+
+class NotAProgram(Exception):
+    """What was named cannot be run. Its text is one line for the person who named it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that is ready to run: the code of a script, of stdin or of `-c`, or else the module of `-m`.
+
+    `argv` is what it will find in `sys.argv` and `folder` in `sys.path[0]`; `names` are the first globals of its
+    `__main__`. A folder or zip file is the module `__main__` inside `folder`.
+    """
+
+    argv: list[str]
+    folder: str
+    code: CodeType | None = None
+    module: str = "__main__"
+    names: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether `folder` is the program itself, so that even `python -P` looks for modules there."""
+        return self.code is None and self.module == "__main__"
+
+
+def load(words: Sequence[str]) -> Program:
+    """The program that `python WORDS...` would run: SCRIPT, a folder or zip file, -m MODULE, -c CODE, or - for stdin.
+
+    Raises NotAProgram where it cannot be read or compiled; nothing of it has run then. Whether there is such a MODULE
+    only `execute` can tell, because to look is to import its parents.
+    """
+    first, rest = words[0], list(words[1:])
+    if first == "-m":
+        return Program([first, *rest[1:]], os.getcwd(), module=rest[0])
+    if first == "-c":
+        return Program([first, *rest[1:]], "", _compiled(rest[0].encode(), "<string>", "<string>"))
+    if first == "-":
+        source = sys.stdin.buffer.read() if sys.stdin is not None else b""
+        code = _compiled(source, "<stdin>", "<stdin>")
+        return Program([first, *rest], "", code, names={"__file__": "<stdin>", "__cached__": None})
+    # Joined, not made normal: `python` keeps the `..` and the links of what was typed.
+    path = os.path.join(os.getcwd(), first.removeprefix("./"))
+    if pkgutil.get_importer(path) is not None:
+        return Program([first, *rest], path)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise NotAProgram(f"cannot open `{first}`: {error.strerror}") from None
+    names = {"__loader__": SourceFileLoader("__main__", path), "__file__": path, "__cached__": None}
+    folder = os.path.dirname(os.path.realpath(path))
+    return Program([first, *rest], folder, _compiled(source, path, first), names=names)
+
+
+def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
+    """The code of a source text. `shown` is what the person calls the file."""
+    try:
+        if b"\0" in source:
+            raise NotAProgram(f"`{shown}` is not a Python program: it holds null bytes")
+        text = importlib.util.decode_source(source)
+        code = compile(source, filename, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if error.lineno is None:
+            raise NotAProgram(f"`{shown}` is not a Python program: {error.msg}") from None
+        raise NotAProgram(f"{shown}:{error.lineno}:{max(1, error.offset or 1)}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise NotAProgram(f"`{shown}` is not a Python program: {error}") from None
+    except (MemoryError, RecursionError, OverflowError) as error:
+        raise NotAProgram(f"`{shown}` cannot be compiled: {error or type(error).__name__}") from None
+    if filename.startswith("<"):
+        claim_for_user(filename)
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    return code
+
+
+def execute(program: Program) -> BaseException | None:
+    """Run a program to the end of its `__main__`; the exception that left it, with the traceback that `python` shows.
+
+    Raises NotAProgram where the module to run does not exist. `sys.argv`, `sys.path` and `sys.modules["__main__"]` stay
+    as the program left them, for its threads, its exit functions and its pickles.
+    """
+    main = ModuleType("__main__")
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    vars(main).update({"__builtins__": builtins, "__loader__": BuiltinImporter, **program.names})
+    sys.modules["__main__"] = main
+    sys.argv = program.argv
+    # `sys.path[0]` is the place that noclobber was started from, unless `-P` or `-I` was given; the program's own goes there.
+    if not sys.flags.safe_path:
+        del sys.path[:1]
+    if program.is_folder or not sys.flags.safe_path:
+        sys.path.insert(0, program.folder)
+    left = None
+    try:
+        # A warning whose `stacklevel` points above the program must say `sys:1`, as it does under `python`, and not show
+        # a line of noclobber: so the frame above the program's first one carries that name.
+        exec(_ABOVE_PROGRAM, {"__name__": "sys", "start": _start(program, main)})
+    except BaseException as error:
+        left = error.with_traceback(_from_program(error.__traceback__))
+    flush()
+    if left is not None and _is_lookup_failure(left):
+        raise NotAProgram(str(left).removeprefix(f"{sys.executable}: "))
+    return left
+
+
+_ABOVE_PROGRAM = compile("start()", "sys", "exec")
+
+
+def _start(program: Program, main: ModuleType) -> Callable[[], object]:
+    """What runs a program, without a frame of noclobber."""
+    if program.code is not None:
+        return partial(exec, program.code, vars(main))
+    # This is the function that `python -m` calls. It runs the module in `sys.modules["__main__"]`, with its `__spec__`.
+    run: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
+    return partial(run, program.module, not program.is_folder)
+
+
+def _from_program(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that `python` would have."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in ("sys", __file__):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_lookup_failure(error: BaseException) -> bool:
+    """Whether `runpy` itself exited, having found no module to run."""
+    traceback = error.__traceback__
+    return (
+        isinstance(error, SystemExit)
+        and traceback is not None
+        and traceback.tb_next is None
+        and traceback.tb_frame.f_code.co_name == "_run_module_as_main"
+        and traceback.tb_frame.f_globals.get("__name__") == "runpy"
+    )
+
+
+def show(error: BaseException | None) -> int:
+    """Show how a program ended in the way that `python` does, through its `sys.excepthook`; its exit status."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return _exit_status(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]  # since Python 3.12
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _say("sys.excepthook is missing\n")
+        hook = sys.__excepthook__
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return _exit_status(leaving)
+    except BaseException as second:
+        _say("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(second), second, _from_program(second.__traceback__))
+        _say("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return 130 if type(error) is KeyboardInterrupt else 1
+
+
+def _exit_status(leaving: SystemExit) -> int:
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    _say(f"{leaving.code}\n")
+    return 1
+
+
+def _say(text: str) -> None:
+    """Write to the program's own stderr, which it may have closed or taken away: then `python` is silent as well."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+
+
+def wind_down() -> None:
+    """End the program as the interpreter would after its last line: wait for its threads, then run its exit functions.
+
+    Doing so before the interpreter does lets what they write come before the report, and their tensors be watched; the
+    interpreter then finds nothing left to do. The two functions are those that `multiprocessing` calls at the end of a
+    child.
+    """
+    main = sys.modules.get("__main__")
+    if main is not None and getattr(main, "__spec__", None) is None:
+        # `python` takes these away from a script that has run; a thread or an exit function no longer finds them.
+        for name in ("__file__", "__cached__"):
+            vars(main).pop(name, None)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        try:
+            threading._shutdown()
+        except BaseException as error:
+            _say(f"Exception ignored in: {threading!r}\n")
+            sys.__excepthook__(type(error), error, _from_program(error.__traceback__))
+    atexit._run_exitfuncs()
+    flush()
+
+
+def flush() -> None:
+    """Push out what the program has written. A stream that fails keeps its text and fails again, aloud, at the very end."""
+    for stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

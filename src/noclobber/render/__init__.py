@@ -1,0 +1,58 @@
+"""A Report in, a string out: full (the window), concise, github, json. To add an output: one file that takes a Report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from noclobber.render.data import json
+from noclobber.render.lines import concise, github
+
+if TYPE_CHECKING:
+    from noclobber.model.finding import Finding
+    from noclobber.model.report import Report
+
+WIDTH = 120
+"""Cells a line may take where nobody knows the width of what will show it (a file, a pipe)."""
+
+
+class Format(Protocol):
+    """What a renderer is: every line ends in a newline; no text at all gives the empty string."""
+
+    def __call__(self, report: Report, *, color: bool = False, width: int = WIDTH) -> str: ...
+
+
+# `terminal` is imported where it is used: it brings rich along, which `noclobber run` needs only once it has a finding.
+
+
+def full(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
+    """Every finding with its source window, then a footer with counts, what was not watched and the next command."""
+    from noclobber.render import terminal
+
+    return terminal.full(report, color=color, width=width)
+
+
+def window(finding: Finding, *, color: bool = False, width: int = WIDTH) -> str:
+    """One finding as in `full`: headline, source window, notes, help. For an exception's text or a test report."""
+    from noclobber.render import terminal
+
+    return terminal.window(finding, color=color, width=width)
+
+
+def footer(report: Report, *, color: bool = False) -> str:
+    """The last lines of `full`: counts, what was not watched, the next command to type."""
+    from noclobber.render import terminal
+
+    return terminal.footer(report, color=color)
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType({"full": full, "concise": concise, "github": github, "json": json})
+
+
+def render(report: Report, format: str, *, color: bool = False, width: int = WIDTH) -> str:
+    """The report in a format of `FORMATS`. Raises ValueError for a name that is not one."""
+    function: Callable[..., str] | None = FORMATS.get(format)
+    if function is None:
+        raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
+    return function(report, color=color, width=width)

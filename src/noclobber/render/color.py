@@ -1,0 +1,38 @@
+"""What the stream that a report goes to can show: whether colour is wanted there, and how many cells a line has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import IO
+
+NARROWEST = 80
+"""A narrower terminal gets lines that it wraps: cutting source further would hide what it is about."""
+
+
+def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
+    """Whether colour is wanted on a stream. The order is CPython's own (`Lib/_colorize.py`, `can_colorize`)."""
+    if environ.get("PYTHON_COLORS") in ("0", "1"):
+        return environ["PYTHON_COLORS"] == "1"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return environ.get("TERM") != "dumb" and _is_terminal(stream)
+
+
+def width_of(stream: IO[str] | None, otherwise: int) -> int:
+    """Cells of a line: the terminal's, at least `NARROWEST`; `otherwise` where the stream is no terminal."""
+    if stream is None or not _is_terminal(stream):
+        return otherwise
+    try:
+        return max(os.get_terminal_size(stream.fileno()).columns, NARROWEST)
+    except (OSError, ValueError):  # a stand-in that says it is a terminal and has no descriptor of one
+        return otherwise
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False

@@ -1,0 +1,96 @@
+"""The edits of a suggestion as the lines they take away and the lines they put there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from os.path import commonprefix
+
+from noclobber.model.finding import Edit, Finding, Suggestion
+from noclobber.render.fit import Cells, fit, lay_out
+from noclobber.render.snippet import CONTINUES, Row, bar
+from noclobber.render.text import kept_source, read_source, shown_path
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Lines of a file, from `line` on, and what stands there instead. Either may be empty."""
+
+    path: str
+    line: int
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
+    """What the edits do to the source; empty where it is missing or does not fit the edits (then words must do)."""
+    known = {(label.span.path, number): text for label in finding.labels for number, text in kept_source(label).items()}
+    found: list[Change] = []
+    for edits in _neighbours(suggestion.edits):
+        path, first = edits[0].span.path, edits[0].span.line
+        last = max(edit.span.end_line for edit in edits)
+        before = [known.get((path, line)) or read_source(path, line) for line in range(first, last + 1)]
+        after = _applied(edits, before) if any(line.strip() for line in before) else None
+        if after is None:
+            return []
+        for tag, i1, i2, j1, j2 in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+            if tag != "equal":
+                found.append(Change(path, first + i1, tuple(before[i1:i2]), tuple(after[j1:j2])))
+    return found
+
+
+def _neighbours(edits: Iterable[Edit]) -> list[list[Edit]]:
+    """Edits of touching lines together, in source order."""
+    groups: list[list[Edit]] = []
+    end: tuple[str, int] = ("", 0)
+    for edit in sorted(edits, key=lambda one: (one.span.path, one.span.line, one.span.column, one.span.end_line)):
+        if groups and edit.span.path == end[0] and edit.span.line <= end[1] + 1:
+            groups[-1].append(edit)
+            end = (end[0], max(end[1], edit.span.end_line))
+        else:
+            groups.append([edit])
+            end = (edit.span.path, edit.span.end_line)
+    return groups
+
+
+def _applied(edits: list[Edit], lines: list[str]) -> list[str] | None:
+    """The lines after the edits; None where an edit lies outside them or overlaps another."""
+    first = edits[0].span.line
+    offsets = [0]
+    for line in lines:
+        offsets.append(offsets[-1] + len(line) + 1)
+    text = "\n".join(lines)
+    pieces: list[str] = []
+    done = 0
+    for edit in edits:
+        span = edit.span
+        for number, column in ((span.line, span.column), (span.end_line, span.end_column)):
+            if not (0 <= number - first < len(lines) and 0 <= column - 1 <= len(lines[number - first])):
+                return None
+        start = offsets[span.line - first] + span.column - 1
+        stop = offsets[span.end_line - first] + span.end_column - 1
+        if start < done or stop < start:
+            return None
+        pieces += [text[done:start], edit.replacement]
+        done = stop
+    return "".join([*pieces, text[done:]]).replace("\r\n", "\n").split("\n")
+
+
+def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+    """The changes as `-` and `+` lines; `path` is the file the window is about, which needs no mention."""
+    yield bar(gutter)
+    previous: Change | None = None
+    for change in found:
+        if change.path != (previous.path if previous else path):
+            yield [("gutter", f"{' ' * gutter}::: "), ("", f"{shown_path(change.path)}:{change.line}")]
+            yield bar(gutter)
+        elif previous and change.line > previous.line + max(len(previous.removed), 1):
+            yield [("gutter", CONTINUES)]
+        previous = change
+        same = len(commonprefix([*change.removed, *change.added]))
+        for sign, style, texts in (("-", "removed", change.removed), ("+", "added", change.added)):
+            for number, text in enumerate(texts, change.line):
+                line = lay_out(text, cells)
+                piece = fit(line, *line.cells_of(same, same + 1), width - gutter - 3)
+                yield [("gutter", f"{number:>{gutter}} "), (style, f"{sign} {piece.text}")]

@@ -1,0 +1,61 @@
+"""One line a finding: concise (for people and editors) and github (workflow annotations)."""
+
+from __future__ import annotations
+
+from noclobber.model.finding import Finding
+from noclobber.model.report import Report
+from noclobber.render.text import broken, one_line, place, shown_path, visible
+
+_TOLD = {"save": "saved", "write": "written", "read": "read", "create": "created", "inside": "inside"}
+_LEVEL = {"error": "error", "warning": "warning", "hint": "notice"}
+
+
+def concise(report: Report, *, color: bool = False, width: int = 120) -> str:
+    """`train.py:8:1: NC101 [stale-save] headline (saved train.py:7:5, read train.py:12:1)`, never coloured or cut."""
+    return "".join(f"{_concise(finding)}\n" for finding in report.findings)
+
+
+def _concise(finding: Finding) -> str:
+    primary = finding.primary
+    where = f"{place(primary.span)}: " if primary else ""
+    others = [f"{_TOLD.get(one.role, one.role)} {place(one.span)}" for one in finding.labels if one is not primary]
+    if finding.count > 1:
+        others.append(f"seen {finding.count} times")
+    told = f" ({', '.join(others)})" if others else ""
+    return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{visible(told)}"
+
+
+def github(report: Report, *, color: bool = False, width: int = 120) -> str:
+    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request."""
+    return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
+
+
+def _annotation(finding: Finding) -> str:
+    properties: dict[str, object] = {}
+    if finding.primary:
+        span = finding.primary.span
+        properties = {"file": shown_path(span.path), "line": span.line, "endLine": max(span.line, span.end_line)}
+        if span.end_line <= span.line:  # GitHub refuses columns that are on different lines
+            properties |= {"col": span.column, "endColumn": span.end_column}
+    properties["title"] = f"noclobber {visible(finding.code)} [{visible(finding.rule)}]"
+    text = [one_line(finding.message)]
+    text += [f"{place(one.span)}: {_TOLD.get(one.role, one.role)}: {one_line(one.text)}" for one in finding.labels]
+    text += [f"note: {line}" for note in finding.notes for line in broken(note)]
+    if finding.count > 1:
+        text.append(f"note: seen {finding.count} times at these lines, shown once")
+    text += [f"help: {one_line(suggestion.message)}" for suggestion in finding.suggestions]
+    told = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    return f"::{_LEVEL.get(finding.severity, 'error')} {told}::{_escaped(visible_lines(text))}"
+
+
+def visible_lines(lines: list[str]) -> str:
+    """Lines joined, each made visible again: a role or a word that came with a report may hold anything."""
+    return "\n".join(visible(line) for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,150 @@
+"""The source window of a finding as plain rows of styled segments: lines, underlines, gaps, other files.
+
+Each label has an underline of its own below its line, with its words beside it. Connectors would be shorter where many
+labels meet on a line, and hard to get right; this stays readable with any number of labels, nested or equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from noclobber.model.finding import Finding, Label
+from noclobber.render.fit import Cells, Line, fit, lay_out
+from noclobber.render.text import kept_source, one_line, place, read_source
+
+Row = list[tuple[str, str]]
+"""(style, text) from left to right. The styles are named in `terminal`; "" is plain."""
+STORY = ("create", "save", "write", "read", "inside")
+CONTINUES = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An underline: characters `start` to `end` (0-based, exclusive) of one line, and the label it belongs to."""
+
+    start: int
+    end: int
+    label: Label
+    primary: bool
+    text: str
+    tail: str = ""
+
+    @property
+    def style(self) -> str:
+        """Of the underline and of its words."""
+        return "primary" if self.primary else "secondary"
+
+
+def bar(gutter: int) -> Row:
+    """An empty line of the window."""
+    return [("gutter", " " * (gutter + 1) + "|")]
+
+
+def window(finding: Finding, gutter: int, width: int, cells: Cells) -> list[Row]:
+    """All places of a finding, the primary label's file first; no rows where a finding has no labels."""
+    primary = finding.primary
+    if primary is None:
+        return []
+    files: dict[str, list[Label]] = {primary.span.path: []}
+    for label in finding.labels:
+        files.setdefault(label.span.path, []).append(label)
+    rows: list[Row] = []
+    for arrow, labels in zip(["-->"] + [":::"] * len(files), files.values(), strict=False):
+        head = primary if arrow == "-->" else labels[0]
+        rows.append([("gutter", f"{' ' * gutter}{arrow} "), ("", place(head.span))])
+        rows.append(bar(gutter))
+        rows.extend(_file(labels, primary, gutter, width, cells))
+        rows.append(bar(gutter))
+    return rows
+
+
+def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+    sources: dict[int, str] = {}
+    for label in sorted(labels, key=lambda one: one is not primary):
+        for number, text in kept_source(label).items():
+            sources.setdefault(number, text)
+    marks: dict[int, list[Mark]] = {}
+    lost: list[Mark] = []
+    for label in labels:
+        for number, mark in _marks(label, label is primary, sources):
+            if sources[number].strip():
+                marks.setdefault(number, []).append(mark)
+            elif mark.text or not mark.tail:
+                lost.append(mark)
+    previous: int | None = None
+    for number in sorted(marks):
+        if previous is not None and number > previous + 1:
+            yield [("gutter", CONTINUES)]
+        yield from _line(number, sources[number], marks[number], gutter, width, cells)
+        previous = number
+    for mark in sorted(lost, key=lambda one: (one.label.span.line, one.label.span.column)):
+        words = f": {mark.text}" if mark.text else ""
+        yield [("gutter", " " * (gutter + 1) + "= "), ("", place(mark.label.span)), (mark.style, words)]
+
+
+def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tuple[int, Mark]]:
+    """One underline for a span on one line; for a longer one, its first line to the end and its last to where it ends."""
+    span = label.span
+    text = one_line(label.text)
+    for number in {span.line, max(span.line, span.end_line)}:
+        if number not in sources:
+            sources[number] = read_source(span.path, number)
+    start = span.column - 1
+    if span.end_line <= span.line:
+        yield span.line, Mark(start, span.end_column - 1, label, primary, text)
+        return
+    yield span.line, Mark(start, len(sources[span.line].rstrip()), label, primary, "", CONTINUES)
+    last = sources[span.end_line]
+    yield span.end_line, Mark(len(last) - len(last.lstrip()), span.end_column - 1, label, primary, text)
+
+
+def _line(number: int, text: str, marks: list[Mark], gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+    """A source line with its underlines; again for labels that are too far apart for one piece of a long line."""
+    line = lay_out(text, cells)
+    room = width - gutter - 3
+    for group in _groups(line, marks, room):
+        bounds = [line.cells_of(mark.start, mark.end) for mark in group]
+        piece = fit(line, min(start for start, _ in bounds), max(end for _, end in bounds), room)
+        yield [("gutter", f"{number:>{gutter}} | "), ("", piece.text)]
+        by_cells: dict[tuple[int, int, str], list[Mark]] = {}
+        for mark, (start, end) in zip(group, bounds, strict=True):
+            by_cells.setdefault((*piece.cells_of(start, end), mark.tail), []).append(mark)
+        for (start, end, _), equal in by_cells.items():
+            yield from _underline(start, end, equal, gutter, room, cells)
+
+
+def _groups(line: Line, marks: list[Mark], room: int) -> Iterable[list[Mark]]:
+    """Marks that can be shown on one piece of the line, each group told in the order of the story."""
+    groups: list[list[Mark]] = []
+    first = 0
+    for mark in sorted(marks, key=lambda one: one.start):
+        start, end = line.cells_of(mark.start, mark.end)
+        if groups and (line.length <= room or end - first <= room - 2):
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+            first = start
+    return [sorted(group, key=_story) for group in groups]
+
+
+def _story(mark: Mark) -> int:
+    return STORY.index(mark.label.role) if mark.label.role in STORY else len(STORY)
+
+
+def _underline(start: int, end: int, marks: list[Mark], gutter: int, room: int, cells: Cells) -> Iterable[Row]:
+    """An underline, the first words beside it where they fit, others beneath."""
+    primary = any(mark.primary for mark in marks)
+    style = "primary" if primary else "secondary"
+    margin = ("gutter", " " * (gutter + 1) + "| ")
+    row: Row = [margin, ("", " " * start), (style, ("^" if primary else "-") * (end - start) + marks[0].tail)]
+    column = end + 1
+    texts = [mark for mark in marks if mark.text]
+    if texts and column + max(cells(mark.text) for mark in texts) <= room:
+        row.append((texts[0].style, f" {texts[0].text}"))
+        del texts[0]
+    elif texts:
+        column = max(0, min(start, room - max(cells(mark.text) for mark in texts)))
+    yield row
+    for mark in texts:
+        yield [margin, ("", " " * column), (mark.style, mark.text)]

@@ -1,0 +1,130 @@
+"""The full report: each finding with its source window as rustc draws it, then a footer. The only import of rich."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.style import Style
+
+from noclobber.model.finding import Finding
+from noclobber.model.report import Coverage, Report
+from noclobber.render import diff, snippet
+from noclobber.render.snippet import Row
+from noclobber.render.text import broken, one_line, visible
+
+NARROWEST = 40
+"""Cells below which the window would show no source at all."""
+_SEVERITY = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
+_STYLES = {
+    "headline": "bold",
+    "gutter": "bold blue",
+    "secondary": "bold blue",
+    "note": "bold",
+    "help": "bold cyan",
+    "removed": "red",
+    "added": "green",
+}
+
+
+def full(report: Report, *, color: bool = False, width: int = 120) -> str:
+    """Every finding, a blank line after each, then the footer."""
+    windows = (window(finding, color=color, width=width) + "\n" for finding in report.findings)
+    return "".join(windows) + footer(report, color=color)
+
+
+def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
+    """One finding. No source line is wider than `width` cells; words may be, the terminal wraps those."""
+    width = max(width, NARROWEST)
+    styles = {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
+    return "".join(_painted(row, styles if color else {}) for row in _rows(finding, width))
+
+
+def footer(report: Report, *, color: bool = False) -> str:
+    """Counts, what was not watched, and the next command; where nothing was found, what was watched."""
+    summary = _counts(report) if report.findings else _watched(report.coverage)
+    rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
+    rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in report.coverage.unseen]
+    if report.findings:
+        ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
+        code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
+        also = f" (also {', '.join(others)})" if others else ""
+        rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
+    return "".join(_painted(row, _STYLES if color else {}) for row in rows)
+
+
+def _rows(finding: Finding, width: int) -> Iterable[Row]:
+    title = f"{visible(finding.severity)}[{visible(finding.code)}]"
+    yield [(finding.severity, title), ("headline", f": {one_line(finding.message)}")]
+    proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
+    gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
+    yield from snippet.window(finding, gutter, width, cell_len)
+    for note in finding.notes:
+        yield from _words("note", note)
+    if finding.count > 1:
+        yield from _words("note", f"seen {finding.count} times at these lines, shown once")
+    for suggestion, changes in proposed:
+        yield from _words("help", suggestion.message)
+        if changes:
+            path = finding.primary.span.path if finding.primary else None
+            yield from diff.rows(changes, path, gutter, width, cell_len)
+
+
+def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
+    """Digits of the longest line number in the window or in a diff."""
+    numbers = [number for label in finding.labels for number in (label.span.line, label.span.end_line)]
+    numbers += [change.line + max(len(change.removed), len(change.added)) - 1 for change in changes]
+    return max((len(str(number)) for number in numbers), default=1)
+
+
+def _words(kind: str, text: str) -> Iterable[Row]:
+    first, *rest = broken(text)
+    yield [(kind, kind), ("", f": {first}")]
+    yield from ([("", " " * (len(kind) + 2) + line)] for line in rest)
+
+
+def _counts(report: Report) -> str:
+    """`2 errors and 1 hint, at 3 lines of 2 files`."""
+    found = Counter(finding.severity for finding in report.findings)
+    *others, last = [_many(found[severity], visible(severity)) for severity in sorted(found, key=_rank)]
+    what = f"{', '.join(others)} and {last}" if others else last
+    lines = {(label.span.path, label.span.line) for finding in report.findings if (label := finding.primary)}
+    files = len({path for path, _ in lines})
+    where = f", at {_many(len(lines), 'line')}" if lines else ""
+    return what + where + (f" of {files} files" if files > 1 else "")
+
+
+def _rank(severity: str) -> int:
+    """Errors first; a word of another version of the report last."""
+    return [*_SEVERITY, severity].index(severity)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _watched(coverage: Coverage) -> str:
+    parts: list[str] = []
+    if coverage.writes:
+        parts.append(f"in-place writes (by {one_line(coverage.writes)})")
+    if coverage.saves:
+        parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions, not bytes'})")
+    if not parts:
+        return "nothing found, as nothing was watched"
+    return f"nothing found; watched: {' and '.join(parts)}"
+
+
+def _painted(row: Row, styles: dict[str, str]) -> str:
+    """One line of output. Segments are only coloured: rich neither wraps nor highlights nor reads markup here."""
+    while row and not row[-1][1].strip():
+        row = row[:-1]
+    if not row:
+        return "\n"
+    row = [*row[:-1], (row[-1][0], row[-1][1].rstrip())]
+    return "".join(_colored(text, styles.get(style, "")) for style, text in row) + "\n"
+
+
+def _colored(text: str, style: str) -> str:
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if style else text

@@ -1,0 +1,81 @@
+"""Text made fit to be read: characters that act on a terminal made visible, paths as a reader would type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+
+from noclobber.model.finding import Label
+from noclobber.model.source import Span, source_line
+
+TAB = "    "
+JOINER = "\u200d"
+"""Zero width joiner: the one format character that is kept, as it holds emoji together."""
+_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+_BREAK = re.compile(r"\r\n|[\r\n]")
+
+
+def visible_character(character: str) -> str:
+    """A character as it may be shown: tabs as four spaces, control characters as their pictures or escapes.
+
+    Escape sequences, bidirectional overrides, zero-width spaces and undecodable bytes (lone surrogates) are all spelled
+    out: none of them reaches the terminal, and none can make source look like other source.
+    """
+    if character == "\t":
+        return TAB
+    if character < " ":
+        return chr(0x2400 + ord(character))
+    if character == "\x7f":
+        return "\u2421"
+    if unicodedata.category(character) in _ACTING and character != JOINER:
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def visible(text: str) -> str:
+    """A text in which every character that would act, not show, is spelled out; newlines too."""
+    return text if text.isprintable() else "".join(map(visible_character, text))
+
+
+def broken(text: str) -> list[str]:
+    """The lines of a text of several lines, each visible, without trailing blanks."""
+    return [visible(line).rstrip() for line in _BREAK.split(text.strip())]
+
+
+def one_line(text: str) -> str:
+    """A text of any number of lines on one line."""
+    return " ".join(line.strip() for line in broken(text) if line)
+
+
+def shown_path(path: str) -> str:
+    """Relative to the current directory where it lies under it; anything else (`<stdin>`, `C:\\x.py`, a cell) as it is."""
+    if os.path.isabs(path):
+        try:
+            here = os.getcwd()
+        except OSError:  # the directory was removed under the running program
+            here = os.sep
+        # Under the root every path lies, and none would be found again without its first slash.
+        if os.path.dirname(here) != here and path.startswith(here + os.sep):
+            path = path[len(here) + 1 :]
+    return visible(path)
+
+
+def place(span: Span) -> str:
+    """`train.py:8:1`, the form that editors and terminals turn into a link."""
+    return f"{shown_path(span.path)}:{span.line}:{span.column}"
+
+
+def kept_source(label: Label) -> dict[int, str]:
+    """Line number to text, as the label kept it; empty where the source was missing when it was made."""
+    if not any(text.strip() for text in label.source):
+        return {}
+    return {label.span.line + index: text.rstrip("\r\n") for index, text in enumerate(label.source)}
+
+
+def read_source(path: str, line: int) -> str:
+    """The text of a line as this machine has it now; empty where it has none."""
+    try:
+        return source_line(path, line)
+    except ValueError:  # a path that no file can have, such as one with a null byte
+        return ""

@@ -1,0 +1,88 @@
+"""NC101 stale-save: an in-place write changes a tensor that backward still needs
+
+What happens
+    An operation keeps a tensor for its backward (exp its result, pow its input, linear its input and its weight). Later
+    code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice, `inplace=True`,
+    an update under `torch.no_grad()`. Backward then finds other bytes than were saved, and PyTorch raises
+    "one of the variables needed for gradient computation has been modified by an inplace operation".
+
+Why
+    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter per storage and compares
+    it when backward reads. The node that its message names is the producer of the tensor as it is now, which is often
+    the last writer; it is neither the line that saved nor always the line that wrote.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = torch.sigmoid(x)
+    h += 1
+    h.sum().backward()
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = torch.sigmoid(x)
+    h = h + 1
+    h.sum().backward()
+
+Notes
+    Not every write is harmful: only what an operation keeps may not change. The input of sigmoid, exp, tanh and relu may
+    be overwritten, their result may not; for pow, sin, log, gelu, convolutions and linear it is the other way round.
+    `torch.no_grad()` and `.detach()` do not help, since they share the version counter; `.data` only hides the error
+    and leaves the gradient wrong.
+    Weights that change between forward and backward are mostly an optimizer's doing: see NC103.
+"""
+
+from __future__ import annotations
+
+import re
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity
+from noclobber.rules.causes import cause, overlapping
+from noclobber.rules.cures import cures
+from noclobber.rules.keeps import reason
+from noclobber.rules.message import parse
+from noclobber.rules.story import story
+from noclobber.rules.wording import counted, stem
+
+CODE = "NC101"
+NAME = "stale-save"
+SEVERITY: Severity = "error"
+MESSAGES = (
+    re.compile(r"needed\s+for\s+gradient\s+computation\s+has\s+been\s+modified\s+by\s+an\s+inplace\s+operation"),
+)
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A clobber that PyTorch raises and that no more special cause explains."""
+    if not isinstance(event, Clobber) or cause(event) != "stale":
+        return None
+    writes = overlapping(event)
+    kind = event.save.tensor.kind
+    headline = f"in-place write to a {kind} that backward still needs"
+    if not writes:
+        headline = f"a {kind} that backward still needs was written in place"
+    notes = [reason(event.save), *_unseen(event), *_misnamed(event)]
+    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures(event))
+
+
+def _unseen(clobber: Clobber) -> list[str]:
+    if clobber.writes:
+        return []
+    number = clobber.current - clobber.save.version
+    times = f" ({counted(number, 'write')} by the version counter)" if number > 0 else ""
+    return [f"the line that wrote was not recorded{times}; it ran after the save and before backward"]
+
+
+def _misnamed(clobber: Clobber) -> list[str]:
+    """PyTorch's message names the tensor's producer of now; worth a word where that is not the node that saved."""
+    message = parse(clobber.message or "")
+    if message is None or message.node is None or stem(message.node) == stem(clobber.save.node):
+        return []
+    return [
+        f"the message of PyTorch names {message.node}, which produced the tensor; {clobber.save.node} is what needs it"
+    ]

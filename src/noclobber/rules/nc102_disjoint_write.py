@@ -1,0 +1,71 @@
+"""NC102 disjoint-write: PyTorch refuses, though the bytes written are not the bytes that backward needs
+
+What happens
+    Backward needs a slice of a tensor, later code writes another slice of the same storage, and PyTorch raises
+    "modified by an inplace operation". Typical: `h[t] = f(h[t - 1])` over a preallocated buffer, each slot written once.
+
+Why
+    PyTorch counts versions once per storage, not per byte, so it cannot tell the slices apart. The gradient would have
+    been right.
+
+Example
+    import torch
+
+    w = torch.ones(2, requires_grad=True)
+    h = torch.ones(4, 2)
+    for t in range(1, 4):
+        h[t] = h[t - 1] * w
+    h.sum().backward()
+
+Instead
+    import torch
+
+    w = torch.ones(2, requires_grad=True)
+    h = [torch.ones(2)]
+    for t in range(1, 4):
+        h.append(h[t - 1] * w)
+    torch.stack(h).sum().backward()
+
+Notes
+    Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the slice.
+    Advanced indexing (`h[torch.tensor(t)]`) copies as well.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.causes import cause
+from noclobber.rules.rewriting import in_loop
+from noclobber.rules.story import story
+from noclobber.rules.wording import bytes_in_words, name_in_words, nbytes
+
+CODE = "NC102"
+NAME = "disjoint-write"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A clobber that PyTorch raises although every write missed the saved bytes."""
+    if not isinstance(event, Clobber) or cause(event) != "disjoint":
+        return None
+    size = nbytes(event.save.tensor)
+    note = "PyTorch counts versions once per storage; the bytes written are not the bytes saved, so the gradient would have been right"
+    name = event.save.tensor.name
+    cost = f" ({bytes_in_words(size)} more)" if size else ""
+    clone = Suggestion(
+        f"save a copy of the slice{cost}: `{name}.clone()`" if name else f"save a copy of the slice{cost}: `.clone()`"
+    )
+    stack = Suggestion("collect the parts in a list and `torch.stack` them after the loop")
+    writes = tuple(sorted(event.writes, key=lambda write: write.order))
+    return story(
+        (CODE, NAME, SEVERITY),
+        "in-place write beside bytes that backward needs: PyTorch refuses, though the gradient would be right",
+        event,
+        writes,
+        notes=[note],
+        suggestions=[stack, clone] if in_loop(writes[0].site) else [clone],
+        verb=f"writes beside {name_in_words(event.save.tensor, 'it') if name else 'it'}",
+    )

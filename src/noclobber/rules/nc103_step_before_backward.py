@@ -1,0 +1,67 @@
+"""NC103 step-before-backward: an optimizer changes weights that a later backward still needs
+
+What happens
+    A forward runs, an optimizer steps, and then a backward goes through that forward. The weights it needs are the old
+    ones; the step has overwritten them in place. Of the questions that quote only PyTorch's message, most are this.
+
+Why
+    The gradient of an input is made of the weights of the forward. After the step they are gone, so PyTorch raises. Old
+    releases (before 1.5) wrote weights through `.data`, noticed nothing, and gave the gradient of no network at all.
+
+Example
+    import torch
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    first, second = (w**2).sum(), (w**3).sum()
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+Instead
+    import torch
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    first, second = (w**2).sum(), (w**3).sum()
+    first.backward()
+    second.backward()
+    optimizer.step()
+
+Notes
+    Two networks (GAN, actor and critic): run every backward before the first step, or compute the second loss after the
+    step of the first network, or detach what the second loss should not reach (`critic(fake.detach())`).
+    A state carried from one iteration to the next (`h`, a memory, a running loss) drags the old graph along:
+    `h = h.detach()` after the step. `retain_graph=True` only turns one error into this one.
+    With `fused=True` no version is counted and nothing is raised: see NC203.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity
+from noclobber.rules.causes import cause, is_step, overlapping
+from noclobber.rules.labels import subject, writer_in_words
+from noclobber.rules.stepping import step_cures, step_note
+from noclobber.rules.story import story
+
+CODE = "NC103"
+NAME = "step-before-backward"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A clobber that PyTorch raises and that an optimizer's step is to blame for."""
+    if not isinstance(event, Clobber) or cause(event) != "step":
+        return None
+    writes = sorted(overlapping(event), key=lambda write: not is_step(write))
+    return story(
+        (CODE, NAME, SEVERITY),
+        f"{writer_in_words(writes[0])} changes {subject(event.save.tensor)} before a backward that still needs it",
+        event,
+        writes,
+        notes=[step_note(event, writes[0])],
+        suggestions=step_cures(event, writes[0]),
+    )

@@ -1,0 +1,100 @@
+"""NC104 freed-graph: a backward goes through a graph that an earlier backward has already freed
+
+What happens
+    A backward frees what its graph saved. A later backward that reaches the same graph finds nothing, and PyTorch raises
+    "Trying to backward through the graph a second time".
+
+Why
+    Two causes look alike. Either the same loss, or two losses with a common part, are run backward one after the other.
+    Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries its graph into this one.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    h.sum().backward()
+    h.prod().backward()
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    (h.sum() + h.prod()).backward()
+
+Notes
+    For a carried state, `h = h.detach()` at the end of each iteration is the cure. `retain_graph=True` is none there: the
+    graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
+    `retain_graph=True` on the first backward is right where one graph really serves two.
+"""
+
+from __future__ import annotations
+
+import re
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
+from noclobber.rules.labels import inside_label
+from noclobber.rules.wording import node_in_words
+
+CODE = "NC104"
+NAME = "freed-graph"
+SEVERITY: Severity = "error"
+MESSAGES = (
+    re.compile(r"Trying\s+to\s+backward\s+through\s+the\s+graph\s+a\s+second\s+time"),
+    re.compile(r"access\s+saved\s+(?:variables|tensors)\s+after\s+they\s+have\s+already\s+been\s+freed"),
+)
+
+_HEADLINES = {
+    True: "second backward through a graph that the first one has freed",
+    False: "backward reaches into a graph of an earlier iteration, which is already freed",
+    None: "backward through a graph that an earlier backward has freed",
+}
+_DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+_SUM = "sum the losses and call `backward` once"
+_RETAIN = "or pass `retain_graph=True` to the first `backward`, where one graph really serves two"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refusal whose message says that the graph is freed."""
+    if not isinstance(event, Refusal) or not any(pattern.search(event.message) for pattern in MESSAGES):
+        return None
+    if event.call == "access":
+        return _finding(
+            event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
+        )
+    repeated = event.repeated_root
+    helps = {
+        True: [_SUM, _RETAIN],
+        False: [_DETACH],
+        None: [f"for a carried state: {_DETACH}", f"for two losses: {_SUM}"],
+    }[repeated]
+    return _finding(event, _HEADLINES[repeated], helps, _note(repeated))
+
+
+def _note(repeated: bool | None) -> str:
+    if repeated:
+        return "a backward frees what its graph saved, so the graph serves once"
+    cure = "`retain_graph=True` is no cure for a carried state: the graph would grow with every iteration"
+    return cure if repeated is False else f"a backward frees what its graph saved, so the graph serves once; {cure}"
+
+
+def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Finding:
+    suggestions = tuple(Suggestion(one) for one in helps)
+    notes = (note,) if note else ()
+    return Finding(CODE, NAME, SEVERITY, headline, _labels(event), notes=notes, suggestions=suggestions)
+
+
+def _labels(event: Refusal) -> tuple[Label, ...]:
+    node = f": {node_in_words(event.saved_node)} kept a tensor for its backward" if event.saved_node else ""
+    labels: list[Label] = []
+    if event.saved is not None:
+        labels.append(
+            label("save", event.saved, f"part of the freed graph was built here{node}", primary=event.site is None)
+        )
+    if event.site is not None:
+        reader = {"grad": "`autograd.grad`", "access": "this access"}.get(event.call, "this backward")
+        labels.append(label("read", event.site, f"{reader} needs it again", primary=True))
+    return (*labels, *inside_label(event.saved, "the freed graph was built here"))

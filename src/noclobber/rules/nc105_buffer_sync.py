@@ -1,0 +1,81 @@
+"""NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the last one
+
+What happens
+    Some modules rewrite a buffer in each forward: DistributedDataParallel broadcasts the buffers of rank 0, observers and
+    normalisations update a statistic. Two forwards before one backward, and the first forward's buffer is gone.
+
+Why
+    The first forward kept the buffer for its backward. Where the module writes with a counted operator PyTorch raises;
+    newer releases hide the broadcast of DistributedDataParallel from the counter, and then the gradient is silently wrong on
+    every rank whose buffers differ from those of rank 0.
+
+Example
+    import torch
+    from torch.ao.quantization.observer import MinMaxObserver
+
+    observer = MinMaxObserver()
+    x = torch.rand(3, requires_grad=True)
+    first = observer(x) / observer.max_val
+    observer(x + 1)
+    first.sum().backward()
+
+Instead
+    import torch
+    from torch.ao.quantization.observer import MinMaxObserver
+
+    observer = MinMaxObserver()
+    x = torch.rand(3, requires_grad=True)
+    first = observer(x) / observer.max_val.clone()
+    observer(x + 1)
+    first.sum().backward()
+
+Notes
+    With DistributedDataParallel: concatenate the batches and run one forward, or pass `broadcast_buffers=False` where the
+    buffers need not agree, or rebind a buffer in the module instead of writing into it.
+    The running statistics of a batch norm are NC203. A buffer that the program itself writes (a queue, a memory bank,
+    power iteration) is NC101.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal, Write
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.causes import cause, in_parallel, overlapping
+from noclobber.rules.keeps import reason
+from noclobber.rules.labels import subject
+from noclobber.rules.story import story
+
+CODE = "NC105"
+NAME = "buffer-sync"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A buffer rewritten by a module's own upkeep between a forward that kept it and its backward."""
+    if not isinstance(event, Clobber) or cause(event) != "sync":
+        return None
+    writes = overlapping(event)
+    silently = "" if event.raised else "silently "
+    spread = _is_spread(writes[0])
+    headline = (
+        f"a forward {silently}rewrites {subject(event.save.tensor)}, which an earlier forward's backward still needs"
+    )
+    once = Suggestion("run one forward for each backward: concatenate the batches instead of calling the module twice")
+    copy = Suggestion("let the forward read a copy of the buffer (`.clone()`), or rebind it instead of writing into it")
+    cures = (
+        [once, Suggestion("or pass `broadcast_buffers=False` to `DistributedDataParallel`")] if spread else [copy, once]
+    )
+    notes = [reason(event.save)]
+    if spread:
+        notes.append(
+            "DistributedDataParallel copies the buffers of rank 0 into every rank at the start of each forward"
+        )
+    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
+
+
+def _is_spread(write: Write) -> bool:
+    return (
+        write.op.startswith("c10d::") or "broadcast" in write.op or (write.site is not None and in_parallel(write.site))
+    )

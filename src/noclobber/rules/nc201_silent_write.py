@@ -1,0 +1,70 @@
+"""NC201 silent-write: a write that PyTorch does not count changes a tensor that backward still needs
+
+What happens
+    `.data`, `t.data = u`, `set_` with another tensor's storage, `untyped_storage()` and `swap_tensors` reach the same bytes
+    with a version counter of their own, or none. Backward reads other bytes than were saved, and nothing is raised.
+
+Why
+    PyTorch's only check compares version counters. A write that moves another counter goes unseen, and the gradient is
+    a wrong number.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    h.data.mul_(2)
+    h.sum().backward()
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    h = h * 2
+    h.sum().backward()
+
+Notes
+    Replacing `.data` by `.detach()` or by `torch.no_grad()` makes PyTorch notice, so it raises; the write still has to go.
+    Where the gradient should not see the change, compute with a new tensor: `h = h + (h * 2 - h).detach()`.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal, Write
+from noclobber.model.finding import Finding, Severity
+from noclobber.rules.causes import cause, overlapping
+from noclobber.rules.cures import cures
+from noclobber.rules.keeps import reason
+from noclobber.rules.story import story
+from noclobber.rules.wording import op_in_words
+
+CODE = "NC201"
+NAME = "silent-write"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A clobber that PyTorch does not notice, by an operator that writes through another counter, `.data =` or a swap."""
+    if not isinstance(event, Clobber) or cause(event) != "silent":
+        return None
+    writes = overlapping(event)
+    return story(
+        (CODE, NAME, SEVERITY),
+        "silent in-place write: backward reads other bytes than were saved",
+        event,
+        writes,
+        notes=[_hidden(writes[0]), reason(event.save)],
+        suggestions=cures(event),
+    )
+
+
+def _hidden(write: Write) -> str:
+    if write.via == "set_data":
+        return "`t.data = u` gives the tensor other bytes and counts no version, so PyTorch raises nothing"
+    if write.via == "swap":
+        return "`swap_tensors` moves the bytes and their counter together, so PyTorch raises nothing"
+    what = f"`{op_in_words(write.op)}` wrote through an alias that has its own version counter"
+    return f"{what} (`.data`, `set_`, a storage), so PyTorch raises nothing"

@@ -1,0 +1,90 @@
+"""NC203 unversioned-op: an operator that counts no version changes a tensor that backward still needs
+
+What happens
+    A few operators write without moving the version counter: the steps of fused optimizers, batch norm on its running
+    statistics, collectives such as `all_reduce`. Backward reads what they wrote, and nothing is raised.
+
+Why
+    PyTorch's check compares version counters, and these operators have no kernel that moves one. The same program with
+    `fused=False` raises (NC103); with `fused=True` it gives a wrong gradient.
+
+Example
+    import torch
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    first, second = (w**2).sum(), (w**3).sum()
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+Instead
+    import torch
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    first, second = (w**2).sum(), (w**3).sum()
+    first.backward()
+    second.backward()
+    optimizer.step()
+
+Notes
+    Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that backward
+    rewrites them: run the backward first, or the train-mode forward on a copy of the module.
+    In train mode the statistics are not read by backward, and rewriting them is harmless.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal, Write
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.causes import cause, is_statistics, is_step, overlapping
+from noclobber.rules.keeps import reason
+from noclobber.rules.labels import subject, writer_in_words
+from noclobber.rules.stepping import step_cures, step_note
+from noclobber.rules.story import story
+from noclobber.rules.wording import op_in_words
+
+CODE = "NC203"
+NAME = "unversioned-op"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A clobber that PyTorch does not notice, because the operator that wrote moves no counter."""
+    if not isinstance(event, Clobber) or cause(event) != "unversioned":
+        return None
+    writes = sorted(overlapping(event), key=lambda write: not (is_step(write) or write.via == "unversioned"))
+    first = writes[0]
+    what = subject(event.save.tensor)
+    if is_step(first):
+        headline = f"{writer_in_words(first)} silently changes {what} before a backward that still needs it"
+        notes = [step_note(event, first), "a fused optimizer counts no version, so PyTorch raises nothing"]
+        cures = step_cures(event, first)
+    elif is_statistics(first):
+        headline = f"batch norm silently rewrites {what}, which backward still needs"
+        notes = [
+            "in eval mode batch_norm keeps its running statistics for backward; in train mode it rewrites them and counts no version"
+        ]
+        cures = (
+            Suggestion("run the backward of the eval-mode forward before the next train-mode forward"),
+            Suggestion("or run the train-mode forward on a copy of the module: `copy.deepcopy`"),
+        )
+    else:
+        headline = f"silent in-place write by `{op_in_words(first.op)}`: backward reads other bytes than were saved"
+        notes = [
+            _collective(first) or f"`{op_in_words(first.op)}` counts no version, so PyTorch raises nothing",
+            reason(event.save),
+        ]
+        cures = (Suggestion("give this operator a copy (`.clone()`), or run it after the backward"),)
+    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
+
+
+def _collective(write: Write) -> str:
+    return (
+        "a collective writes its result in place and counts no version, so PyTorch raises nothing"
+        if "c10d" in write.op
+        else ""
+    )

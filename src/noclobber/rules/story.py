@@ -1,0 +1,77 @@
+"""A clobber told as a finding: save, write, read, the writes that followed, the library line behind a user's call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Write
+from noclobber.model.finding import Finding, Label, Severity, Suggestion
+from noclobber.rules.labels import inside_label, read_label, save_label, site_of, where, write_label, writer_in_words
+from noclobber.rules.wording import counted, listed, node_in_words, save_record, tensor_record, write_record
+
+MOST_LABELS = 3
+MOST_LINES = 4
+
+
+def story(
+    rule: tuple[str, str, Severity],
+    headline: str,
+    clobber: Clobber,
+    writes: Sequence[Write],
+    *,
+    notes: Sequence[str] = (),
+    suggestions: Sequence[Suggestion] = (),
+    verb: str = "overwrites it",
+) -> Finding:
+    """The finding of a clobber. `rule` is code, name and severity; the first of `writes` is the one to blame."""
+    blamed = writes[0] if writes else None
+    written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
+    saved = save_label(clobber.save, primary=not written)
+    after = site_of(blamed) if blamed else None
+    read = read_label(clobber.read, after=after, primary=not written and not saved)
+    labels = [*saved, *written, *read]
+    more, said = _followers(writes[1:], written, room=MOST_LABELS - len(labels), clobber=clobber, verb=verb)
+    labels[len(saved) + len(written) : len(saved) + len(written)] = more
+    behind = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
+    behind = behind or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
+    code, name, severity = rule
+    return Finding(
+        code,
+        name,
+        severity,
+        headline,
+        (*labels, *behind),
+        tensor=tensor_record(clobber.save.tensor),
+        save=save_record(clobber.save),
+        writes=tuple(write_record(write) for write in clobber.writes),
+        notes=(*notes, *said),
+        suggestions=tuple(suggestions),
+    )
+
+
+def _followers(
+    later: Sequence[Write], first: Sequence[Label], *, room: int, clobber: Clobber, verb: str
+) -> tuple[tuple[Label, ...], tuple[str, ...]]:
+    """Labels for the writes after the first, as far as there is room, and a note that counts the rest."""
+    again = [write for write in later if _same_place(write, first)]
+    others: dict[object, Write] = {}
+    for write in later:
+        site = site_of(write)
+        if not _same_place(write, first):
+            others.setdefault(site.span() if site else None, write)
+    notes = [f"the same line wrote {counted(len(again) + 1, 'time')} before backward read it"] if again else []
+    if room > 0 and len(others) == 1:
+        return write_label(next(iter(others.values())), clobber.save, primary=False, verb=verb), tuple(notes)
+    if others:
+        places = [where(site_of(write)) for write in others.values()]
+        rest = [f"{len(places) - MOST_LINES + 1} more places"] if len(places) > MOST_LINES else []
+        places = places[: MOST_LINES - 1] + rest if rest else places
+        number = len(later) - len(again)
+        notes.append(f"{counted(number, 'more write')} followed, at {listed(places)}")
+    return (), tuple(notes)
+
+
+def _same_place(write: Write, first: Sequence[Label]) -> bool:
+    site = site_of(write)
+    return bool(first) and site is not None and site.span() == first[0].span

@@ -1,0 +1,218 @@
+"""A session wires observing to rules to findings: `watch`, `install`, and what `noclobber run` keeps for its report."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from noclobber import rules
+from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError, ClobberWarning
+from noclobber.model.finding import Finding
+from noclobber.model.report import Coverage, Report
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OnWrite = Literal["record", "raise"]
+
+
+class Session:
+    """What one run, one `watch` block or one `install` has found. Nothing heavy is imported before `start`."""
+
+    def __init__(self, *, on_write: OnWrite = "record", watching: bool = True, notes: bool = False) -> None:
+        self.on_write: OnWrite = on_write
+        self.watching = watching
+        self._notes = notes
+        self._found: dict[tuple[object, ...], Finding] = {}
+        self._counts: dict[tuple[object, ...], int] = {}
+        self._coverage = Coverage(writes="nothing", saves=False)
+        self._started = False
+
+    def start(self) -> None:
+        """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
+        from noclobber.observe import subscription
+
+        subscription.subscribe(self)
+        self._started = True
+
+    def stop(self) -> None:
+        """Disarm; a no-op when not started."""
+        if self._started:
+            from noclobber.observe import subscription
+
+            self._started = False
+            self._coverage = subscription.unsubscribe(self)
+
+    def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
+        """The recorder saw saves that were overwritten."""
+        findings = [finding for clobber in clobbers if (finding := rules.explain(clobber)) is not None]
+        for finding in findings:
+            self._keep(finding)
+        if isinstance(error, ClobberError):
+            error.findings += tuple(findings)
+        if error is not None and self._notes:
+            self._annotate(error, findings)
+
+    def refused(self, error: RuntimeError) -> None:
+        """An operator raised an error about writing in place; the program may still catch it."""
+        if self._notes:
+            finding = rules.explain(error.noclobber_event)  # type: ignore[attr-defined]
+            self._annotate(error, [finding] if finding else [])
+
+    def escaped(self, error: BaseException) -> None:
+        """An exception left the program, or the block: explain it if it is about writing in place."""
+        from noclobber.observe import subscription
+
+        event = subscription.event_of(error) if self._started else None
+        finding = rules.explain(event) if event is not None else None
+        if finding is not None and not isinstance(event, Clobber):
+            self._keep(finding)
+            if self._notes:
+                self._annotate(error, [finding])
+        without_own_frames(error)
+
+    def _keep(self, finding: Finding) -> None:
+        identity = finding.identity()
+        self._found.setdefault(identity, finding)
+        self._counts[identity] = self._counts.get(identity, 0) + 1
+
+    def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
+        from noclobber import render
+
+        known = getattr(error, "__notes__", [])
+        text = render.render(Report(tuple(findings)), "full") if findings else ""
+        if text and text not in known:
+            error.add_note(text)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found so far, equal findings once with their count, in the order they were first seen."""
+        return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
+
+    def report(self, program: dict[str, Any] | None = None) -> Report:
+        """Everything a renderer needs."""
+        coverage = self._coverage
+        if self._started:
+            from noclobber.observe import subscription
+
+            coverage = subscription.coverage()
+        return Report(self.findings, coverage, program or {})
+
+
+def without_own_frames(error: BaseException) -> None:
+    """Cut noclobber's frames out of an exception's traceback, so that it reads as it would without noclobber."""
+    from noclobber.model.source import Owner, owner_of
+
+    kept: list[TracebackType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if owner_of(traceback.tb_frame.f_code.co_filename) is not Owner.NOCLOBBER:
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    rebuilt: TracebackType | None = None
+    for one in reversed(kept):
+        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = rebuilt
+
+
+class watch:  # noqa: N801 - used like a function: a context manager and a decorator
+    """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
+
+    An error that PyTorch raises about it is raised as a ClobberError, with PyTorch's message first; where PyTorch stays
+    silent the program goes on as it would, and leaving the block warns with a ClobberWarning. With `on_write="raise"` a
+    write to bytes that backward still needs raises a ClobberError at its own line, before the bytes change; a silent
+    change that could not be stopped raises when it is read.
+    """
+
+    def __init__(self, *, on_write: OnWrite = "record") -> None:
+        if on_write not in ("record", "raise"):
+            raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
+        self._on_write: OnWrite = on_write
+        self._sessions: list[Session] = []
+        self._last = Session()
+
+    def __enter__(self) -> watch:
+        session = Session(on_write=self._on_write, notes=True)
+        session.start()
+        self._sessions.append(session)
+        self._last = session
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = self._last = self._sessions.pop()
+        if error is not None:
+            session.escaped(error)
+        session.stop()
+        if error is None:
+            _warn_about(session)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Watch every call of a function."""
+
+        @functools.wraps(function)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return watched
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What this block, or the last one ended, found."""
+        return self._last.findings
+
+    @property
+    def report(self) -> Report:
+        """Findings with the coverage: what was watched and what could not be."""
+        return self._last.report()
+
+
+def _warn_about(session: Session) -> None:
+    from noclobber import render
+
+    report = session.report()
+    if report.findings:
+        warnings.warn(render.render(report, "full"), ClobberWarning, stacklevel=3)
+
+
+class Installed:
+    """What `install` returns: `uninstall` undoes it, also as the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self._session = Session(watching=False, notes=True)
+        self._session.start()
+        self._excepthook = sys.excepthook
+        self._hook = self._explain_uncaught
+        sys.excepthook = self._hook
+
+    def _explain_uncaught(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        self._session.escaped(error)
+        self._excepthook(kind, error, error.__traceback__)
+
+    def uninstall(self) -> None:
+        """Leave PyTorch as it was found; a second call does nothing."""
+        self._session.stop()
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._excepthook
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.uninstall()
+
+
+def install() -> Installed:
+    """Always on, at the cost of the write log alone: an in-place error gets a note that explains it, when it comes.
+
+    The line that saved the tensor is not known then, the lines that wrote are; `watch` and `noclobber run` know both.
+    """
+    return Installed()

@@ -1,0 +1,1 @@
+"""Tests of the renderers, on findings written by hand."""

@@ -1,0 +1,83 @@
+"""Every format against files that a person can read: `NOCLOBBER_UPDATE_GOLDEN=1 pytest tests/render` writes them anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from noclobber.model.finding import Finding
+from noclobber.model.report import Coverage, Report
+from noclobber.render import footer, render, window
+
+from . import awkward, catalogue
+
+GOLDEN = Path(__file__).parent / "golden"
+FINDINGS = catalogue.FINDINGS | awkward.FINDINGS
+SEVERAL = tuple(
+    FINDINGS[name]
+    for name in (
+        "stale_save",
+        "optimizer_step",
+        "later_iteration",
+        "several_lines",
+        "hint",
+        "unlabelled",
+        "control_characters",
+    )
+)
+REPORTS = {
+    "one": Report((FINDINGS["stale_save"],)),
+    "several": Report(SEVERAL, program={"argv": ["train.py"], "status": 1}),
+    "nothing": Report(),
+    "nothing_unseen": Report(
+        coverage=Coverage("dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"))
+    ),
+    "nothing_watched": Report(coverage=Coverage("", saves=False, unseen=("everything: torch was not imported",))),
+    "warned": Report((FINDINGS["edits_in_two_places"], FINDINGS["hint"]), Coverage(unseen=("sparse tensors",))),
+}
+
+
+def check(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("NOCLOBBER_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8", newline="")
+    with path.open(encoding="utf-8", newline="") as file:
+        assert text == file.read()
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_window(name: str) -> None:
+    check(name, window(FINDINGS[name]))
+
+
+@pytest.mark.parametrize("name", ["long_lines", "words_beneath", "wide_characters"])
+def test_narrow_window(name: str) -> None:
+    check(f"{name}.80", window(FINDINGS[name], width=80))
+
+
+@pytest.mark.parametrize("format", ["full", "concise", "github", "json"])
+def test_several(format: str) -> None:
+    check(f"report.{format}", render(REPORTS["several"], format))
+
+
+def test_footers() -> None:
+    check("footers", "\n".join(footer(report) for report in REPORTS.values()))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    expected = {*FINDINGS, "footers", "long_lines.80", "words_beneath.80", "wide_characters.80"}
+    expected |= {f"report.{format}" for format in ("full", "concise", "github", "json")}
+    assert {path.stem for path in GOLDEN.iterdir()} == expected
+
+
+@pytest.mark.parametrize("one", FINDINGS.values(), ids=FINDINGS)
+def test_every_place_and_every_word_is_shown(one: Finding) -> None:
+    """What the golden files cannot prove for themselves: nothing that a rule said gets lost."""
+    text = window(one)
+    for label in one.labels:
+        assert f"{label.span.line}" in text
+        assert label.text.replace("\x1b", "␛") in text
+    for suggestion in one.suggestions:
+        assert f"help: {suggestion.message}".replace("\x08", "␈") in text
