@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from noclobber.model.report import Report
-    from noclobber.session import Session
+    from noclobber.run import Run
 
 FORMATS = ("full", "concise", "github", "json")
 REFUSED = 2
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb == "run":
         if not program or (program[0] in ("-m", "-c") and len(program) == 1):
             options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
-        return _Run(options, program).carry_out()
+        return _run(options, program)
     try:
         status: int = options.carry_out(options)
         sys.stdout.flush()
@@ -76,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         usage="noclobber run [--format FORMAT] [-o FILE] [--raise] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
-        description="Run a program as `python` would, then report on stderr. The exit status is the program's own; 1 where "
-        "it ended well but an error was found.",
+        description="Run a program as `python` would, then report on stderr. The exit status is the program's own; 1 "
+        "where it ended well but an error was found.",
         epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
         allow_abbrev=False,
     )
@@ -131,138 +131,56 @@ def _refuse(why: str) -> int:
     return REFUSED
 
 
-class _Run:
-    """`noclobber run`: one program, from before its first line to after its last.
+def _run(options: argparse.Namespace, words: list[str]) -> int:
+    """`noclobber run`: the program, then its report on stderr or in a file."""
+    from noclobber.program import NotAProgram
+    from noclobber.run import Run
 
-    What the program may change and the report needs (stderr, the folder, the module path, the process) is kept from
-    before it ran. Order at the end: traceback, threads, exit functions, flushed streams, report. Objects that live until
-    the interpreter itself goes come after the report.
-    """
+    output = os.path.realpath(options.output) if options.output else None
+    if output is not None and (why := _unwritable(output)):
+        return _refuse(f"cannot write `{options.output}`: {why}")
+    run = Run(options.on_write)
+    try:
+        run.carry_out(words)
+    except NotAProgram as reason:
+        return _refuse(str(reason))
+    status = run.status
+    if not run.in_child:
+        with run.surroundings(), run.kept_apart():
+            report = run.report()
+            if status == 0 and report.count("error"):
+                status = 1
+            _deliver(report, run, options, output)
+        for crash in run.crashes:
+            _tell(run, _crash(crash))
+    run.leave()
+    return status
 
-    def __init__(self, options: argparse.Namespace, program: list[str]) -> None:
-        self.options = options
-        self.program = program
-        self.output = os.path.realpath(options.output) if options.output else None
-        self.stderr = sys.stderr
-        self.process = os.getpid()
-        self.modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
-        self.folder = os.getcwd()
-        self.session: Session | None = None
-        self.watched = False
-        self.crashes: list[Exception] = []
 
-    def carry_out(self) -> int:
-        """Run, report; the exit status. Raises KeyboardInterrupt, silently, where one ended the program."""
-        from noclobber import program
-        from noclobber.imports import after_import
+def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str | None) -> None:
+    nothing = run.nothing_to_watch()
+    if nothing and options.format != "json" and output is None:
+        _tell(run, f"noclobber: {nothing}")
+        return
+    from noclobber.render import WIDTH, render
+    from noclobber.render.color import wanted, width_of
 
-        if self.output is not None and (why := _unwritable(self.output)):
-            return _refuse(f"cannot write `{self.options.output}`: {why}")
+    if output is not None:
         try:
-            loaded = program.load(self.program)
-            with self._kept_apart():
-                from noclobber.session import Session
-
-                self.session = Session(on_write=self.options.on_write)
-            after_import("torch", self._torch_is_there)
-            error = program.execute(loaded)
-        except program.NotAProgram as reason:
-            return _refuse(str(reason))
-        if error is not None and self.watched and self.session is not None:
-            with self._kept_apart():
-                self.session.escaped(error)
-        status = program.show(error)
-        program.wind_down()
-        # A child that the program forked gets here as well. It is the program's own affair.
-        if os.getpid() == self.process:
-            found = self._tell(loaded.argv, status)
-            status = status or found
-        if type(error) is KeyboardInterrupt:
-            # The interpreter dies of SIGINT when this leaves, so that a shell sees it; the traceback has been shown.
-            sys.excepthook = lambda *_: None
-            raise error
-        return status
-
-    @contextlib.contextmanager
-    def _kept_apart(self) -> Iterator[None]:
-        """A crash inside noclobber is told at the end; it does not change what the program does."""
-        try:
-            yield
-        except Exception as crash:
-            self.crashes.append(crash)
-
-    def _torch_is_there(self) -> None:
-        # A file of the user's own may be called torch.py, and a forked child runs unwatched.
-        if self.session is None or not hasattr(sys.modules["torch"], "autograd") or os.getpid() != self.process:
+            _write(output, render(report, options.format))
+        except OSError as error:
+            _tell(run, f"noclobber: cannot write `{options.output}`: {error.strerror}; the report follows")
+        else:
+            _tell(run, f"noclobber: {nothing or _counts(report)}; the report is in {options.output}")
             return
-        with self._kept_apart():
-            self.session.start()
-            self.watched = True
+    color, width = wanted(run.stderr, os.environ), width_of(run.stderr, WIDTH)
+    _tell(run, render(report, options.format, color=color, width=width), end="")
 
-    def _tell(self, argv: list[str], status: int) -> int:
-        """Report on stderr, or in the file that was asked for. 1 where an error was found, else 0."""
-        report: Report | None = None
-        # The program's own folder may hold a `rich.py`, and paths are told from where the person stands.
-        sys.path[:] = self.modules
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # the folder may be gone
-                stack.enter_context(contextlib.chdir(self.folder))
-            with self._kept_apart():
-                report = self._report(argv, status)
-                self._deliver(report)
-        for crash in self.crashes:
-            self._print(_crash(crash))
-        return int(report is not None and report.count("error") > 0)
 
-    def _report(self, argv: list[str], status: int) -> Report:
-        from noclobber.model.report import Report
-
-        torch = sys.modules.get("torch") if self.watched else None
-        program: dict[str, Any] = {
-            "argv": argv,
-            "status": status & 0xFF,
-            "torch": str(getattr(torch, "__version__", "")) or None,
-            "python": "{}.{}.{}".format(*sys.version_info),
-        }
-        if self.session is None:
-            return Report(program=program)
-        self.session.stop()
-        return self.session.report(program)
-
-    def _deliver(self, report: Report) -> None:
-        from noclobber.render import WIDTH, render
-        from noclobber.render.color import wanted, width_of
-
-        form, file = self.options.format, self.options.output
-        nothing = self._nothing_to_watch()
-        if self.output is not None:
-            try:
-                _write(self.output, render(report, form))
-            except OSError as error:
-                self._print(f"noclobber: cannot write `{file}`: {error.strerror}; the report follows")
-            else:
-                self._print(f"noclobber: {nothing or _counts(report)}; the report is in {file}")
-                return
-        if nothing and form != "json":
-            self._print(f"noclobber: {nothing}")
-            return
-        color = wanted(self.stderr, os.environ)
-        self._print(render(report, form, color=color, width=width_of(self.stderr, WIDTH)), end="")
-
-    def _nothing_to_watch(self) -> str:
-        """Why nothing was watched, empty where something was."""
-        if self.watched:
-            return ""
-        if "torch" not in sys.modules:
-            return "nothing to watch: torch was never imported"
-        if not hasattr(sys.modules["torch"], "autograd"):
-            return f"nothing to watch: `torch` is {getattr(sys.modules['torch'], '__file__', 'a stand-in')}, not PyTorch"
-        return "nothing was watched"
-
-    def _print(self, text: str, end: str = "\n") -> None:
-        # The program may have closed stderr, or its reader may be gone: then nobody is left to be told.
-        with contextlib.suppress(OSError, ValueError):
-            print(text, end=end, file=self.stderr, flush=True)
+def _tell(run: Run, text: str, end: str = "\n") -> None:
+    # The program may have closed stderr, or its reader may be gone: then nobody is left to be told.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, end=end, file=run.stderr, flush=True)
 
 
 def _crash(crash: Exception) -> str:
@@ -314,8 +232,8 @@ def _explain(options: argparse.Namespace) -> int:
     from noclobber.rules import catalogue, rule_of
 
     if options.what is None:
-        for rule in catalogue():
-            print(f"{rule.CODE}  {rule.NAME:<22} {_headline(rule.__doc__)}")
+        for one in catalogue():
+            print(f"{one.CODE}  {one.NAME:<22} {_headline(one.__doc__)}")
         return 0
     if options.what == "-":
         return _explain_text(_read(sys.stdin))
@@ -327,7 +245,7 @@ def _explain(options: argparse.Namespace) -> int:
         return _explain_text(options.what)
     from difflib import get_close_matches
 
-    known = [name for rule in catalogue() for name in (rule.CODE, rule.NAME)]
+    known = [name for one in catalogue() for name in (one.CODE, one.NAME)]
     close = get_close_matches(options.what.upper(), known, cutoff=0.7) + get_close_matches(options.what.lower(), known)
     hint = f"; close to it: {', '.join(close[:3])}" if close else "; `noclobber explain` lists the rules"
     return _refuse(f"no rule `{options.what}`{hint}")

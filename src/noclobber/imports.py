@@ -23,8 +23,8 @@ def after_import(name: str, act: Callable[[], None]) -> None:
 class _Finder:
     """Asks the other finders, and changes the spec that they find so that it tells when the module is loaded.
 
-    Wrapping the loader instead would put a frame of noclobber into the tracebacks of an import that fails, and would show
-    in `module.__loader__`.
+    Wrapping the loader instead would put a frame of noclobber into the tracebacks of an import that fails, and would
+    show in `module.__loader__`.
     """
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:

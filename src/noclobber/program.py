@@ -60,8 +60,8 @@ def load(words: Sequence[str]) -> Program:
         source = sys.stdin.buffer.read() if sys.stdin is not None else b""
         code = _compiled(source, "<stdin>", "<stdin>")
         return Program([first, *rest], "", code, names={"__file__": "<stdin>", "__cached__": None})
-    # Joined, not made normal: `python` keeps the `..` and the links of what was typed.
-    path = os.path.join(os.getcwd(), first.removeprefix("./"))
+    # Joined, not made normal: `python` keeps the dots and the links of what was typed.
+    path = os.path.join(os.getcwd(), first)
     if pkgutil.get_importer(path) is not None:
         return Program([first, *rest], path)
     try:
@@ -107,15 +107,15 @@ def execute(program: Program) -> BaseException | None:
     vars(main).update({"__builtins__": builtins, "__loader__": BuiltinImporter, **program.names})
     sys.modules["__main__"] = main
     sys.argv = program.argv
-    # `sys.path[0]` is the place that noclobber was started from, unless `-P` or `-I` was given; the program's own goes there.
+    # Without `-P` or `-I`, `sys.path[0]` is the place that noclobber was started from. The program's own belongs there.
     if not sys.flags.safe_path:
         del sys.path[:1]
     if program.is_folder or not sys.flags.safe_path:
         sys.path.insert(0, program.folder)
     left = None
     try:
-        # A warning whose `stacklevel` points above the program must say `sys:1`, as it does under `python`, and not show
-        # a line of noclobber: so the frame above the program's first one carries that name.
+        # A warning whose `stacklevel` points above the program must say `sys:1`, or `<sys>:0`, as it does under
+        # `python`, and not show a line of noclobber: so the frame above the program's first one carries that name.
         exec(_ABOVE_PROGRAM, {"__name__": "sys", "start": _start(program, main)})
     except BaseException as error:
         left = error.with_traceback(_from_program(error.__traceback__))
@@ -125,7 +125,8 @@ def execute(program: Program) -> BaseException | None:
     return left
 
 
-_ABOVE_PROGRAM = compile("start()", "sys", "exec")
+_ABOVE, _ABOVE_LINE = ("<sys>", 0) if sys.version_info >= (3, 13) else ("sys", 1)
+_ABOVE_PROGRAM = compile("start()", _ABOVE, "exec").replace(co_firstlineno=_ABOVE_LINE)
 
 
 def _start(program: Program, main: ModuleType) -> Callable[[], object]:
@@ -139,7 +140,7 @@ def _start(program: Program, main: ModuleType) -> Callable[[], object]:
 
 def _from_program(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback from the first frame that `python` would have."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in ("sys", __file__):
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in (_ABOVE, __file__):
         traceback = traceback.tb_next
     return traceback
 
@@ -174,9 +175,9 @@ def show(error: BaseException | None) -> int:
         return _exit_status(leaving)
     except BaseException as second:
         _say("Error in sys.excepthook:\n")
-        sys.__excepthook__(type(second), second, _from_program(second.__traceback__))
+        _display(second.with_traceback(_from_program(second.__traceback__)))
         _say("\nOriginal exception was:\n")
-        sys.__excepthook__(type(error), error, error.__traceback__)
+        _display(error)
     return 130 if type(error) is KeyboardInterrupt else 1
 
 
@@ -185,6 +186,10 @@ def _exit_status(leaving: SystemExit) -> int:
         return leaving.code or 0
     _say(f"{leaving.code}\n")
     return 1
+
+
+def _display(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _say(text: str) -> None:
@@ -211,13 +216,13 @@ def wind_down() -> None:
             threading._shutdown()
         except BaseException as error:
             _say(f"Exception ignored in: {threading!r}\n")
-            sys.__excepthook__(type(error), error, _from_program(error.__traceback__))
+            _display(error.with_traceback(_from_program(error.__traceback__)))
     atexit._run_exitfuncs()
     flush()
 
 
 def flush() -> None:
-    """Push out what the program has written. A stream that fails keeps its text and fails again, aloud, at the very end."""
+    """Push out what the program has written. A stream that fails keeps its text, and fails again, aloud, at the end."""
     for stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__):
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]  # None in a program without a console

@@ -1,4 +1,4 @@
-"""Every format against files that a person can read: `NOCLOBBER_UPDATE_GOLDEN=1 pytest tests/render` writes them anew."""
+"""Every format against files to read: `NOCLOBBER_UPDATE_GOLDEN=1 pytest tests/render` writes them anew."""
 
 from __future__ import annotations
 

@@ -13,3 +13,7 @@ class ClobberError(RuntimeError):
 
 class ClobberWarning(UserWarning):
     """A finding about a gradient that PyTorch computed without an error."""
+
+
+for _public in (ClobberError, ClobberWarning):
+    _public.__module__ = "noclobber"

@@ -93,7 +93,8 @@ _LIBRARY_ROOTS = tuple(
 )
 _PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERACTIVE = ("<stdin>", "<console>", "<ipython-input", "<doctest")
-_owners: dict[str, Owner] = {}
+_owners: dict[str, Owner] = {"sys": Owner.LIBRARY}
+"""What is known already. `sys` is Python's own name, in warnings, for what is above a program's first frame."""
 
 
 def owner_of(path: str) -> Owner:

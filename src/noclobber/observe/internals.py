@@ -84,11 +84,6 @@ def _wrapped_storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def impl_key(tensor: torch.Tensor) -> int:
-    """The address of the TensorImpl: which of several tensors on one storage it is."""
-    return int(tensor._cdata)  # type: ignore[attr-defined]
-
-
 def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter; None for an inference tensor, which has none."""
     try:
@@ -102,7 +97,7 @@ pop_hooks: Callable[[], None] = C._autograd._pop_saved_tensors_default_hooks
 top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
 
 KEY: Any = C._parse_dispatch_key(KEY_NAME) if hasattr(C, "_parse_dispatch_key") else None
-include: Any = getattr(C, "_dispatch_tls_set_dispatch_keyincluded", None)
+include: Any = getattr(C, "_dispatch_tls_set_dispatch_key_included", None)
 HAS_KEY: bool = KEY is not None and include is not None
 """Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
 

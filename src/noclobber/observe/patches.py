@@ -108,3 +108,14 @@ def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
         push(pack, unpack)
 
     patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
+
+
+def on_saved_tensors(patches: Patches, restore: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Pass what `ctx.saved_tensors` of a custom Function gives through `restore`."""
+    native: Any = torch._C._FunctionBase.saved_tensors  # type: ignore[attr-defined]
+
+    def saved_tensors(function: Any) -> tuple[Any, ...]:
+        return restore(function, native.__get__(function))
+
+    owner = torch.autograd.function.BackwardCFunction
+    patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))

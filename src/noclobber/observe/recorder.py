@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,8 +39,9 @@ class Record(NamedTuple):
     node: int
 
 
-class Backward(NamedTuple):
-    """A backward call under way."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Backward:
+    """A backward call under way; compared by identity."""
 
     place: Place | None
     outputs: Any
@@ -99,6 +101,7 @@ class Recorder:
         patches.around_threads(self._patches, self.enter, self.leave)
         patches.on_new_operators(self._patches, writes.rescan)
         if watching:
+            patches.on_saved_tensors(self._patches, saves.originals)
             patches.on_data_assignment(self._patches, self.data_assigned)
             patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
             patches.on_foreign_hooks(self._patches, self.foreign_hooks)
@@ -234,7 +237,7 @@ class Recorder:
         if producer is None:
             return
         for handle in handles:
-            if handle.impl == internals.impl_key(tensor) and handle.node != producer._sequence_nr():
+            if handle.tensor() is tensor and handle.node != producer._sequence_nr():
                 saves.suspect(handle).refuses = testimony.DETACHED
 
     def write_failed(
@@ -258,7 +261,7 @@ class Recorder:
         PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
         """
         key = internals.storage_key(tensor) if self.thread.entered else None
-        handles = [h for h in self.live.at(key) if h.impl == internals.impl_key(tensor)] if key else []
+        handles = [h for h in self.live.at(key) if h.tensor() is tensor] if key else []
         if handles and not tensor._is_view() and tensor.grad_fn is not None:
             producer = tensor.grad_fn._sequence_nr()
             handles = [handle for handle in handles if handle.node != producer]
@@ -315,11 +318,6 @@ class Recorder:
     def changed(self, handle: Handle) -> torch.Tensor:
         """A save is unpacked and its version moved, or a write met it. Raises what PyTorch would raise."""
         alias, version = handle.alias, handle.version
-        refuses = version.refuses if isinstance(version, Suspect) else None
-        if refuses is not None:
-            error = ClobberError(refuses)
-            error.noclobber_event = testimony.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
-            raise error
         node = internals.current_node()
         if int(alias._version) != saves.version_at_save(handle):
             read = self._read("backward")
@@ -328,6 +326,11 @@ class Recorder:
             error.noclobber_handles = {id(handle)}  # type: ignore[attr-defined]
             error.noclobber_event = clobber  # type: ignore[attr-defined]
             self.tell([clobber], error)
+            raise error
+        refuses = version.refuses if isinstance(version, Suspect) else None
+        if refuses is not None:
+            error = ClobberError(refuses)
+            error.noclobber_event = testimony.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
             raise error
         if isinstance(version, Suspect) and testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
             clobber = testimony.clobber_of(handle, node, self._read("backward"), self)

@@ -24,15 +24,15 @@ class Handle:
 
     `alias` is a detach: it shares storage and version counter and makes no reference cycle with an output (measured on
     torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save, or a Suspect once a write that may
-    overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `impl` is the saved
-    TensorImpl. `node` is the sequence number of the node that saves, unique within `thread`.
+    overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `tensor` refers weakly
+    to the very tensor that was saved. `node` is the sequence number of the node that saves, unique within its thread.
     """
 
-    __slots__ = ("__weakref__", "alias", "impl", "node", "place", "version")
+    __slots__ = ("__weakref__", "alias", "node", "place", "tensor", "version")
 
     alias: torch.Tensor
     version: int | Suspect
-    impl: int
+    tensor: ref[torch.Tensor]
     place: Place | None
     node: int
 
@@ -109,7 +109,7 @@ def hooks(
             alias = alias_of(tensor)
         handle.alias = alias
         handle.version = alias._version
-        handle.impl = tensor._cdata  # type: ignore[attr-defined]
+        handle.tensor = reference(tensor)
         handle.node = node = next_node() - 1
         handle.place = place = place_of(frame_of(1))
         unsorted.append(reference(handle))
@@ -125,3 +125,19 @@ def hooks(
         return alias
 
     return pack, unpack
+
+
+def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
+
+    Code keeps gradients and marks as attributes of parameters and finds them again in backward.
+    """
+    return tuple(_original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True))
+
+
+def _original(function: Any, raw: Any, unpacked: Any) -> Any:
+    handle = raw.data if unpacked is not None else None
+    if not isinstance(handle, Handle) or unpacked.grad_fn is function:
+        return unpacked
+    tensor = handle.tensor()
+    return unpacked if tensor is None else tensor

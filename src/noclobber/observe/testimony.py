@@ -130,7 +130,7 @@ def clobber_of(
     writes = _writes(entries, current, tensor)
     message = None
     if current != version:
-        message = stale_message(alias, node, field, tensor.kind, current, version)
+        message = stale_message(alias, _producer(handle, node, field), current, version)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
     read = Read(name, site_of(backward.place), _call(backward))
     return Clobber(save, writes, read, current, message)
@@ -187,29 +187,40 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
-def stale_message(alias: torch.Tensor, node: Any, field: str, kind: str, current: int, expected: int) -> str:
+def stale_message(tensor: torch.Tensor, producer: tuple[Any, int] | None, current: int, expected: int) -> str:
     """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
-    clause = _producer(node, field) if kind == "tensor" else ""
+    clause = ""
+    if producer is not None:
+        node, number = producer
+        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node.name())
+        clause = f", which is output {number} of {name},"
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{alias.type()} {list(alias.shape)}]{clause} is at version {current}; expected version {expected} instead. "
+        f"[{tensor.type()} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
         + _HINTS[torch.is_anomaly_enabled()]
     )
 
 
-def _producer(node: Any, field: str) -> str:
-    producer, number = None, 0
+def _producer(handle: Handle, node: Any, field: str) -> tuple[Any, int] | None:
+    """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
+
+    Where the tensor itself is gone, what made it when it was saved.
+    """
     if node is not None and field.startswith(_OUTPUTS):
-        producer, number = node, int(field.removeprefix("result") or 0) if field.startswith("result") else 0
-    elif node is not None and field in _INPUTS and node.next_functions:
-        following = node.next_functions
-        producer, number = following[min(_INPUTS[field], len(following) - 1)]
-        if producer is not None and producer._sequence_nr() == graph.UNNUMBERED:
-            producer = None
-    if producer is None:
-        return ","
-    name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer.name())
-    return f", which is output {number} of {name},"
+        number = field.removeprefix("result") if field.startswith("result") else ""
+        return node, int(number or 0)
+    tensor = handle.tensor()
+    if tensor is not None:
+        try:
+            return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
+        except RuntimeError:
+            return None
+    if node is None or field not in _INPUTS or not node.next_functions:
+        return None
+    producer, number = node.next_functions[min(_INPUTS[field], len(node.next_functions) - 1)]
+    if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
+        return None
+    return producer, number
 
 
 def stale_saves(roots: list[Any], backward: Backward, recorder: Recorder, seen: set[int]) -> list[Clobber]:
@@ -235,7 +246,8 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, recorder: Recorder
     place = next((place for seen, place in reversed(recorder.thread.history) if seen == number), None)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
     entries = _from_recent(recorder, key, stale.expected, stale.current, None, number)
-    message = stale_message(stale.tensor, node, field, tensor.kind, stale.current, stale.expected)
+    produced = None if stale.tensor.grad_fn is None else (stale.tensor.grad_fn, stale.tensor.output_nr)
+    message = stale_message(stale.tensor, produced, stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), _call(backward))
     return Clobber(save, _writes(entries, stale.current, tensor), read, stale.current, message)
 

@@ -1,4 +1,4 @@
-"""A Report in, a string out: full (the window), concise, github, json. To add an output: one file that takes a Report."""
+"""A Report in, a string out: full, concise, github, json. To add an output: one file that takes a Report."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import re
 
 from noclobber.model.report import Report
 
-# `Report.to_json` leaves these as they are. A lone surrogate (a file name that is not UTF-8) cannot be written to a file,
-# and C1 controls act on some terminals; inside a JSON string an escape means the same.
+# `Report.to_json` leaves these as they are. A lone surrogate (a file name that is not UTF-8) cannot be written to a
+# file, and C1 controls act on some terminals; inside a JSON string an escape means the same.
 _UNWRITABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from os.path import commonprefix
 
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.render.fit import Cells, fit, lay_out
 from noclobber.render.snippet import CONTINUES, Row, bar
 from noclobber.render.text import kept_source, read_source, shown_path
+
+MOST_LINES = 10_000
+"""An edit of more lines is not one of ours (a damaged report), and not worth the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,24 @@ def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
     for edits in _neighbours(suggestion.edits):
         path, first = edits[0].span.path, edits[0].span.line
         last = max(edit.span.end_line for edit in edits)
+        if last - first > MOST_LINES:
+            return []
         before = [known.get((path, line)) or read_source(path, line) for line in range(first, last + 1)]
-        after = _applied(edits, before) if any(line.strip() for line in before) else None
-        if after is None:
+        after = _applied(edits, before)
+        if after is None or not (any(line.strip() for line in before) or all(map(_adds_lines, edits))):
             return []
         for tag, i1, i2, j1, j2 in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             if tag != "equal":
                 found.append(Change(path, first + i1, tuple(before[i1:i2]), tuple(after[j1:j2])))
     return found
+
+
+def _adds_lines(edit: Edit) -> bool:
+    """Whole new lines before another: what that one says does not matter, so it may be missing."""
+    span = edit.span
+    return (span.line, span.column) == (span.end_line, span.end_column) == (span.line, 1) and edit.replacement[
+        -1:
+    ] == "\n"
 
 
 def _neighbours(edits: Iterable[Edit]) -> list[list[Edit]]:
@@ -88,9 +100,16 @@ def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: 
         elif previous and change.line > previous.line + max(len(previous.removed), 1):
             yield [("gutter", CONTINUES)]
         previous = change
-        same = len(commonprefix([*change.removed, *change.added]))
+        same = _same(change)
         for sign, style, texts in (("-", "removed", change.removed), ("+", "added", change.added)):
             for number, text in enumerate(texts, change.line):
                 line = lay_out(text, cells)
                 piece = fit(line, *line.cells_of(same, same + 1), width - gutter - 3)
                 yield [("gutter", f"{number:>{gutter}} "), (style, f"{sign} {piece.text}")]
+
+
+def _same(change: Change) -> int:
+    """Characters that all its lines begin with: where the change begins."""
+    lines = [*change.removed, *change.added]
+    columns = enumerate(zip(*lines, strict=False))
+    return next((index for index, column in columns if len(set(column)) > 1), min(map(len, lines)))

@@ -28,7 +28,7 @@ class Line:
         return self.ends[-1] if self.ends else 0
 
     def cells_of(self, start: int, end: int) -> tuple[int, int]:
-        """The cells of characters `start` to `end`: at least one, the one after the line where the span lies beyond it."""
+        """The cells of characters `start` to `end`, at least one; for a span beyond the line, the one after its end."""
         if start >= len(self.starts):
             return self.length, self.length + 1
         first = self.starts[max(0, start)]

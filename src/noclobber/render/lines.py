@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Finding, Label
 from noclobber.model.report import Report
 from noclobber.render.text import broken, one_line, place, shown_path, visible
 
@@ -18,11 +18,11 @@ def concise(report: Report, *, color: bool = False, width: int = 120) -> str:
 def _concise(finding: Finding) -> str:
     primary = finding.primary
     where = f"{place(primary.span)}: " if primary else ""
-    others = [f"{_TOLD.get(one.role, one.role)} {place(one.span)}" for one in finding.labels if one is not primary]
+    others = [f"{_role(one)} {place(one.span)}" for one in finding.labels if one is not primary]
     if finding.count > 1:
         others.append(f"seen {finding.count} times")
     told = f" ({', '.join(others)})" if others else ""
-    return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{visible(told)}"
+    return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{told}"
 
 
 def github(report: Report, *, color: bool = False, width: int = 120) -> str:
@@ -39,18 +39,17 @@ def _annotation(finding: Finding) -> str:
             properties |= {"col": span.column, "endColumn": span.end_column}
     properties["title"] = f"noclobber {visible(finding.code)} [{visible(finding.rule)}]"
     text = [one_line(finding.message)]
-    text += [f"{place(one.span)}: {_TOLD.get(one.role, one.role)}: {one_line(one.text)}" for one in finding.labels]
+    text += [f"{place(one.span)}: {_role(one)}: {one_line(one.text)}" for one in finding.labels]
     text += [f"note: {line}" for note in finding.notes for line in broken(note)]
     if finding.count > 1:
         text.append(f"note: seen {finding.count} times at these lines, shown once")
     text += [f"help: {one_line(suggestion.message)}" for suggestion in finding.suggestions]
     told = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
-    return f"::{_LEVEL.get(finding.severity, 'error')} {told}::{_escaped(visible_lines(text))}"
+    return f"::{_LEVEL.get(finding.severity, 'error')} {told}::{'%0A'.join(map(_escaped, text))}"
 
 
-def visible_lines(lines: list[str]) -> str:
-    """Lines joined, each made visible again: a role or a word that came with a report may hold anything."""
-    return "\n".join(visible(line) for line in lines)
+def _role(label: Label) -> str:
+    return _TOLD.get(label.role) or visible(label.role)
 
 
 def _escaped(text: str) -> str:

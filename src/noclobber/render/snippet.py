@@ -65,33 +65,30 @@ def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: C
         for number, text in kept_source(label).items():
             sources.setdefault(number, text)
     marks: dict[int, list[Mark]] = {}
-    lost: list[Mark] = []
     for label in labels:
         for number, mark in _marks(label, label is primary, sources):
-            if sources[number].strip():
-                marks.setdefault(number, []).append(mark)
-            elif mark.text or not mark.tail:
-                lost.append(mark)
+            marks.setdefault(number, []).append(mark)
     previous: int | None = None
     for number in sorted(marks):
         if previous is not None and number > previous + 1:
             yield [("gutter", CONTINUES)]
-        yield from _line(number, sources[number], marks[number], gutter, width, cells)
+        if sources[number].strip():
+            yield from _line(number, sources[number], marks[number], gutter, width, cells)
+        else:  # the source is gone: the words stand where it would
+            for mark in sorted(marks[number], key=_story):
+                yield [("gutter", f"{number:>{gutter}} = "), (mark.style, mark.text)]
         previous = number
-    for mark in sorted(lost, key=lambda one: (one.label.span.line, one.label.span.column)):
-        words = f": {mark.text}" if mark.text else ""
-        yield [("gutter", " " * (gutter + 1) + "= "), ("", place(mark.label.span)), (mark.style, words)]
 
 
 def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tuple[int, Mark]]:
-    """One underline for a span on one line; for a longer one, its first line to the end and its last to where it ends."""
+    """An underline for a span on one line; for a longer one, one to the end of its first line and one on its last."""
     span = label.span
     text = one_line(label.text)
     for number in {span.line, max(span.line, span.end_line)}:
         if number not in sources:
             sources[number] = read_source(span.path, number)
     start = span.column - 1
-    if span.end_line <= span.line:
+    if span.end_line <= span.line or not sources[span.line].strip():
         yield span.line, Mark(start, span.end_column - 1, label, primary, text)
         return
     yield span.line, Mark(start, len(sources[span.line].rstrip()), label, primary, "", CONTINUES)

@@ -37,7 +37,6 @@ def full(report: Report, *, color: bool = False, width: int = 120) -> str:
 
 def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
     """One finding. No source line is wider than `width` cells; words may be, the terminal wraps those."""
-    width = max(width, NARROWEST)
     styles = {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
     return "".join(_painted(row, styles if color else {}) for row in _rows(finding, width))
 
@@ -60,6 +59,7 @@ def _rows(finding: Finding, width: int) -> Iterable[Row]:
     yield [(finding.severity, title), ("headline", f": {one_line(finding.message)}")]
     proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
     gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
+    width = max(width, NARROWEST + gutter)
     yield from snippet.window(finding, gutter, width, cell_len)
     for note in finding.notes:
         yield from _words("note", note)

@@ -49,7 +49,7 @@ def one_line(text: str) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Relative to the current directory where it lies under it; anything else (`<stdin>`, `C:\\x.py`, a cell) as it is."""
+    """Relative to the current directory where it lies under it; else (`<stdin>`, `C:\\x.py`, a cell) as it is."""
     if os.path.isabs(path):
         try:
             here = os.getcwd()

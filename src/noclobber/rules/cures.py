@@ -16,8 +16,8 @@ from noclobber.rules.wording import bytes_in_words, is_custom, name_in_words, nb
 _RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 _WHOLE = (*_RANDOM, "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 _ACTIVATIONS = (
-    "relu_", "relu6_", "leaky_relu_", "elu_", "celu_", "selu_", "silu_", "hardtanh_", "hardswish_", "hardsigmoid_", "mish_",
-    "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
+    "relu_", "relu6_", "leaky_relu_", "elu_", "celu_", "selu_", "silu_", "hardtanh_", "hardswish_", "hardsigmoid_",
+    "mish_", "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_", "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
 )  # fmt: skip
 
 
@@ -54,7 +54,10 @@ def more_bytes(clobber: Clobber, write: Write) -> str:
 
 
 def edit_of(clobber: Clobber, write: Write) -> Edit | None:
-    """The out-of-place edit of a write. `h[i] += e` has one only for a list: for a tensor it would write in place again."""
+    """The out-of-place edit of a write.
+
+    `h[i] += e` has one only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
+    """
     edit = out_of_place(write.site)
     target = target_of(write.site)
     if edit is None or not isinstance(target, ast.Subscript) or form(write.site) is Form.FLAG:
@@ -78,7 +81,9 @@ def _in_backward(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if clobber.save.tensor.kind == "parameter":
-        words = "change the weights after the last backward that needs them, under `torch.no_grad()` instead of through `.data`"
+        words = (
+            "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
+        )
         return (Suggestion(words),)
     return (
         Suggestion(
@@ -130,7 +135,7 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if edit is not None:
         return (_suggest(f"write out of place{more}", edit),)
     if kind is Form.CALL:
-        words = f"make the module or function called here write out of place{more}: `inplace=False`, `x = x + y`"
+        words = f"let the module or function called here write out of place{more}"
         return (Suggestion(words),)
     if _indexed(write):
         return (_items(clobber, write, op),)

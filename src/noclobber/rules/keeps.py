@@ -100,15 +100,15 @@ ROWS = {
         "the quotient is not kept and may be overwritten",
     ),
     "Addmm": Row(
-        ("mat1", "mat2"), "the gradient of the weight is made of the input, that of the input of the weight", _PRODUCT
+        ("mat1", "mat2"), "the gradient of the weight is computed from the input, that of the input from the weight", _PRODUCT
     ),
-    "Mm": Row(("self", "mat2"), "d (a @ b)/da is made of b and the other way round, so autograd keeps both", _PRODUCT),
-    "Bmm": Row(("self", "mat2"), "d (a @ b)/da is made of b and the other way round, so autograd keeps both", _PRODUCT),
-    "Mv": Row(("self", "vec"), "d (a @ b)/da is made of b and the other way round, so autograd keeps both", _PRODUCT),
+    "Mm": Row(("self", "mat2"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
+    "Bmm": Row(("self", "mat2"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
+    "Mv": Row(("self", "vec"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
     "Dot": Row(("self", "tensor"), "d (a . b)/da = b and the other way round, so autograd keeps both", _PRODUCT),
     "Convolution": Row(
         ("input", "weight"),
-        "the gradient of the weight is made of the input, that of the input of the weight",
+        "the gradient of the weight is computed from the input, that of the input from the weight",
         "the result of the convolution is not kept and may be overwritten",
     ),
     "NativeLayerNorm": Row(
@@ -132,11 +132,17 @@ ROWS = {
         ("self", "end", "weight"), "lerp with a tensor weight needs both ends for the gradient of the weight"
     ),
     "Embedding": Row(("indices",), "embedding keeps the indices, to add the gradient to the rows that were read"),
-    "Gather": Row(("index",), "gather keeps the index, to add the gradient to the places that were read"),
+    "Gather": Row(
+        ("index", "self"),
+        "gather keeps the index to add the gradient to the places that were read, and its input along with it",
+    ),
     "Index": Row(("indices",), "indexing keeps the indices, to add the gradient to the places that were read"),
     "MaskedFill": Row(("mask",), "masked_fill keeps the mask, to stop the gradient where it filled"),
     "Where": Row(("condition",), "where keeps the condition, to send the gradient to the branch that was taken"),
-    "NllLoss": Row(("target",), "nll_loss keeps the target, to send the gradient to the classes that were picked"),
+    "NllLoss": Row(
+        ("self", "target"),
+        "nll_loss keeps the target to send the gradient to the classes picked, and its input along with it",
+    ),
     "MseLoss": _LOSS,
     "SmoothL1Loss": _LOSS,
     "BinaryCrossEntropy": _LOSS,

@@ -31,7 +31,9 @@ def write_label(
     if site is None:
         return ()
     when = later(save.site, site) if save is not None and save.site is not None else ""
-    text = f"{writer_in_words(write)} {verb} here{when and ', ' + when}{version_in_words(write)}"
+    how = "through an alias with its own version counter" if write.via == "data" else ""
+    place = ", ".join(part for part in ("here", when, how) if part)
+    text = f"{writer_in_words(write)} {verb} {place}{version_in_words(write)}"
     return (label("write", site, text, primary=primary),)
 
 
@@ -77,8 +79,7 @@ def writer_in_words(write: Write) -> str:
         return "`swap_tensors`"
     if write.via == "foreign":
         return "code outside of torch"
-    through = " through an alias without its version counter" if write.via == "data" else ""
-    return f"`{op_in_words(write.op)}`{through}"
+    return f"`{op_in_words(write.op)}`"
 
 
 def later(first: Site, second: Site) -> str:

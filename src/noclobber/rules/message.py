@@ -1,4 +1,4 @@
-"""PyTorch's error texts put in plain words: `parse` for the stale-save message, `explanation` for any text or traceback."""
+"""PyTorch's error texts in plain words: `parse` for the stale-save message, `explanation` for any text or traceback."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _joined(text: str) -> str:
 
 
 def _weight_like(message: StaleMessage) -> bool:
-    """A matrix saved transposed, or a leaf that had been written before its save: what an optimizer steps over and over."""
+    """A matrix saved transposed, or a leaf written before its save: what an optimizer steps again and again."""
     if message.node is not None:
         return _stem(message) in _VIEWS_OF_WEIGHTS
     return (message.expected or 0) >= 1
@@ -96,26 +96,22 @@ def _stem(message: StaleMessage) -> str:
 
 def _said(message: StaleMessage) -> list[str]:
     if message.type is None:
-        return [
-            "what it says: a tensor that backward needs was written in place after it had been saved; it does not say which"
-        ]
+        return ["what it says: a tensor that backward needs was written in place after its save; it does not say which"]
     shape = f"shape {shape_in_words(message.sizes)}" if message.sizes else "one element"
     times = counted(message.writes or 0, "time")
     versions = f"saved at version {message.expected}, found at version {message.version}"
-    what = f"what it says: a tensor of type {message.type} and {shape} was written {times} between its save and backward ({versions})"
+    written = f"was written {times} between its save and backward ({versions})"
+    what = f"what it says: a tensor of type {message.type} and {shape} {written}"
     return [what, _producer(message), *_suspicion(message)]
 
 
 def _producer(message: StaleMessage) -> str:
     if message.node is None:
-        return (
-            "no producing operation is named: the tensor is a leaf, so a parameter, a buffer, or a tensor that the program made "
-            "itself"
-        )
+        return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
     name, operation = message.node, node_in_words(_stem(message) + "Backward0")
     words = (
-        f"`{name}` is what produced the tensor as it is now: {operation}; it is often the last operation that wrote to it, "
-        "and seldom the one that failed"
+        f"`{name}` is what produced the tensor as it is now: {operation}; it is often the last operation that wrote "
+        "to it, and seldom the one that failed"
     )
     row = row_of(_stem(message) + "Backward0")
     if row is not None and row.kept == ("result",):
@@ -132,7 +128,7 @@ def _suspicion(message: StaleMessage) -> list[str]:
         else "it had been written before it was saved, as a weight is by every step"
     )
     words = (
-        f"most likely an optimizer: {ground}, and of the questions asked with this bare message whose cause could be told, "
-        "62 % were an `optimizer.step()` before a backward that still needed the weights"
+        f"most likely an optimizer: {ground}, and of the questions that quote only this message and whose cause could "
+        "be told, 62 % were an `optimizer.step()` before a backward that still needed the weights"
     )
     return [words]

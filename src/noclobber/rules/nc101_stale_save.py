@@ -1,15 +1,16 @@
 """NC101 stale-save: an in-place write changes a tensor that backward still needs
 
 What happens
-    An operation keeps a tensor for its backward (exp its result, pow its input, linear its input and its weight). Later
-    code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice, `inplace=True`,
-    an update under `torch.no_grad()`. Backward then finds other bytes than were saved, and PyTorch raises
-    "one of the variables needed for gradient computation has been modified by an inplace operation".
+    An operation keeps a tensor for its backward (exp its result, pow its input, linear its input and its weight).
+    Later code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice,
+    `inplace=True`, an update under `torch.no_grad()`. Backward then finds other bytes than were saved, and
+    PyTorch raises "one of the variables needed for gradient computation has been modified by an inplace
+    operation".
 
 Why
-    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter per storage and compares
-    it when backward reads. The node that its message names is the producer of the tensor as it is now, which is often
-    the last writer; it is neither the line that saved nor always the line that wrote.
+    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter per storage and
+    compares it when backward reads. The node that its message names is the producer of the tensor as it is now,
+    which is often the last writer; it is neither the line that saved nor always the line that wrote.
 
 Example
     import torch
@@ -28,10 +29,10 @@ Instead
     h.sum().backward()
 
 Notes
-    Not every write is harmful: only what an operation keeps may not change. The input of sigmoid, exp, tanh and relu may
-    be overwritten, their result may not; for pow, sin, log, gelu, convolutions and linear it is the other way round.
-    `torch.no_grad()` and `.detach()` do not help, since they share the version counter; `.data` only hides the error
-    and leaves the gradient wrong.
+    Not every write is harmful: only what an operation keeps may not change. The input of sigmoid, exp, tanh and
+    relu may be overwritten, their result may not; for pow, sin, log, gelu, convolutions and linear it is the
+    other way round. `torch.no_grad()` and `.detach()` do not help, since they share the version counter; `.data`
+    only hides the error and leaves the gradient wrong.
     Weights that change between forward and backward are mostly an optimizer's doing: see NC103.
 """
 
@@ -47,7 +48,7 @@ from noclobber.rules.cures import cures
 from noclobber.rules.keeps import reason
 from noclobber.rules.message import parse
 from noclobber.rules.story import story
-from noclobber.rules.wording import counted, stem
+from noclobber.rules.wording import counted, node_in_words, op_in_words, stem
 
 CODE = "NC101"
 NAME = "stale-save"

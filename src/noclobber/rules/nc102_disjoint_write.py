@@ -2,11 +2,12 @@
 
 What happens
     Backward needs a slice of a tensor, later code writes another slice of the same storage, and PyTorch raises
-    "modified by an inplace operation". Typical: `h[t] = f(h[t - 1])` over a preallocated buffer, each slot written once.
+    "modified by an inplace operation". Typical: `h[t] = f(h[t - 1])` over a preallocated buffer, each slot
+    written once.
 
 Why
-    PyTorch counts versions once per storage, not per byte, so it cannot tell the slices apart. The gradient would have
-    been right.
+    PyTorch counts versions once per storage, not per byte, so it cannot tell the slices apart. The gradient would
+    have been right.
 
 Example
     import torch
@@ -27,8 +28,8 @@ Instead
     torch.stack(h).sum().backward()
 
 Notes
-    Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the slice.
-    Advanced indexing (`h[torch.tensor(t)]`) copies as well.
+    Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the
+    slice. Advanced indexing (`h[torch.tensor(t)]`) copies as well.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def find(event: Clobber | Refusal) -> Finding | None:
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
     size = nbytes(event.save.tensor)
-    note = "PyTorch counts versions once per storage; the bytes written are not the bytes saved, so the gradient would have been right"
+    note = (
+        "PyTorch counts versions once per storage; the bytes written are not the bytes saved, so the gradient "
+        "would have been right"
+    )
     name = event.save.tensor.name
     cost = f" ({bytes_in_words(size)} more)" if size else ""
     clone = Suggestion(

@@ -1,12 +1,13 @@
 """NC104 freed-graph: a backward goes through a graph that an earlier backward has already freed
 
 What happens
-    A backward frees what its graph saved. A later backward that reaches the same graph finds nothing, and PyTorch raises
-    "Trying to backward through the graph a second time".
+    A backward frees what its graph saved. A later backward that reaches the same graph finds nothing, and PyTorch
+    raises "Trying to backward through the graph a second time".
 
 Why
-    Two causes look alike. Either the same loss, or two losses with a common part, are run backward one after the other.
-    Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries its graph into this one.
+    Two causes look alike. Either the same loss, or two losses with a common part, are run backward one after the
+    other. Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries its graph
+    into this one.
 
 Example
     import torch
@@ -24,8 +25,8 @@ Instead
     (h.sum() + h.prod()).backward()
 
 Notes
-    For a carried state, `h = h.detach()` at the end of each iteration is the cure. `retain_graph=True` is none there: the
-    graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
+    For a carried state, `h = h.detach()` at the end of each iteration is the cure. `retain_graph=True` is none
+    there: the graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
     `retain_graph=True` on the first backward is right where one graph really serves two.
 """
 

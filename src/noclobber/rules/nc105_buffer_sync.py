@@ -1,13 +1,14 @@
 """NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the last one
 
 What happens
-    Some modules rewrite a buffer in each forward: DistributedDataParallel broadcasts the buffers of rank 0, observers and
-    normalisations update a statistic. Two forwards before one backward, and the first forward's buffer is gone.
+    Some modules rewrite a buffer in each forward: DistributedDataParallel broadcasts the buffers of rank 0,
+    observers and normalisations update a statistic. Two forwards before one backward, and the first forward's
+    buffer is gone.
 
 Why
-    The first forward kept the buffer for its backward. Where the module writes with a counted operator PyTorch raises;
-    newer releases hide the broadcast of DistributedDataParallel from the counter, and then the gradient is silently wrong on
-    every rank whose buffers differ from those of rank 0.
+    The first forward kept the buffer for its backward. Where the module writes with a counted operator PyTorch
+    raises; newer releases hide the broadcast of DistributedDataParallel from the counter, and then the gradient
+    is silently wrong on every rank whose buffers differ from those of rank 0.
 
 Example
     import torch
@@ -30,10 +31,10 @@ Instead
     first.sum().backward()
 
 Notes
-    With DistributedDataParallel: concatenate the batches and run one forward, or pass `broadcast_buffers=False` where the
-    buffers need not agree, or rebind a buffer in the module instead of writing into it.
-    The running statistics of a batch norm are NC203. A buffer that the program itself writes (a queue, a memory bank,
-    power iteration) is NC101.
+    With DistributedDataParallel: concatenate the batches and run one forward, or pass `broadcast_buffers=False`
+    where the buffers need not agree, or rebind a buffer in the module instead of writing into it.
+    The running statistics of a batch norm are NC203. A buffer that the program itself writes (a queue, a memory
+    bank, power iteration) is NC101.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """NC201 silent-write: a write that PyTorch does not count changes a tensor that backward still needs
 
 What happens
-    `.data`, `t.data = u`, `set_` with another tensor's storage, `untyped_storage()` and `swap_tensors` reach the same bytes
-    with a version counter of their own, or none. Backward reads other bytes than were saved, and nothing is raised.
+    `.data`, `t.data = u`, `set_` with another tensor's storage, `untyped_storage()` and `swap_tensors` reach the
+    same bytes with a version counter of their own, or none. Backward reads other bytes than were saved, and
+    nothing is raised.
 
 Why
-    PyTorch's only check compares version counters. A write that moves another counter goes unseen, and the gradient is
-    a wrong number.
+    PyTorch's only check compares version counters. A write that moves another counter goes unseen, and the
+    gradient is a wrong number.
 
 Example
     import torch
@@ -25,8 +26,9 @@ Instead
     h.sum().backward()
 
 Notes
-    Replacing `.data` by `.detach()` or by `torch.no_grad()` makes PyTorch notice, so it raises; the write still has to go.
-    Where the gradient should not see the change, compute with a new tensor: `h = h + (h * 2 - h).detach()`.
+    Replacing `.data` by `.detach()` or by `torch.no_grad()` makes PyTorch notice, so it raises; the write still
+    has to go. Where the gradient should not see the change, compute with a new tensor: `h = h + (h * 2 -
+    h).detach()`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ MESSAGES = ()
 
 
 def find(event: Clobber | Refusal) -> Finding | None:
-    """A clobber that PyTorch does not notice, by an operator that writes through another counter, `.data =` or a swap."""
+    """A clobber that PyTorch does not notice: a write through another counter, `t.data = u` or a swap."""
     if not isinstance(event, Clobber) or cause(event) != "silent":
         return None
     writes = overlapping(event)

@@ -1,12 +1,12 @@
 """NC203 unversioned-op: an operator that counts no version changes a tensor that backward still needs
 
 What happens
-    A few operators write without moving the version counter: the steps of fused optimizers, batch norm on its running
-    statistics, collectives such as `all_reduce`. Backward reads what they wrote, and nothing is raised.
+    A few operators write without moving the version counter: the steps of fused optimizers, batch norm on its
+    running statistics, collectives such as `all_reduce`. Backward reads what they wrote, and nothing is raised.
 
 Why
-    PyTorch's check compares version counters, and these operators have no kernel that moves one. The same program with
-    `fused=False` raises (NC103); with `fused=True` it gives a wrong gradient.
+    PyTorch's check compares version counters, and these operators have no kernel that moves one. The same program
+    with `fused=False` raises (NC103); with `fused=True` it gives a wrong gradient.
 
 Example
     import torch
@@ -29,8 +29,8 @@ Instead
     optimizer.step()
 
 Notes
-    Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that backward
-    rewrites them: run the backward first, or the train-mode forward on a copy of the module.
+    Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that
+    backward rewrites them: run the backward first, or the train-mode forward on a copy of the module.
     In train mode the statistics are not read by backward, and rewriting them is harmless.
 """
 
@@ -60,13 +60,15 @@ def find(event: Clobber | Refusal) -> Finding | None:
     first = writes[0]
     what = subject(event.save.tensor)
     if is_step(first):
-        headline = f"{writer_in_words(first)} silently changes {what} before a backward that still needs it"
+        weight = subject(event.save.tensor, "parameter")
+        headline = f"{writer_in_words(first)} silently changes {weight} before a backward that still needs it"
         notes = [step_note(event, first), "a fused optimizer counts no version, so PyTorch raises nothing"]
         cures = step_cures(event, first)
     elif is_statistics(first):
         headline = f"batch norm silently rewrites {what}, which backward still needs"
         notes = [
-            "in eval mode batch_norm keeps its running statistics for backward; in train mode it rewrites them and counts no version"
+            "in eval mode batch_norm keeps its running statistics for backward; in train mode it rewrites them and "
+            "counts no version, so PyTorch raises nothing"
         ]
         cures = (
             Suggestion("run the backward of the eval-mode forward before the next train-mode forward"),

@@ -34,7 +34,7 @@ NO_TWIN = {
     "resize_as_", "resize_as_sparse_", "set_", "share_memory_", "sparse_resize_", "sparse_resize_and_clear_",
     "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "uniform_", "unsqueeze_", "zero_",
 }  # fmt: skip
-"""Methods whose name without the underscore is missing, means something else, or gives a view of what it would replace."""
+"""Methods whose name without the underscore is missing, means something else, or gives a view of the same bytes."""
 
 
 class Form(Enum):

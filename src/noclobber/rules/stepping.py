@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from types import CodeType
 from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Suggestion
-from noclobber.rules.labels import later, looped, site_of, subject, writer_in_words
+from noclobber.model.source import Site
+from noclobber.rules.labels import later, site_of, subject, writer_in_words
 from noclobber.rules.sourcetext import path_to, source, text_of
 from noclobber.rules.wording import node_in_words
 
@@ -23,18 +26,27 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     step, read, save = site_of(write), clobber.read.site, clobber.save.site
     if step is None or read is None or not later(step, read):
         return "same pass"
-    if (
-        save is not None
-        and save.code is step.code
-        and not looped(step.code, min(save.lasti, read.lasti), max(save.lasti, step.lasti))
-    ):
-        return "built once"
-    return "carried"
+    return "built once" if save is not None and _before_the_loop(save, step, read) else "carried"
+
+
+def _before_the_loop(save: Site, step: Site, read: Site) -> bool:
+    """Whether the save stands in the same function as the step, outside the innermost loop of step and read."""
+    loops = [one for one in path_to(step) if isinstance(one, (ast.For, ast.AsyncFor, ast.While))]
+    around = [one for one in loops if one.lineno <= read.line <= (one.end_lineno or one.lineno)]
+    if not around or not _holds(step.code, save.code):
+        return False
+    return not around[-1].lineno <= save.line <= (around[-1].end_lineno or around[-1].lineno)
+
+
+def _holds(code: CodeType, other: CodeType) -> bool:
+    """Whether `other` is `code`, or a comprehension or lambda in it."""
+    nested = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name.startswith("<")]
+    return code is other or any(_holds(one, other) for one in nested)
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
     """Why the old weights are needed."""
-    op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor)
+    op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor, "parameter")
     note = (
         f"the backward of {op} computes with {name} as it was in forward; {writer_in_words(write)} has changed it since"
     )
@@ -49,18 +61,19 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if now == "carried":
         return (
             Suggestion(
-                "detach what is carried into the next iteration (`state = state.detach()`) instead of `retain_graph=True`"
+                "detach what is carried to the next iteration (`h = h.detach()`) instead of `retain_graph=True`"
             ),
             Suggestion("where nothing should be carried, run the whole forward again in each iteration"),
         )
     if now == "built once":
         return (
-            Suggestion("run this forward inside the loop, after each step: a graph serves one backward and one step"),
+            Suggestion("run every backward before the first step: step in a loop of its own, after this one"),
+            Suggestion("or run this forward inside the loop, so that each backward meets the weights it was built with"),
         )
     return (
         Suggestion(f"run every backward before the steps{_places(clobber, write)}"),
         Suggestion("or run the forward again after the step, so that this backward meets the new weights"),
-        Suggestion("or detach what this backward should not reach: `loss = criterion(net(fake.detach()))`"),
+        Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
     )
 
 

@@ -74,4 +74,7 @@ def _followers(
 
 def _same_place(write: Write, first: Sequence[Label]) -> bool:
     site = site_of(write)
-    return bool(first) and site is not None and site.span() == first[0].span
+    if not first or site is None:
+        return False
+    span = site.span()
+    return (span.path, span.line) == (first[0].span.path, first[0].span.line)

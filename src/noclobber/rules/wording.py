@@ -37,7 +37,7 @@ _PLAIN_NAMES = {
 _TRUE_DIGITS = ("Expm1", "Log2", "Exp2", "Log10", "Atan2", "Logaddexp2")
 _BUILDS_OF = ("Native", "Mkldnn", "Cudnn", "Miopen", "Mps")
 _RESULTS = re.compile(r"(result|output|values)\d*$")
-_INPUTS = ("self", "input", "mat1", "x", "x1", "A", "logits")
+_INPUTS = ("self", "mat1", "x", "x1", "A", "logits")
 _STATISTICS = {"result1": "the mean of its input", "result2": "the variance of its input"}
 _ITEM_SIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
@@ -59,7 +59,7 @@ def stem(node: str) -> str:
 
 
 def is_custom(node: str) -> bool:
-    """Whether a node belongs to an `autograd.Function`: PyTorch numbers its own ("ExpBackward0"), never a Function's."""
+    """Whether a node belongs to an `autograd.Function`: PyTorch numbers its own ("ExpBackward0"), no Function's."""
     found = _BACKWARD.search(node)
     return found is not None and not found["index"] and "::" not in node
 
@@ -99,6 +99,10 @@ def field_in_words(save: Save) -> str:
         return _STATISTICS[field]
     if field in ("indices", "index", "mask", "running_mean", "running_var", "weight", "target"):
         return f"its {field.replace('running_', 'running ')}"
+    if field == "mat2" and save.tensor.kind == "parameter":
+        return "its weight"
+    if field == "input":
+        return "its input"
     if save.is_output or _RESULTS.match(field):
         return "its result"
     if field in _INPUTS:
@@ -176,7 +180,7 @@ def save_record(save: Save) -> dict[str, Any]:
 
 
 def write_record(write: Write) -> dict[str, Any]:
-    """One of `Finding.writes`: op, via, versions, whether it overlaps the save, optimizer, path and line where known."""
+    """One of `Finding.writes`: op, via, versions, overlap with the save, optimizer, path and line where known."""
     span = write.site.span() if write.site else None
     return {
         "op": write.op,

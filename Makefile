@@ -1,0 +1,53 @@
+# Everything that is done with this project by hand. `make demo` and `make test` need only Python 3.11 or newer and make.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that is new enough; `make PYTHON=...` names another.
+PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+
+LOCKED := $(VENV)/.locked
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format bench lock changelog clean
+
+demo: $(READY)  ## the main job on real training programs
+	$(BIN)/python examples/demo.py
+
+test: check  ## everything that must pass; one thread for torch, as two tests run at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+check: $(READY)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## several minutes; on a machine with nothing else to do
+	$(BIN)/python benchmarks/overhead.py --write-readme
+
+lock:
+	$(PYTHON) requirements/lock.py
+
+changelog: $(READY)  ## what the next release will say
+	$(BIN)/towncrier build --draft --version next
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment holds what the lock says and nothing else: a new lock makes it anew.
+$(LOCKED): requirements/dev.lock
+	@test -n "$(PYTHON)" || { echo "noclobber needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
+	@touch $@
+
+# The build backend is in the lock, so nothing is fetched for it.
+$(READY): $(LOCKED) pyproject.toml
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

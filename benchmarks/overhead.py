@@ -1,0 +1,170 @@
+"""What noclobber and PyTorch's own checks cost a training step: paired, interleaved, in CPU time of the process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+from workloads import WORKLOADS, Step, Workload
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+SHORTEST = 0.03
+"""Seconds of CPU time that one sample takes at least: a step that is faster is repeated."""
+
+
+@contextmanager
+def _install() -> Iterator[None]:
+    import noclobber
+
+    handle = noclobber.install()
+    try:
+        yield
+    finally:
+        handle.uninstall()
+
+
+def _watch() -> AbstractContextManager[object]:
+    import noclobber
+
+    return noclobber.watch()
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "bare": nullcontext,
+    "install": _install,
+    "watch": _watch,
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "allow-mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
+}
+"""How a step is run. `bare` against itself shows the noise of the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Ratios of CPU time, mode to bare, over the pairs; `bare_ms` is the median of the bare step."""
+
+    workload: str
+    mode: str
+    pairs: int
+    median: float
+    least: float
+    most: float
+    bare_ms: float
+
+
+def cpu_seconds(step: Step, repeat: int) -> float:
+    """CPU time of the process for one step, as the mean of `repeat` in a row."""
+    begin = time.process_time()
+    for _ in range(repeat):
+        step()
+    return (time.process_time() - begin) / repeat
+
+
+def measure(workload: Workload, mode: str, pairs: int) -> Result:
+    """Bare and mode in turn, the order turned round from pair to pair, on one model in one process.
+
+    Entering and leaving the mode is not timed; nor is the first step inside, so that what is timed is the steady state.
+    """
+    torch.manual_seed(0)
+    step = workload.build()
+    for _ in range(3):
+        step()
+    repeat = max(1, round(SHORTEST / cpu_seconds(step, 1)))
+
+    def sample(name: str) -> float:
+        with MODES[name]():
+            step()
+            return cpu_seconds(step, repeat)
+
+    sample(mode)
+    ratios, bare = [], []
+    for pair in range(pairs):
+        if pair % 2:
+            other = sample(mode)
+            bare.append(sample("bare"))
+        else:
+            bare.append(sample("bare"))
+            other = sample(mode)
+        ratios.append(other / bare[-1])
+    return Result(
+        workload.name,
+        mode,
+        pairs,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        1000 * statistics.median(bare),
+    )
+
+
+def machine() -> str:
+    """Processor, cores, Python, torch, date."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line[:10] == "model name"]
+        name = models[0] if models else name
+    python, today = platform.python_version(), date.today().isoformat()
+    return f"{name}, {os.cpu_count()} cores; Python {python}, torch {torch.__version__}; {today}"
+
+
+def table(results: list[Result]) -> str:
+    """A Markdown table, a row for a workload and a mode, with the ratio to reach where there is one."""
+    rows = [
+        "| workload | bare step | mode | median | least | most | pairs | to reach |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    known = {workload.name: workload for workload in WORKLOADS}
+    for one in results:
+        workload = known[one.workload]
+        target = {"install": f"{workload.install:.2f}", "watch": f"{workload.watch:.2f}"}.get(one.mode, "")
+        rows.append(
+            f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode} | {one.median:.2f} | {one.least:.2f} | {one.most:.2f}"
+            f" | {one.pairs} | {target} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def write_readme(results: list[Result]) -> None:
+    """Put the results into README.md, between its two marks."""
+    before, rest = README.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    README.write_text(f"{before}{BEGIN}{machine()}\n\n{table(results)}{END}{after}")
+
+
+def main() -> None:
+    """Measure what the options ask for, and print the table."""
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--pairs", type=int, default=21, help="pairs of samples for each workload and mode")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--write-readme", action="store_true", help="put the table into benchmarks/README.md")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    results = []
+    for workload in WORKLOADS:
+        for mode in options.modes if workload.name in options.workloads else ():
+            results.append(measure(workload, mode, options.pairs))
+    print(f"{machine()}\n\n{table(results)}", end="")
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=2))
+    if options.write_readme:
+        write_readme(results)
+
+
+if __name__ == "__main__":
+    main()

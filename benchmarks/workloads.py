@@ -1,0 +1,144 @@
+"""The training steps that are timed: an MLP, an unrolled LSTMCell, a GPT and a ResNet-50, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`build` makes a model with its data and gives one training step; `install` and `watch` are the ratios to reach."""
+
+    name: str
+    says: str
+    build: Callable[[], Step]
+    install: float
+    watch: float
+
+
+def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
+    """Gradients to None, forward, loss, backward, AdamW as it is by default."""
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
+def mlp() -> Step:
+    """Three layers of width 32, 16 rows."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    x, y = torch.randn(16, 32), torch.randint(10, (16,))
+    return training_step(model, lambda: F.cross_entropy(model(x), y))
+
+
+def lstm_cell() -> Step:
+    """An LSTMCell of width 32, called 200 times on 8 rows."""
+    cell = nn.LSTMCell(16, 32)
+    x = torch.randn(200, 8, 16)
+
+    def loss() -> Tensor:
+        state = (torch.zeros(8, 32), torch.zeros(8, 32))
+        for row in x:
+            state = cell(row, state)
+        return state[0].square().mean()
+
+    return training_step(cell, loss)
+
+
+class Block(nn.Module):
+    """A transformer block: causal attention and a feed-forward, each after a layer norm and with a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.feed_forward(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """Embeddings, blocks, a final norm and a head that shares the embedding's weight."""
+
+    def __init__(self, width: int, layers: int, heads: int, letters: int, window: int) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(letters, width), nn.Embedding(window, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.letters(x) + self.places(torch.arange(x.shape[1]))
+        return F.linear(self.norm(self.blocks(x)), self.letters.weight)
+
+
+def gpt(width: int, heads: int, letters: int, window: int, batch: int) -> Step:
+    """Six layers."""
+    model = GPT(width, 6, heads, letters, window)
+    x, y = torch.randint(letters, (2, batch, window))
+    return training_step(model, lambda: F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a shortcut, with the in-place ReLU and sum that everyone writes."""
+
+    def __init__(self, inward: int, width: int, stride: int) -> None:
+        super().__init__()
+        outward = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inward, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outward, 1, bias=False), nn.BatchNorm2d(outward)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inward != outward:
+            self.shortcut = nn.Sequential(nn.Conv2d(inward, outward, 1, stride, bias=False), nn.BatchNorm2d(outward))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += self.shortcut(x)
+        return self.relu(out)
+
+
+def resnet50(width: int, pixels: int, batch: int, classes: int) -> Step:
+    """3, 4, 6 and 3 bottlenecks of once, twice, four and eight times `width`."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inward = width
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inward, width << stage, 2 if block == 0 and stage > 0 else 1))
+            inward = 4 * width << stage
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inward, classes))
+    x, y = torch.randn(batch, 3, pixels, pixels), torch.randint(classes, (batch,))
+    return training_step(model, lambda: F.cross_entropy(model(x), y))
+
+
+WORKLOADS = (
+    Workload("mlp", "MLP, 3 layers of width 32", mlp, 1.25, 1.4),
+    Workload("lstm", "LSTMCell x 200, width 32", lstm_cell, 1.55, 2.2),
+    Workload("gpt-tiny", "GPT of 6 layers, tiny tensors", lambda: gpt(16, 2, 32, 8, 1), 1.2, 1.5),
+    Workload("resnet-tiny", "ResNet-50, tiny tensors", lambda: resnet50(2, 32, 2, 10), 1.5, 1.9),
+    Workload("gpt", "GPT 6 x 384, 2 x 128 letters", lambda: gpt(384, 6, 256, 128, 2), 1.05, 1.05),
+    Workload("resnet", "ResNet-50, 2 pictures of 96 pixels", lambda: resnet50(64, 96, 2, 1000), 1.05, 1.05),
+)

@@ -1,0 +1,102 @@
+"""Edits for refused writes beside writing out of place: a guard, a clone before, a clone of the value, a dropped `out=`."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from noclobber.model.finding import Edit
+from noclobber.model.source import Site
+from noclobber.rules.rewriting import NO_TWIN, called, out_of_place
+from noclobber.rules.sourcetext import bounds, path_to, source, span_of, statement, text_of
+
+SHAPE_OPS = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "detach_")
+"""Methods that change no element; their twin without the underscore returns what they would have made of the tensor."""
+
+
+def guarded(site: Site | None) -> Edit | None:
+    """Put the statement under `with torch.no_grad():`, where it has lines of its own and the file imports torch."""
+    text, found = text_of(site), statement(path_to(site))
+    if site is None or found is None or not re.search(r"^\s*import torch\b(?! as)", text, re.MULTILINE):
+        return None
+    indent = _indent(text, found)
+    if indent is None or found.lineno != found.end_lineno:
+        return None
+    start, end = bounds(text, found)
+    return Edit(span_of(site, found), f"with torch.no_grad():\n{indent}    {text[start:end]}")
+
+
+def cloned_first(site: Site | None) -> Edit | None:
+    """`h = h.clone()` on a line before `h[i] = e` or `h[i] += e`."""
+    text, found = text_of(site), statement(path_to(site))
+    if site is None or not isinstance(found, (ast.Assign, ast.AugAssign)):
+        return None
+    target = found.target if isinstance(found, ast.AugAssign) else found.targets[0]
+    indent = _indent(text, found)
+    if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)) or indent is None:
+        return None
+    start, end = bounds(text, found)
+    name = target.value.id
+    return Edit(span_of(site, found), f"{name} = {name}.clone()\n{indent}{text[start:end]}")
+
+
+def cloned_value(site: Site | None) -> Edit | None:
+    """`.clone()` after what is written: `h[i] = e`, `h += e`, `h.copy_(e)`, where `e` is a view and needs no parentheses."""
+    text, path = text_of(site), path_to(site)
+    found = statement(path)
+    if site is None or found is None:
+        return None
+    value: ast.expr | None = None
+    if isinstance(path[-1], ast.Call):
+        value = path[-1].args[0] if called(path[-1]).endswith("_") and path[-1].args else None
+    elif isinstance(found, (ast.Assign, ast.AugAssign)):
+        value = found.value
+    if not isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return None
+    return Edit(span_of(site, value), f"{source(text, value)}.clone()")
+
+
+def renamed(site: Site | None) -> Edit | None:
+    """The edit of `out_of_place`; beyond it `return t.add_(x)` and other uses of the value, `t.squeeze_()`, `t.detach_()`."""
+    edit = out_of_place(site)
+    text, path = text_of(site), path_to(site)
+    if edit is not None or site is None or not path or not isinstance(path[-1], ast.Call):
+        return edit
+    call, name = path[-1], called(path[-1])
+    alters_shape = name in SHAPE_OPS
+    if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or (name in NO_TWIN and not alters_shape):
+        return None
+    end = bounds(text, call.func)[1] - bounds(text, call)[0]
+    whole = source(text, call)
+    twin = whole[: end - 1] + whole[end:]
+    parent = path[-2] if len(path) > 1 else None
+    if not isinstance(parent, ast.Expr):
+        return Edit(span_of(site, call), twin)
+    owner = call.func.value
+    if not alters_shape or not isinstance(owner, (ast.Name, ast.Attribute)):
+        return None
+    return Edit(span_of(site, call), f"{source(text, owner)} = {twin}")
+
+
+def without_out(site: Site | None) -> Edit | None:
+    """`torch.add(x, 1, out=y)` as `y = torch.add(x, 1)`, where the call is a statement and `out=` comes last."""
+    text, path = text_of(site), path_to(site)
+    if site is None or len(path) < 2 or not isinstance(path[-1], ast.Call) or not isinstance(path[-2], ast.Expr):
+        return None
+    call = path[-1]
+    out = call.keywords[-1] if call.keywords else None
+    if out is None or out.arg != "out" or not isinstance(out.value, (ast.Name, ast.Attribute)):
+        return None
+    before = [*call.args, *(keyword.value for keyword in call.keywords[:-1])]
+    if not before:
+        return None
+    start, end = bounds(text, call)[0], bounds(text, max(before, key=lambda one: bounds(text, one)[1]))[1]
+    return Edit(span_of(site, call), f"{source(text, out.value)} = {text[start:end]})")
+
+
+def _indent(text: str, found: ast.stmt) -> str | None:
+    """The blanks before a statement; None where something else shares its line."""
+    line = text.split("\n")[found.lineno - 1]
+    before = line.encode()[: found.col_offset].decode()
+    after = text.split("\n")[(found.end_lineno or found.lineno) - 1].encode()[found.end_col_offset :].decode().strip()
+    return before if not before.strip() and (not after or after.startswith("#")) else None

@@ -1,0 +1,168 @@
+"""Child processes, signals and pipes of a program are those it has under `python`; only the first process reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .running import NEVER, PYTHON, RUN, Ended, same, without_addresses, write
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and fork")
+
+CHILDREN = """
+    import multiprocessing, os, sys
+    print("module", __name__, __spec__ and __spec__.name, sys.argv[1:], flush=True)
+
+    class Point:
+        x = 3
+
+    def work(point):
+        print("child", type(point) is Point, sys.argv[1:], sys.modules["__main__"].__name__, flush=True)
+        return point
+
+    def fail():
+        raise ValueError("in a child")
+
+    if __name__ == "__main__":
+        from multiprocessing.spawn import get_preparation_data
+        data = get_preparation_data("child")
+        print(data.get("init_main_from_path"), data.get("init_main_from_name"), data["sys_argv"])
+        context = multiprocessing.get_context(sys.argv[1])
+        with context.Pool(1) as pool:
+            print(type(pool.apply(work, [Point()])) is Point)
+        failing = context.Process(target=fail)
+        failing.start()
+        failing.join()
+        leaving = context.Process(target=sys.exit, args=(5,))
+        leaving.start()
+        leaving.join()
+        print(failing.exitcode, leaving.exitcode)
+    """
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("words", [["main.py"], ["-m", "main"], ["folder"]], ids=lambda words: words[0])
+def test_children(tmp_path: Path, words: list[str], method: str) -> None:
+    write(tmp_path, {"main.py": CHILDREN, "folder/__main__.py": CHILDREN})
+    bare = same(tmp_path, [*words, method])
+    assert "1 5" in bare.stdout and "ValueError: in a child" in bare.stderr
+
+
+FORKS = {
+    "a child that runs to the end": "import os\npid = os.fork()\npid and os.waitpid(pid, 0)\nprint('end', pid == 0)",
+    "a child that fails": """
+        import atexit, os, sys
+        atexit.register(lambda: print("exit function", pid == 0, flush=True))
+        pid = os.fork()
+        if pid == 0:
+            1 / 0
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        sys.exit(4)
+        """,
+    "a child that leaves": "import os, sys\nif os.fork() == 0:\n    sys.exit('bye')\nprint(os.wait()[1] >> 8)",
+    "subprocess": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sys; print(sys.argv)'])",
+    "another program": "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
+}
+
+
+@pytest.mark.parametrize("text", FORKS.values(), ids=FORKS.keys())
+def test_forks(tmp_path: Path, text: str) -> None:
+    write(tmp_path, {"main.py": text})
+    same(tmp_path, ["main.py"], footer="" if "exec" in text.split("print")[0] and "execv" in text else NEVER)
+
+
+def ended_by(command: list[str], folder: Path, number: signal.Signals) -> Ended:
+    """How a process ends that is sent a signal as soon as it says that it is ready."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.05)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    return Ended(stdout, without_addresses(stderr), process.returncode)
+
+
+SIGNALLED = {
+    "interrupted": ("", signal.SIGINT, NEVER),
+    "interrupt caught": ("signal.signal(signal.SIGINT, lambda *_: sys.exit(6))", signal.SIGINT, NEVER),
+    "interrupt ignored": ("signal.signal(signal.SIGINT, signal.SIG_IGN); signal.alarm(1)", signal.SIGINT, ""),
+    "terminated": ("", signal.SIGTERM, ""),
+    "termination caught": ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))", signal.SIGTERM, NEVER),
+    "killed": ("", signal.SIGKILL, ""),
+    "interrupt of a hook": ("sys.excepthook = lambda *_: print('hook')", signal.SIGINT, NEVER),
+}
+
+
+@pytest.mark.parametrize(("setup", "number", "footer"), SIGNALLED.values(), ids=SIGNALLED.keys())
+@pytest.mark.parametrize("words", [["main.py"], ["-m", "main"]], ids=lambda words: words[0])
+def test_signals(tmp_path: Path, setup: str, number: signal.Signals, footer: str, words: list[str]) -> None:
+    text = f"import atexit, signal, sys, time\n{setup}\natexit.register(print, 'exit function')\n"
+    write(tmp_path, {"main.py": text + "print('ready', flush=True)\ntime.sleep(30)\n"})
+    bare = ended_by([*PYTHON, *words], tmp_path, number)
+    ours = ended_by([*RUN, *words], tmp_path, number)
+    assert ours.stderr == bare.stderr + footer
+    assert (ours.stdout, ours.status) == (bare.stdout, bare.status)
+    if setup == "":
+        assert bare.status == -number
+
+
+def test_interrupt_while_threads_are_waited_for(tmp_path: Path) -> None:
+    text = """
+        import atexit, threading, time
+        atexit.register(print, "exit function")
+        def late():
+            print("ready", flush=True)
+            time.sleep(0.5)
+        threading.Thread(target=late).start()
+        """
+    write(tmp_path, {"main.py": text})
+    bare = ended_by([*PYTHON, "main.py"], tmp_path, signal.SIGINT)
+    ours = ended_by([*RUN, "main.py"], tmp_path, signal.SIGINT)
+    # `python` goes through its hook for errors that cannot be raised, which writes a colon after the bare name.
+    assert ours.stderr == bare.stderr.replace("KeyboardInterrupt: \n", "KeyboardInterrupt\n") + NEVER
+    assert (ours.stdout, ours.status) == (bare.stdout, bare.status) == ("exit function\n", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nfor n in range(100_000): print(n)",
+        "import sys\nprint('x')\nsys.stdin.read()",
+        "import sys\nprint('x')\nsys.stdin.read()\nsys.exit(3)",
+    ],
+    ids=["much is written", "it shows at the end", "it shows at the end of a failure"],
+)
+def test_broken_pipe(tmp_path: Path, text: str) -> None:
+    write(tmp_path, {"main.py": text})
+    ends = []
+    for command in (PYTHON, RUN):
+        process = subprocess.Popen(
+            [*command, "main.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdin and process.stdout and process.stderr
+        process.stdout.close()
+        process.stdin.close()
+        stderr = process.stderr.read().decode()
+        assert ("BrokenPipeError" in stderr) and stderr.count(NEVER) == (command is RUN)
+        ends.append((stderr.replace(NEVER, ""), process.wait(60)))
+        process.stderr.close()
+    assert ends[0] == ends[1]
+
+
+def test_a_closed_stderr_is_nobody_to_tell(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": "print('out')"})
+    for closing in ("2>&-", "2>/dev/full"):
+        shell = f"{' '.join(RUN)} main.py {closing}; echo $?"
+        done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "out\n0\n" or (closing == "2>/dev/full" and done.stdout == "out\n120\n")
+
+
+def test_the_process_is_the_one_that_was_started(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": "import os; print(os.getpid(), os.getppid())"})
+    process = subprocess.Popen([*RUN, "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.communicate()[0].split() == [b"%d" % process.pid, b"%d" % os.getpid()]

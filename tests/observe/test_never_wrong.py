@@ -1,0 +1,207 @@
+"""A program that raises must raise with noclobber on, and never run on with a wrong number."""
+
+import contextlib
+
+import pytest
+import torch
+
+import noclobber
+
+
+def sigmoid_then_add():
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    h = torch.sigmoid(x)
+    h += 1
+    h.sum().backward()
+    return x.grad
+
+
+def test_hooks_switch_pytorchs_own_check_off():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        wrong = sigmoid_then_add()
+    y = torch.sigmoid(torch.tensor([0.0, 1.0]))
+    assert not torch.allclose(wrong, y * (1 - y))
+
+
+def test_noclobber_raises_where_its_hooks_made_pytorch_silent():
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as bare:
+        sigmoid_then_add()
+    with pytest.raises(noclobber.ClobberError) as watched, noclobber.watch():
+        sigmoid_then_add()
+    assert str(watched.value) == str(bare.value)
+
+
+def through_a_view():
+    x = torch.ones(4, requires_grad=True)
+    y = x.exp()
+    y[1:].view(3).mul_(2)
+    y.sum().backward()
+
+
+def an_input():
+    x = torch.ones(4, requires_grad=True)
+    y = x * 2
+    z = y**2
+    y.add_(1)
+    z.sum().backward()
+
+
+def a_weight_by_an_optimizer():
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.ones(1, 2, requires_grad=True)
+    loss = net(x).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    loss.backward()
+
+
+def a_buffer_under_no_grad():
+    x = torch.ones(3, requires_grad=True)
+    scale = torch.full((3,), 2.0)
+    y = x * scale
+    with torch.no_grad():
+        scale.zero_()
+    y.sum().backward()
+
+
+def by_detach_in_place():
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    z = y.pow(2)
+    y.detach_()
+    z.sum().backward()
+
+
+def inside_a_function():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return 2 * x * g
+
+    x = torch.ones(3, requires_grad=True)
+    y = x * 1
+    z = Square.apply(y)
+    y.mul_(3)
+    z.sum().backward()
+
+
+def by_out():
+    x = torch.ones(3, requires_grad=True)
+    w = torch.ones(3)
+    y = x * w
+    torch.add(torch.ones(3), 1, out=w)
+    y.sum().backward()
+
+
+def by_foreach():
+    x = torch.ones(3, requires_grad=True)
+    w = torch.ones(3)
+    y = x * w
+    torch._foreach_add_([w], 1.0)
+    y.sum().backward()
+
+
+def by_set():
+    x = torch.ones(3, requires_grad=True)
+    w = torch.ones(3)
+    y = x * w
+    w.set_(torch.zeros(3))
+    y.sum().backward()
+
+
+def in_inference_mode():
+    x = torch.ones(3, requires_grad=True)
+    w = torch.ones(3)
+    y = x * w
+    with torch.inference_mode():
+        w.add_(1)
+    y.sum().backward()
+
+
+def a_second_backward():
+    x = torch.ones(3, requires_grad=True)
+    loss = (x**2).sum()
+    loss.backward()
+    loss.backward()
+
+
+def in_double_backward():
+    x = torch.ones(3, requires_grad=True)
+    y = x * 1
+    (g,) = torch.autograd.grad((y**3).sum(), y, create_graph=True)
+    y.add_(1)
+    g.sum().backward()
+
+
+def by_reading_a_saved_attribute():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    return y.grad_fn.next_functions[0][0]._saved_result
+
+
+RAISING = [
+    sigmoid_then_add,
+    through_a_view,
+    an_input,
+    a_weight_by_an_optimizer,
+    a_buffer_under_no_grad,
+    by_detach_in_place,
+    inside_a_function,
+    by_out,
+    by_foreach,
+    by_set,
+    in_inference_mode,
+    a_second_backward,
+    in_double_backward,
+    by_reading_a_saved_attribute,
+]
+
+
+@pytest.mark.parametrize("program", RAISING, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("around", [noclobber.watch, noclobber.install], ids=["watch", "install"])
+def test_what_raises_raises_the_same(program, around):
+    with pytest.raises(RuntimeError) as bare:
+        program()
+    with pytest.raises(RuntimeError) as seen, around():
+        program()
+    head = str(bare.value).split(", which is")[0].split(" is at version")[0].rstrip(",")
+    assert str(seen.value).startswith(head[:80])
+    assert isinstance(seen.value, type(bare.value))
+
+
+def test_version_numbers_of_the_message_are_pytorchs():
+    with pytest.raises(RuntimeError) as bare:
+        a_buffer_under_no_grad()
+    with pytest.raises(RuntimeError) as seen, noclobber.watch():
+        a_buffer_under_no_grad()
+    assert str(bare.value) == str(seen.value)
+
+
+def test_under_anomaly_mode_the_hint_is_pytorchs():
+    with torch.autograd.set_detect_anomaly(True), pytest.warns(UserWarning):
+        with pytest.raises(RuntimeError) as bare:
+            sigmoid_then_add()
+        with pytest.raises(RuntimeError) as seen, noclobber.watch():
+            sigmoid_then_add()
+    assert str(bare.value) == str(seen.value)
+
+
+def test_an_error_caught_by_the_program_leaves_it_running():
+    def carries_on():
+        with contextlib.suppress(RuntimeError):
+            sigmoid_then_add()
+        x = torch.ones(2, requires_grad=True)
+        (x * 3).sum().backward()
+        return x.grad.tolist()
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch() as seen:
+        assert carries_on() == [3.0, 3.0]
+    assert [finding.code for finding in seen.findings] == ["NC101"]

@@ -1,0 +1,139 @@
+"""Observing changes nothing: values, lifetimes, memory, and PyTorch itself once it ends."""
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch.optim import optimizer as optim_module
+
+import noclobber
+from noclobber.observe import internals
+
+from .programs import RIGHT, SILENT
+
+
+def values(program):
+    torch.manual_seed(0)
+    return program()
+
+
+@pytest.mark.parametrize("program", RIGHT + SILENT, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("around", [noclobber.watch, noclobber.install], ids=["watch", "install"])
+def test_values_are_bit_identical(program, around):
+    bare = values(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        with around() as seen:
+            watched = values(program)
+    assert all(torch.equal(a, b) for a, b in zip(bare, watched, strict=True))
+    if around is noclobber.watch:
+        assert bool(seen.findings) == (program in SILENT)
+
+
+@pytest.mark.parametrize("program", SILENT, ids=lambda p: p.__name__)
+def test_silent_writes_are_found(program):
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"), noclobber.watch():
+        program()
+
+
+def snapshot():
+    return {
+        "engine": torch.autograd._engine_run_backward,
+        "data": vars(torch.Tensor).get("data"),
+        "disable": torch._C._autograd._saved_tensors_hooks_disable,
+        "enable": torch._C._autograd._saved_tensors_hooks_enable,
+        "push": torch._C._autograd._push_saved_tensors_default_hooks,
+        "define": torch.library.Library.define,
+        "load": type(torch.ops).load_library,
+        "thread": threading.Thread._bootstrap_inner,
+        "pre": dict(optim_module._global_optimizer_pre_hooks),
+        "post": dict(optim_module._global_optimizer_post_hooks),
+        "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "modes": torch._C._len_torch_dispatch_stack(),
+        "key": internals.key_is_set(),
+        "excepthook": sys.excepthook,
+    }
+
+
+@pytest.mark.parametrize("around", [noclobber.watch, noclobber.install], ids=["watch", "install"])
+def test_pytorch_is_left_as_it_was_found(around):
+    before = snapshot()
+    with around():
+        assert snapshot() != before
+        values(RIGHT[0])
+    assert snapshot() == before
+
+
+def test_pytorch_is_left_as_it_was_found_after_an_error():
+    before = snapshot()
+    with pytest.raises(ZeroDivisionError), noclobber.watch(), noclobber.watch(on_write="raise"):
+        raise ZeroDivisionError
+    assert snapshot() == before
+
+
+def test_the_stand_in_mode_leaves_too(monkeypatch):
+    monkeypatch.setattr("noclobber.observe.writes.key_answers", lambda: False)
+    before = snapshot()
+    with noclobber.watch() as seen:
+        assert seen.report.coverage.writes == "dispatch mode"
+    assert snapshot() == before
+
+
+def test_an_output_is_freed_with_its_last_reference():
+    with noclobber.watch():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        storage = weakref.ref(y.untyped_storage())
+        tensor = weakref.ref(y)
+        gc.disable()
+        try:
+            del y
+            assert tensor() is None
+            assert storage() is None
+        finally:
+            gc.enable()
+
+
+def test_saves_are_freed_by_backward():
+    with noclobber.watch():
+        x = torch.ones(1000, requires_grad=True)
+        y = x * 2
+        z = (y**2).sum()
+        saved = weakref.ref(y)
+        del y
+        z.backward()
+        assert saved() is None
+
+
+PEAK = """
+import contextlib, resource, torch, noclobber
+torch.set_num_threads(1)
+def step():
+    x = torch.ones(1 << 20, requires_grad=True)
+    h = x
+    for _ in range(60):
+        h = h.sin()
+    h.sum().backward()
+with noclobber.watch():
+    pass  # what arming costs once is not the program's
+with {around}:
+    step(); step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak(around):
+    script = PEAK.format(around=around)
+    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(2)]
+    return min(int(run.stdout) for run in runs)
+
+
+def test_peak_memory_is_the_same_within_one_percent():
+    bare = peak("contextlib.nullcontext()")
+    watched = peak("noclobber.watch()")
+    assert watched < bare * 1.01  # 240 MB of activations

@@ -1,0 +1,134 @@
+"""Facts of single formats: the example of the design, paths, escaping, diffs, what is said of nothing found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.report import Coverage, Report
+from noclobber.model.source import Span
+from noclobber.render import FORMATS, footer, render, window
+
+from .catalogue import stale_save
+from .source import File, advice, finding, stale
+
+DESIGN = """\
+error[NC101]: in-place write to a tensor that backward still needs
+  --> train.py:8:1
+   |
+ 7 | h = torch.sigmoid(w(x))
+   |     ------------------- `h` is saved here: sigmoid keeps its result (version 0)
+ 8 | h += x.detach()
+   | ^^^^^^^^^^^^^^^ `add_` overwrites it here (version 0 -> 1)
+...
+12 | loss.backward()
+   | --------------- backward reads it here, in SigmoidBackward0
+   |
+note: d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten
+help: write out of place (16 B more)
+   |
+ 8 - h += x.detach()
+ 8 + h = h + x.detach()
+"""
+
+
+def test_the_example_of_the_design() -> None:
+    assert window(stale_save) == DESIGN
+
+
+def test_formats_by_name() -> None:
+    assert list(FORMATS) == ["full", "concise", "github", "json"]
+    with pytest.raises(ValueError, match="unknown format 'html'; there are full, concise, github, json"):
+        render(Report(), "html")
+
+
+def test_a_path_below_the_current_directory_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(path: str) -> str:
+        return render(Report((stale(File(path, {1: "y.neg_()"}).write(1, "y.neg_()", "")),)), "concise").split(":1:1:")[
+            0
+        ]
+
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert shown(str(tmp_path / "work" / "sub" / "a.py")) == "sub/a.py"
+    assert shown(str(tmp_path / "works.py")) == str(tmp_path / "works.py")
+    assert shown("a.py") == "a.py"
+    monkeypatch.chdir("/")
+    assert shown("/srv/a.py") == "/srv/a.py"
+
+
+def test_source_is_read_only_where_the_label_kept_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("now = 1\n")
+    span = Span(str(path), 1, 1, 1, 4)
+    assert "1 | now = 1\n" in window(stale(Label("write", span, "", True)))
+    kept = window(stale(Label("write", span, "", True, ("was = 1",))))
+    assert "1 | was = 1\n" in kept
+    assert "now" not in kept
+
+
+def one_edit(*edits: Edit, lines: dict[int, str]) -> str:
+    file = File("a.py", lines)
+    labels = [file.label("write", number, text, "") for number, text in lines.items()]
+    return window(stale(*labels, suggestions=advice("do it", *edits))).split("help: ")[1]
+
+
+def test_a_diff_shows_only_changed_lines() -> None:
+    lines = {1: "a = (1,", 2: "     2)", 3: "b = 3"}
+    assert one_edit(Edit(Span("a.py", 1, 5, 3, 2), "(1,\n     4)\nc"), lines=lines) == (
+        "do it\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
+    )
+    assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it\n  |\n2 -      2)\n"
+    assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it\n  |\n3 + n = 1\n"
+    far = (Edit(Span("a.py", 1, 1, 1, 2), "x"), Edit(Span("a.py", 3, 1, 3, 2), "x"))
+    assert one_edit(*far, lines=lines) == "do it\n  |\n1 - a = (1,\n1 + x = (1,\n...\n3 - b = 3\n3 + x = 3\n"
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Edit(Span("gone.py", 1, 1, 1, 3), "x"),),
+        (Edit(Span("a.py", 1, 5, 1, 40), "x"),),
+        (Edit(Span("a.py", 1, 5, 1, 2), "x"),),
+        (Edit(Span("a.py", 1, 1, 1, 4), "x"), Edit(Span("a.py", 1, 3, 1, 5), "y")),
+        (Edit(Span("a.py", 1, 1, 10**12, 1), ""),),
+    ],
+    ids=["missing file", "past the end", "backwards", "overlapping", "endless"],
+)
+def test_an_edit_that_cannot_be_applied_leaves_the_words(edits: tuple[Edit, ...]) -> None:
+    assert one_edit(*edits, lines={1: "a = 1"}) == "do it\n"
+
+
+def test_github_escapes() -> None:
+    one = finding("NC1", "r", "50% of\r\nit", File("a,b:c%.py", {1: "y"}).write(1, "y", "text"), notes=("x\ny",))
+    assert render(Report((one,)), "github") == (
+        "::error file=a%2Cb%3Ac%25.py,line=1,endLine=1,col=1,endColumn=2,title=noclobber NC1 [r]"
+        "::50%25 of it%0Aa,b:c%.py:1:1: written: text%0Anote: x%0Anote: y\n".replace("c%.py:1", "c%25.py:1")
+    )
+
+
+@pytest.mark.parametrize(("severity", "level"), [("error", "error"), ("warning", "warning"), ("hint", "notice")])
+def test_github_levels(severity: str, level: str) -> None:
+    one = Finding("NC1", "r", severity, "m", ())  # type: ignore[arg-type]
+    assert render(Report((one,)), "github") == f"::{level} title=noclobber NC1 [r]::m\n"
+
+
+def test_nothing_found_says_what_was_watched_and_never_clean() -> None:
+    unseen = ("a region compiled by Inductor", "sparse tensors")
+    text = render(Report(coverage=Coverage("dispatch key", unseen=unseen)), "full")
+    first, *others = text.splitlines()
+    assert "in-place writes" in first
+    assert "not bytes" in first
+    assert others == [f"not watched: {one}" for one in unseen]
+    assert "clean" not in text
+    assert "not bytes" not in footer(Report(coverage=Coverage(contents=True)))
+    assert render(Report(), "concise") == render(Report(), "github") == ""
+
+
+def test_the_footer_names_the_worst_first() -> None:
+    hint, error = (Finding(code, "r", severity, "m", ()) for code, severity in (("NC901", "hint"), ("NC301", "error")))  # type: ignore[arg-type]
+    assert (
+        footer(Report((hint, error))) == "noclobber: 1 error and 1 hint\nnext: noclobber explain NC301 (also NC901)\n"
+    )

@@ -1,0 +1,90 @@
+"""Programs written down in a test, compiled but never run: sites are the real instructions behind a piece of text."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+from collections.abc import Iterator
+from itertools import count
+from types import CodeType
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Save, Step, Tensor, Via, Write
+from noclobber.model.finding import Finding, Label
+from noclobber.model.source import Site
+
+_numbers = count()
+
+
+class Program:
+    """A source text under a file name of its own, which `linecache` knows."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        self.text = textwrap.dedent(text).lstrip("\n")
+        self.path = name or f"train_{next(_numbers)}.py"
+        linecache.cache[self.path] = (len(self.text), None, self.text.splitlines(keepends=True), self.path)
+        self.code = compile(self.text, self.path, "exec")
+
+    def at(self, piece: str, inside: Site | None = None) -> Site:
+        """The last instruction that CPython places exactly at the first occurrence of `piece`."""
+        offset = self.text.index(piece)
+        wanted = (*self._place(offset), *self._place(offset + len(piece)))
+        found = [Site(code, 2 * n, inside) for code, n, place in _placed(self.code) if place == wanted]
+        assert found, f"no instruction at {piece!r}"
+        return found[-1]
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        before = self.text[:offset]
+        return before.count("\n") + 1, len(before.rpartition("\n")[2].encode())
+
+    def edited(self, finding: Finding) -> str:
+        """The text after the first edit among the suggestions."""
+        edit = next(edit for one in finding.suggestions for edit in one.edits)
+        lines = self.text.split("\n")
+        start, end = edit.span.line - 1, edit.span.end_line - 1
+        head, tail = lines[start][: edit.span.column - 1], lines[end][edit.span.end_column - 1 :]
+        return "\n".join([*lines[:start], head + edit.replacement + tail, *lines[end + 1 :]])
+
+
+def _placed(code: CodeType) -> Iterator[tuple[CodeType, int, tuple[int | None, ...]]]:
+    for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
+        yield code, number, (line, column, end_line, end_column)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _placed(constant)
+
+
+STALE = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+    "[torch.FloatTensor [4]], which is output 0 of SigmoidBackward0, is at version 1; expected version 0 instead."
+)
+
+
+def save(node: str, field: str, site: Site | None, *, name: str | None = "h", **facts: object) -> Save:
+    """A save of a float32 tensor of four elements, unless said otherwise."""
+    tensor = Tensor(shape=(4,), name=name, **{key: facts.pop(key) for key in ("kind", "region") if key in facts})  # type: ignore[arg-type]
+    return Save(node, field, tensor, site=site, **{"version": 0, **facts})  # type: ignore[arg-type]
+
+
+def write(
+    op: str, site: Site | None, *, order: int = 5, via: Via = "operator", step: Step | None = None, **facts: object
+) -> Write:
+    """A write that moves the version from 0 to 1 and overlaps, unless said otherwise."""
+    facts = {"version_before": 0, "version_after": 1, "tensor": Tensor(shape=(4,)), **facts}
+    return Write(op, site, order, via, step=step, **facts)  # type: ignore[arg-type]
+
+
+def clobber(saved: Save, *writes: Write, read: Site | None = None, raised: bool = True) -> Clobber:
+    """A clobber whose message is PyTorch's where it raises."""
+    return Clobber(saved, writes, Read(saved.node, read), saved.version + len(writes), STALE if raised else None)
+
+
+def told(finding: Finding, role: str) -> Label:
+    """The only label of a role."""
+    (one,) = [label for label in finding.labels if label.role == role]
+    return one
+
+
+def helped(finding: Finding) -> str:
+    """Every suggestion's words."""
+    return "\n".join(one.message for one in finding.suggestions)

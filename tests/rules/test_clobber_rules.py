@@ -1,0 +1,230 @@
+"""NC102, NC103, NC105, NC201 and NC203 on hand-written events: each cause has one rule, with its own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from noclobber.model.events import Step, Via
+from noclobber.model.finding import Finding
+from noclobber.model.source import Site
+from noclobber.rules import catalogue, explain
+
+from .places import Program, clobber, helped, save, told, write
+
+PAIR = Program("""
+    loss_d = critic(fake)
+    loss_g = critic(fake)
+    opt.step()
+    loss_g.backward()
+""")
+CARRIED = Program("""
+    for x in data:
+        h = cell(x, h)
+        h.sum().backward(retain_graph=True)
+        opt.step()
+""")
+BUILT_ONCE = Program("""
+    z = encoder(x)
+    for _ in range(9):
+        z.sum().backward(retain_graph=True)
+        opt.step()
+""")
+
+
+def stepped(program: Program, saved: str, read: str, *, raised: bool = True, inside: bool = True) -> Finding:
+    """A weight that `opt.step()` changes between a save and a read."""
+    site = program.at("opt.step()")
+    change = write(
+        "aten::_foreach_add_" if raised else "aten::_fused_sgd_",
+        site if inside else None,
+        via="step",
+        step=Step("Adam", site),
+    )
+    kept = save("AddmmBackward0", "mat2", program.at(saved), name="fc.weight", kind="parameter")
+    finding = explain(clobber(kept, change, read=program.at(read), raised=raised))
+    assert finding is not None
+    return finding
+
+
+def test_a_step_between_two_losses() -> None:
+    finding = stepped(PAIR, "critic(fake)", "loss_g.backward()")
+    assert (finding.code, finding.rule) == ("NC103", "step-before-backward")
+    assert finding.message == "`Adam.step` changes the parameter `fc.weight` before a backward that still needs it"
+    assert told(finding, "write").text == "`Adam.step` overwrites it here (version 0 -> 1)"
+    assert told(finding, "write").primary
+    assert told(finding, "write").span.line == 3
+    assert (
+        told(finding, "save").text == "`fc.weight` is saved here: linear (addmm) keeps its operand `mat2` (version 0)"
+    )
+    assert finding.notes == (
+        "the backward of linear (addmm) computes with the parameter `fc.weight` as it was in forward; "
+        "`Adam.step` has changed it since",
+    )
+    assert finding.suggestions[0].message == "run every backward before the steps: move `opt.step()` below line 4"
+    assert "run the forward again" in helped(finding)
+    assert "detach" in helped(finding)
+    assert finding.writes[0]["optimizer"] == "Adam"
+
+
+def test_a_step_that_a_carried_state_leads_back_over() -> None:
+    finding = stepped(CARRIED, "cell(x, h)", "h.sum().backward(retain_graph=True)")
+    assert finding.code == "NC103"
+    assert told(finding, "read").text == "backward reads it here, in a later iteration, in AddmmBackward0"
+    assert "instead of `retain_graph=True`" in finding.suggestions[0].message
+    assert "earlier iteration" in finding.notes[0]
+
+
+def test_a_graph_built_once_before_the_loop() -> None:
+    finding = stepped(BUILT_ONCE, "encoder(x)", "z.sum().backward(retain_graph=True)")
+    assert (
+        helped(finding) == "run this forward inside the loop, after each step: a graph serves one backward and one step"
+    )
+
+
+def test_a_step_whose_write_has_no_site_of_its_own_is_found_by_its_call() -> None:
+    finding = stepped(PAIR, "critic(fake)", "loss_g.backward()", inside=False)
+    assert finding.code == "NC103"
+    assert told(finding, "write").span.line == 3
+
+
+def test_a_fused_step_is_silent() -> None:
+    finding = stepped(PAIR, "critic(fake)", "loss_g.backward()", raised=False)
+    assert (finding.code, finding.rule) == ("NC203", "unversioned-op")
+    assert (
+        finding.message
+        == "`Adam.step` silently changes the parameter `fc.weight` before a backward that still needs it"
+    )
+    assert "a fused optimizer counts no version, so PyTorch raises nothing" in finding.notes
+    assert "move `opt.step()` below line 4" in helped(finding)
+
+
+def test_batch_norm_statistics_are_silent() -> None:
+    program = Program("y = bn.eval()(x)\nbn.train()(z)\ny.sum().backward()\n")
+    kept = save(
+        "NativeBatchNormBackward0", "running_mean", program.at("bn.eval()(x)"), name="bn.running_mean", kind="buffer"
+    )
+    change = write("aten::native_batch_norm", program.at("bn.train()(z)"), via="unversioned", version_after=0)
+    finding = explain(clobber(kept, change, raised=False))
+    assert finding is not None
+    assert finding.code == "NC203"
+    assert finding.message == "batch norm silently rewrites the buffer `bn.running_mean`, which backward still needs"
+    assert told(finding, "save").text.endswith("batch_norm keeps its running mean (version 0)")
+    assert told(finding, "write").text == "`native_batch_norm` overwrites it here"
+    assert "before the next train-mode forward" in helped(finding)
+
+
+def test_a_collective_on_an_activation_is_silent() -> None:
+    program = Program("y = h.exp()\ndist.all_reduce(y)\n")
+    change = write("c10d::allreduce_", program.at("dist.all_reduce(y)"), via="unversioned", version_after=0)
+    finding = explain(clobber(save("ExpBackward0", "result", program.at("h.exp()")), change, raised=False))
+    assert finding is not None
+    assert finding.code == "NC203"
+    assert any("collective" in note for note in finding.notes)
+    assert "`.clone()`" in helped(finding)
+
+
+def test_bytes_beside_the_saved_ones() -> None:
+    program = Program("for t in range(1, 9):\n    h[t] = h[t - 1] * w\nloss.backward()\n")
+    kept = save("MulBackward0", "self", program.at("h[t - 1] * w"), name=None)
+    finding = explain(
+        clobber(kept, write("aten::copy_", program.at("h[t]"), overlaps=False), read=program.at("loss.backward()"))
+    )
+    assert finding is not None
+    assert (finding.code, finding.rule) == ("NC102", "disjoint-write")
+    assert finding.message.startswith("in-place write beside bytes that backward needs")
+    assert told(finding, "write").text == "`copy_` writes beside it here (version 0 -> 1)"
+    assert finding.notes[0].endswith("so the gradient would have been right")
+    assert "`torch.stack`" in finding.suggestions[0].message
+    assert finding.suggestions[1].message == "save a copy of the slice (16 B more): `.clone()`"
+
+
+def test_one_overlapping_write_among_disjoint_ones_is_the_one_to_blame() -> None:
+    program = Program("y = h.exp()\nh[0] = a\nh[1] = b\n")
+    far, near = (
+        write("aten::copy_", program.at("h[0]"), overlaps=False),
+        write("aten::copy_", program.at("h[1]"), order=6),
+    )
+    finding = explain(clobber(save("ExpBackward0", "result", program.at("h.exp()")), far, near))
+    assert finding is not None
+    assert finding.code == "NC101"
+    assert told(finding, "write").span.line == 3
+
+
+def test_a_silent_write_beside_the_saved_bytes_is_no_finding() -> None:
+    program = Program("y = h.exp()\nh.data[0] = a\n")
+    change = write("aten::copy_", program.at("h.data[0]"), via="data", overlaps=False)
+    assert explain(clobber(save("ExpBackward0", "result", program.at("h.exp()")), change, raised=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "via", "note", "words"),
+    [
+        ("y.data.mul_(2)", "data", "its own version counter", "write out of place (16 B more)"),
+        ("y.data = u", "set_data", "`t.data = u` gives the tensor other bytes", "after the last backward"),
+        ("swap_tensors(y, u)", "swap", "`swap_tensors` moves the bytes", "swap the tensors after"),
+        ("alias.mul_(2)", "operator", "its own version counter", "write out of place"),
+    ],
+)
+def test_silent_writes(text: str, via: Via, note: str, words: str) -> None:
+    program = Program(f"y = h.exp()\n{text}\ny.sum().backward()\n")
+    piece = "y.data" if via == "set_data" else text
+    change = write("aten::mul_", program.at(f"{text}\n"[:-1] if piece is text else piece), via=via, version_after=0)
+    if via == "set_data":
+        change = write("aten::set_", Site(program.code, program.at("h.exp()").lasti), via=via)
+    finding = explain(clobber(save("ExpBackward0", "result", program.at("h.exp()")), change, raised=False))
+    assert finding is not None
+    assert (finding.code, finding.rule, finding.severity) == ("NC201", "silent-write", "error")
+    assert finding.message == "silent in-place write: backward reads other bytes than were saved"
+    assert note in finding.notes[0]
+    assert words in helped(finding)
+
+
+def buffer_written(text: str, op: str, *, path: str = "", raised: bool = True, via: Via = "operator") -> Finding:
+    program = Program(f"y = net(x)\n{text}\ny.sum().backward()\n")
+    inside = None
+    if path:
+        library = Program("work()\n", path)
+        inside = library.at("work()")
+    change = write(op, program.at(text, inside=inside), via=via)
+    finding = explain(
+        clobber(save("MulBackward0", "other", program.at("net(x)"), name="net.u", kind="buffer"), change, raised=raised)
+    )
+    assert finding is not None
+    return finding
+
+
+def test_a_buffer_that_a_module_rewrites_below_a_mere_call() -> None:
+    finding = buffer_written("net(x2)", "aten::copy_")
+    assert (finding.code, finding.rule) == ("NC105", "buffer-sync")
+    assert finding.message == "a forward rewrites the buffer `net.u`, which an earlier forward's backward still needs"
+    assert "`.clone()`" in finding.suggestions[0].message
+    assert "broadcast_buffers" not in helped(finding)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_buffer_that_is_broadcast(raised: bool) -> None:
+    finding = buffer_written("ddp(x2)", "c10d::broadcast_", raised=raised, via="operator" if raised else "unversioned")
+    assert finding.code == "NC105"
+    assert ("silently" in finding.message) is not raised
+    assert "`broadcast_buffers=False`" in helped(finding)
+    assert any("rank 0" in note for note in finding.notes)
+
+
+def test_a_buffer_that_a_distributed_library_writes() -> None:
+    finding = buffer_written("engine(x2)", "aten::copy_", path="/env/site-packages/fairscale/distributed/sync.py")
+    assert finding.code == "NC105"
+    assert "`broadcast_buffers=False`" in helped(finding)
+    assert told(finding, "inside").text == "`copy_` runs here, inside `fairscale`"
+
+
+def test_a_buffer_that_the_program_writes_is_a_stale_save() -> None:
+    finding = buffer_written("queue.copy_(x2)", "aten::copy_")
+    assert finding.code == "NC101"
+    assert finding.message == "in-place write to a buffer that backward still needs"
+
+
+def test_codes_and_names_are_unique_and_agree_with_the_files() -> None:
+    rules = catalogue()
+    assert len({rule.CODE for rule in rules}) == len({rule.NAME for rule in rules}) == len(rules) >= 7
+    for rule in rules:
+        assert rule.__name__.endswith(f"{rule.CODE}_{rule.NAME}".lower().replace("-", "_"))  # type: ignore[attr-defined]

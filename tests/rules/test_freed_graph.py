@@ -1,0 +1,90 @@
+"""NC104 on hand-written events, and that it leaves clobbers and other refusals alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding
+from noclobber.rules import nc104_freed_graph as rule
+
+from .places import Program, clobber, helped, save, told
+
+MESSAGE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad()."
+)
+PROGRAM = Program("y = x.exp()\ny.sum().backward()\ny.prod().backward()\n")
+
+
+def found(repeated: bool | None, message: str = MESSAGE, **facts: object) -> Finding:
+    event = Refusal(
+        message,
+        PROGRAM.at("y.prod().backward()"),
+        saved=PROGRAM.at("x.exp()"),
+        saved_node="ExpBackward0",
+        repeated_root=repeated,
+        **{"call": "backward", **facts},  # type: ignore[arg-type]
+    )
+    finding = rule.find(event)
+    assert finding is not None
+    assert (finding.code, finding.rule) == ("NC104", "freed-graph")
+    return finding
+
+
+def test_a_repeated_backward_is_summed() -> None:
+    finding = found(True)
+    assert finding.message == "second backward through a graph that the first one has freed"
+    assert [one.message for one in finding.suggestions] == [
+        "sum the losses and call `backward` once",
+        "or pass `retain_graph=True` to the first `backward`, where one graph really serves two",
+    ]
+    assert told(finding, "save").text == "part of the freed graph was built here: exp kept a tensor for its backward"
+    assert told(finding, "read").primary
+    assert told(finding, "read").span.line == 3
+
+
+def test_a_carried_state_is_detached_and_retain_graph_is_no_cure() -> None:
+    finding = found(False)
+    assert finding.message == "backward reaches into a graph of an earlier iteration, which is already freed"
+    assert [one.message for one in finding.suggestions] == [
+        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+    ]
+    assert finding.notes[0].startswith("`retain_graph=True` is no cure")
+
+
+def test_where_it_is_not_known_both_are_said() -> None:
+    words = helped(found(None))
+    assert "for a carried state: detach" in words
+    assert "for two losses: sum" in words
+
+
+def test_a_read_of_a_freed_save_says_so() -> None:
+    finding = found(None, call="access")
+    assert finding.message == "a saved tensor is read after backward has freed it"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Trying to backward through the graph a second time, but the buffers have already been freed. Specify ...",
+        "Trying to backward through the graph a second time, but the saved intermediate results have already been ...",
+        "[rank0]: RuntimeError: Trying to backward through the graph a second time (or directly access saved ...",
+    ],
+)
+def test_older_wordings(message: str) -> None:
+    assert found(True, message).code == "NC104"
+
+
+def test_a_place_that_is_not_known_leaves_the_other_label_primary() -> None:
+    finding = rule.find(Refusal(MESSAGE, saved=PROGRAM.at("x.exp()"), call="backward"))
+    assert finding is not None
+    assert told(finding, "save").primary
+    bare = rule.find(Refusal(MESSAGE, call="backward"))
+    assert bare is not None
+    assert bare.labels == ()
+
+
+def test_other_events_are_left_alone() -> None:
+    assert rule.find(Refusal("a leaf Variable that requires grad is being used in an in-place operation.")) is None
+    assert rule.find(clobber(save("ExpBackward0", "result", None))) is None

@@ -1,0 +1,138 @@
+"""The table of what operators keep, and the list of methods without a twin, against the installed torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from noclobber.model.events import Save, Tensor
+from noclobber.rules.keeps import ROWS, reason, row_of
+from noclobber.rules.rewriting import NO_TWIN
+
+Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MAKES: dict[str, Make] = {
+    "Relu": lambda x, w: x.relu(),
+    "Sigmoid": lambda x, w: x.sigmoid(),
+    "Tanh": lambda x, w: x.tanh(),
+    "Exp": lambda x, w: x.exp(),
+    "Expm1": lambda x, w: x.expm1(),
+    "Sqrt": lambda x, w: x.sqrt(),
+    "Rsqrt": lambda x, w: x.rsqrt(),
+    "Reciprocal": lambda x, w: x.reciprocal(),
+    "Tan": lambda x, w: x.tan(),
+    "Softmax": lambda x, w: x.softmax(-1),
+    "LogSoftmax": lambda x, w: x.log_softmax(-1),
+    "EluBackward1": lambda x, w: F.elu_(x * 1),
+    "LeakyReluBackward1": lambda x, w: F.leaky_relu_(x * 1),
+    "Elu": lambda x, w: F.elu(x),
+    "LeakyRelu": lambda x, w: F.leaky_relu(x),
+    "Gelu": lambda x, w: F.gelu(x),
+    "Silu": lambda x, w: F.silu(x),
+    "Mish": lambda x, w: F.mish(x),
+    "Softplus": lambda x, w: F.softplus(x),
+    "Hardtanh": lambda x, w: F.hardtanh(x),
+    "Clamp": lambda x, w: x.clamp(0, 1),
+    "Abs": lambda x, w: x.abs(),
+    "Sin": lambda x, w: x.sin(),
+    "Cos": lambda x, w: x.cos(),
+    "Log": lambda x, w: x.log(),
+    "Log1P": lambda x, w: x.log1p(),
+    "Var": lambda x, w: x.var(),
+    "PowBackward0": lambda x, w: x**3,
+    "PowBackward1": lambda x, w: x**w,
+    "Std": lambda x, w: x.std(),
+    "Logsumexp": lambda x, w: x.logsumexp(0),
+    "Prod": lambda x, w: x.prod(),
+    "LinalgVectorNorm": lambda x, w: torch.linalg.vector_norm(x),
+    "Norm": lambda x, w: torch._C._VariableFunctions.norm(x, 3),
+    "MaxBackward1": lambda x, w: x.max(),
+    "Amax": lambda x, w: x.amax(0),
+    "Mul": lambda x, w: x * w,
+    "Div": lambda x, w: x / w,
+    "Addmm": lambda x, w: F.linear(x, w, w[0]),
+    "Mm": lambda x, w: x @ w,
+    "Bmm": lambda x, w: torch.bmm(x[None], w[None]),
+    "Mv": lambda x, w: x @ w[0],
+    "Dot": lambda x, w: x[0].dot(w[0]),
+    "Convolution": lambda x, w: F.conv1d(x[None], w[:, :, None]),
+    "NativeLayerNorm": lambda x, w: F.layer_norm(x, (4,), w[0]),
+    "NativeGroupNorm": lambda x, w: F.group_norm(x[None], 2, w[0]),
+    "NativeBatchNorm": lambda x, w: F.batch_norm(x, torch.zeros(4), torch.ones(4), w[0], w[1]),
+    "MaxPool2DWithIndices": lambda x, w: F.max_pool2d(x[None], 2),
+    "NativeDropout": lambda x, w: torch.native_dropout(x, 0.5, True)[0],
+    "LerpBackward1": lambda x, w: x.lerp(w, x),
+    "Embedding": lambda x, w: F.embedding(torch.tensor([1, 2]), w),
+    "Gather": lambda x, w: x.gather(0, torch.zeros(1, 4, dtype=torch.long)),
+    "Index": lambda x, w: x[torch.tensor([0, 1])],
+    "MaskedFill": lambda x, w: x.masked_fill(x > 1, 0),
+    "Where": lambda x, w: torch.where(x > 1, x, w),
+    "NllLoss": lambda x, w: F.nll_loss(x, torch.zeros(4, dtype=torch.long)),
+    "MseLoss": lambda x, w: F.mse_loss(x, w),
+    "SmoothL1Loss": lambda x, w: F.smooth_l1_loss(x, w),
+    "BinaryCrossEntropy": lambda x, w: F.binary_cross_entropy(x.sigmoid(), w.sigmoid()),
+    "BinaryCrossEntropyWithLogits": lambda x, w: F.binary_cross_entropy_with_logits(x, w.detach()),
+}
+
+
+def test_every_row_has_a_program() -> None:
+    assert set(MAKES) == set(ROWS)
+
+
+@pytest.mark.parametrize("key", list(ROWS))
+def test_a_row_names_every_tensor_that_the_node_keeps(key: str) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.rand(4, 4, requires_grad=True) for _ in range(2))
+    node = MAKES[key](x, w).grad_fn
+    assert node is not None
+    assert row_of(node.name()) is ROWS[key], node.name()
+    kept = set()
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            value = getattr(node, name)
+            if isinstance(value, torch.Tensor) or (
+                isinstance(value, tuple) and any(isinstance(one, torch.Tensor) for one in value)
+            ):
+                kept.add(name.removeprefix("_saved_"))
+    unsaid = kept - set(ROWS[key].kept)
+    assert set(ROWS[key].kept) <= kept, f"{node.name()} does not keep {set(ROWS[key].kept) - kept}"
+    assert unsaid <= {"bias", "total_weight", "weight"}, f"{node.name()} also keeps {unsaid}"
+
+
+def overwritable(make: Make, which: str) -> bool:
+    """Whether backward accepts a write to the result, or to a first operand that is no leaf."""
+    x, w = (torch.rand(4, 4, requires_grad=True) for _ in range(2))
+    operand = x * 1
+    result = make(operand, w)
+    with torch.no_grad():
+        (result if which == "result" else operand).add_(1)
+    try:
+        result.sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", [key for key, row in ROWS.items() if row.free.startswith(("the input", "the result"))])
+def test_what_may_be_overwritten_may_be_overwritten(key: str) -> None:
+    which = "result" if ROWS[key].free.startswith("the result") else "input"
+    assert overwritable(MAKES[key], which)
+    if len(ROWS[key].kept) == 1:
+        assert not overwritable(MAKES[key], "input" if which == "result" else "result")
+
+
+def test_an_in_place_method_that_is_rewritten_has_a_twin() -> None:
+    written = [name for name in dir(torch.Tensor) if name.endswith("_") and not name.startswith("_")]
+    missing = [name for name in written if name not in NO_TWIN and not hasattr(torch.Tensor, name[:-1])]
+    assert not missing
+    assert len(written) > 150
+
+
+def test_an_unknown_node_and_a_custom_function_have_words_too() -> None:
+    assert reason(Save("AlignmentLossBackward", "", Tensor(), 0)).startswith(
+        "what `AlignmentLoss` saves must keep its bytes"
+    )
+    words = reason(Save("LogaddexpBackward0", "other", Tensor(), 0))
+    assert words == "the backward of logaddexp computes with its operand `other` as it was in forward"

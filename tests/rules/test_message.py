@@ -1,0 +1,105 @@
+"""Pasted error texts: every wording of the stale-save message, and plain words for any text or traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from noclobber.rules import rule_of_message
+from noclobber.rules.message import StaleMessage, explanation, parse
+
+HEAD = "one of the variables needed for gradient computation has been modified by an inplace operation"
+OLD_HINT = (
+    "Hint: enable anomaly detection to find the operation that failed to compute its gradient, "
+    "with torch.autograd.set_detect_anomaly(True)."
+)
+GOOD_LUCK = (
+    "Hint: the backtrace further above shows the operation that failed to compute its gradient. "
+    "The variable in question was changed in there or anywhere later. Good luck!"
+)
+EXP = "[torch.FloatTensor [3, 4]], which is output 0 of {node}, is at version 3; expected version 0 instead."
+
+
+@pytest.mark.parametrize(
+    "node", ["Exp", "ExpBackward", "ExpBackward0", "T1", "torch::autograd::CopyBackwards", "<unknown>"]
+)
+@pytest.mark.parametrize("hint", ["", f" {OLD_HINT}", f" {GOOD_LUCK}"])
+def test_the_producer_in_every_spelling(node: str, hint: str) -> None:
+    message = parse(f"RuntimeError: {HEAD}: {EXP.format(node=node)}{hint}")
+    assert message == StaleMessage("torch.FloatTensor", (3, 4), node, 0, 3, 0)
+    assert message.writes == 3
+
+
+@pytest.mark.parametrize("comma", ["", ","])
+def test_no_producer_means_a_leaf(comma: str) -> None:
+    message = parse(f"{HEAD}: [torch.cuda.HalfTensor [64]]{comma} is at version 2; expected version 1 instead.")
+    assert message == StaleMessage("torch.cuda.HalfTensor", (64,), None, None, 2, 1)
+
+
+def test_a_scalar_and_a_meta_tensor() -> None:
+    text = f"{HEAD}: [MetaFloatType []], which is output 1 of Split, is at version 1; expected version 0 instead"
+    assert parse(text) == StaleMessage("MetaFloatType", (), "Split", 1, 1, 0)
+
+
+def test_prefixes_and_line_breaks_of_launchers_and_pytest() -> None:
+    wrapped = f"{HEAD}:\n    {EXP.format(node='Exp')}".replace(" gradient computation", "\n  gradient computation")
+    for prefix in ("[rank0]: ", "E   ", "> ", "| "):
+        text = "\n".join(
+            prefix + line for line in f"Traceback (most recent call last):\nRuntimeError: {wrapped}".split("\n")
+        )
+        assert parse(text) == StaleMessage("torch.FloatTensor", (3, 4), "Exp", 0, 3, 0), prefix
+
+
+def test_the_oldest_wording_names_nothing() -> None:
+    assert parse(f"RuntimeError: {HEAD}") == StaleMessage()
+    assert "does not say which" in explanation(f"RuntimeError: {HEAD}")
+
+
+def test_another_text_is_no_stale_message() -> None:
+    assert parse("Trying to backward through the graph a second time") is None
+
+
+def test_the_words_for_an_activation() -> None:
+    words = explanation(f"{HEAD}: {EXP.format(node='SigmoidBackward0')}")
+    assert "was written 3 times between its save and backward (saved at version 0, found at version 3)" in words
+    assert "often the last operation that wrote to it, and seldom the one that failed" in words
+    assert "sigmoid does keep its own result" in words
+    assert "NC101 stale-save:" in words
+    assert "NC103 step-before-backward:" not in words
+    assert words.rstrip().split("\n")[-1].startswith("the lines themselves: `noclobber run train.py`")
+
+
+@pytest.mark.parametrize("node", ["TBackward", "T", "AsStridedBackward0", "AsStrided"])
+def test_the_words_for_a_stepped_weight(node: str) -> None:
+    words = explanation(
+        f"{HEAD}: [torch.FloatTensor [4, 4]], which is output 0 of {node}, is at version 2; expected version 1 instead"
+    )
+    assert "most likely an optimizer: linear saves its weight transposed" in words
+    assert "62 %" in words
+    assert "NC103 step-before-backward:" in words
+    assert "was written 1 time between" in words
+
+
+def test_the_words_for_a_leaf() -> None:
+    fresh = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 1; expected version 0 instead")
+    stepped = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 8; expected version 7 instead")
+    assert "a parameter, a buffer" in fresh
+    assert "most likely an optimizer" not in fresh
+    assert "most likely an optimizer: it had been written before" in stepped
+
+
+def test_another_template_gives_the_page_of_its_rule() -> None:
+    words = explanation(
+        "Traceback ...\nRuntimeError: Trying to backward through the graph a second\ntime (or directly access ...)"
+    )
+    assert words.startswith("NC104 freed-graph:")
+
+
+def test_an_unknown_text_says_so() -> None:
+    assert explanation("ZeroDivisionError: division by zero").startswith("this text is none of the messages")
+
+
+def test_rule_of_message_sees_a_stale_message_however_wrapped() -> None:
+    for text in (HEAD, f"[rank0]: RuntimeError: {HEAD}: {EXP.format(node='Exp')}", HEAD.replace(" ", "\n")):
+        rule = rule_of_message(text)
+        assert rule is not None
+        assert rule.CODE == "NC101"

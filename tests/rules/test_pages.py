@@ -1,0 +1,68 @@
+"""Every rule's page: its headings, and its two programs run by the command line. This test runs PyTorch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noclobber.rules import Rule, catalogue
+
+HEADINGS = ["What happens", "Why", "Example", "Instead", "Notes"]
+RULES = catalogue()
+CODES = [rule.CODE for rule in RULES]
+
+
+def sections(rule: Rule) -> dict[str, str]:
+    """The text below each heading, its indent removed."""
+    parts = re.split(rf"^({'|'.join(HEADINGS)})$", inspect.cleandoc(rule.__doc__ or ""), flags=re.MULTILINE)
+    return {heading: textwrap.dedent(body).strip("\n") for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def report_of(program: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """What `noclobber run` reports of a program, and what the program printed."""
+    script = folder / "program.py"
+    script.write_text(program + "\n")
+    command = [sys.executable, "-m", "noclobber", "run", "--format", "json", "-o", "out.json", script.name]
+    ran = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    out = folder / "out.json"
+    assert out.exists(), ran.stderr[-2000:]
+    return json.loads(out.read_text()), ran.stderr[-2000:]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=CODES)
+def test_a_page_has_a_title_and_the_five_headings_in_order(rule: Rule) -> None:
+    page = inspect.cleandoc(rule.__doc__ or "")
+    assert page.startswith(f"{rule.CODE} {rule.NAME}: ")
+    assert list(sections(rule)) == HEADINGS
+    assert all(sections(rule).values())
+    assert all(len(line) <= 120 for line in page.splitlines())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=CODES)
+def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path) -> None:
+    example = sections(rule)["Example"]
+    assert len(example.splitlines()) <= 20, "an example is read at a glance"
+    report, said = report_of(example, tmp_path)
+    assert {finding["code"] for finding in report["findings"]} == {rule.CODE}, said
+    for finding in report["findings"]:
+        labels = finding["labels"]
+        assert sum(one["primary"] for one in labels) == 1
+        assert all(one["path"].endswith("program.py") for one in labels if one["role"] != "inside")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=CODES)
+def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path: Path) -> None:
+    report, said = report_of(sections(rule)["Instead"], tmp_path)
+    assert report["findings"] == [], said
+    assert report["program"]["status"] == 0, said

@@ -1,0 +1,215 @@
+"""NC101 on hand-written events: headline, labels, notes, and the help that fits the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from noclobber.model.finding import Applicability, Finding
+from noclobber.model.source import Site
+from noclobber.rules import explain
+
+from .places import Program, clobber, helped, save, told, write
+
+
+def found(program: Program, saved: str, written: str, op: str = "aten::add_", **facts: object) -> Finding:
+    """The finding for a sigmoid's result saved at one piece of text and written at another."""
+    where = {key: facts.pop(key) for key in ("kind", "name") if key in facts}
+    node, field = facts.pop("node", ("SigmoidBackward0", "result"))  # type: ignore[misc]
+    event = clobber(
+        save(node, field, program.at(saved), **where),  # type: ignore[arg-type]
+        write(op, program.at(written), **facts),  # type: ignore[arg-type]
+        read=program.at("loss.backward()"),
+    )
+    finding = explain(event)
+    assert finding is not None
+    return finding
+
+
+def test_the_finding_of_the_design_page() -> None:
+    program = Program("""
+        h = torch.sigmoid(w(x))
+        h += x.detach()
+        loss.backward()
+    """)
+    finding = found(program, "torch.sigmoid(w(x))", "h += x.detach()")
+    assert (finding.code, finding.rule, finding.severity) == ("NC101", "stale-save", "error")
+    assert finding.message == "in-place write to a tensor that backward still needs"
+    assert [(one.role, one.span.line, one.primary) for one in finding.labels] == [
+        ("save", 1, False),
+        ("write", 2, True),
+        ("read", 3, False),
+    ]
+    assert [one.text for one in finding.labels] == [
+        "`h` is saved here: sigmoid keeps its result (version 0)",
+        "`add_` overwrites it here (version 0 -> 1)",
+        "backward reads it here, in SigmoidBackward0",
+    ]
+    assert finding.notes == (
+        "d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten",
+    )
+    (suggestion,) = finding.suggestions
+    assert suggestion.message == "write out of place (16 B more)"
+    assert suggestion.applicability is Applicability.UNPROVEN
+    assert program.edited(finding).splitlines()[1] == "h = h + x.detach()"
+    assert finding.tensor == {
+        "name": "h", "kind": "tensor", "shape": [4], "dtype": "float32", "device": "cpu", "bytes": 16,
+    }  # fmt: skip
+    assert finding.save == {"node": "SigmoidBackward0", "op": "sigmoid", "field": "result", "version": 0}
+    assert finding.writes[0]["op"] == "aten::add_"
+    assert finding.writes[0]["line"] == 2
+
+
+def test_a_write_above_the_save_ran_in_a_later_iteration() -> None:
+    program = Program("""
+        for x in data:
+            h.mul_(2)
+            y = torch.sigmoid(h)
+        loss.backward()
+    """)
+    finding = found(program, "torch.sigmoid(h)", "h.mul_(2)", "aten::mul_")
+    assert told(finding, "write").text == "`mul_` overwrites it here, in a later iteration (version 0 -> 1)"
+
+
+def test_a_write_above_the_save_without_a_loop_ran_in_a_later_call() -> None:
+    program = Program("""
+        def step(h):
+            h.mul_(2)
+            return torch.sigmoid(h)
+        loss.backward()
+    """)
+    finding = found(program, "torch.sigmoid(h)", "h.mul_(2)", "aten::mul_")
+    assert told(finding, "write").text == "`mul_` overwrites it here, in a later call (version 0 -> 1)"
+
+
+def test_an_unseen_writer_still_gives_a_finding() -> None:
+    program = Program("y = torch.sigmoid(h)\nloss.backward()\n")
+    finding = explain(
+        clobber(save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)")), read=program.at("loss.backward()"))
+    )
+    assert finding is not None
+    assert finding.code == "NC101"
+    assert finding.message == "a tensor that backward still needs was written in place"
+    assert told(finding, "save").primary
+    assert any("was not recorded" in note for note in finding.notes)
+
+
+def test_a_second_writer_is_a_label_when_there_is_room_and_a_note_when_not() -> None:
+    program = Program("y = torch.sigmoid(h)\ny += 1\ny *= 2\nloss.backward()\n")
+    saved = save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)"))
+    writes = write("aten::add_", program.at("y += 1")), write("aten::mul_", program.at("y *= 2"), order=6)
+    crowded = explain(clobber(saved, *writes, read=program.at("loss.backward()")))
+    roomy = explain(clobber(saved, *writes))
+    assert crowded is not None
+    assert roomy is not None
+    assert [one.span.line for one in crowded.labels] == [1, 2, 4]
+    assert f"1 more write followed, at line 3 of {program.path}" in crowded.notes
+    assert [(one.span.line, one.primary) for one in roomy.labels] == [(1, False), (2, True), (3, False)]
+
+
+def test_the_same_line_in_a_loop_is_counted() -> None:
+    program = Program("y = torch.sigmoid(h)\nfor x in data:\n    y += x\nloss.backward()\n")
+    saved = save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)"))
+    finding = explain(clobber(saved, *(write("aten::add_", program.at("y += x"), order=5 + n) for n in range(3))))
+    assert finding is not None
+    assert "the same line wrote 3 times before backward read it" in finding.notes
+
+
+def test_a_library_line_is_shown_inside() -> None:
+    library = Program("act.add_(1)\n", "/env/lib/python3.11/site-packages/timm/layers.py")
+    program = Program("y = torch.sigmoid(h)\nblock(y)\nloss.backward()\n")
+    site = program.at("block(y)", inside=Site(library.code, library.at("act.add_(1)").lasti))
+    finding = explain(
+        clobber(save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)")), write("aten::add_", site))
+    )
+    assert finding is not None
+    inside = told(finding, "inside")
+    assert inside.text == "`add_` runs here, inside `timm`"
+    assert inside.span.path.endswith("timm/layers.py")
+    assert told(finding, "write").span.line == 2
+
+
+def test_the_message_that_names_another_node_is_explained() -> None:
+    program = Program("y = torch.sigmoid(h)\nloss.backward()\ny += 1\n")
+    finding = found(program, "torch.sigmoid(h)", "y += 1", node=("PowBackward0", "self"))
+    assert any("names SigmoidBackward0" in note and "PowBackward0 is what needs it" in note for note in finding.notes)
+
+
+CAUSES = [
+    ("h.relu_()", "aten::relu_", {}, "let `relu` write a new tensor (16 B more)", "h = h.relu()"),
+    ("F.relu(h, inplace=True)", "aten::relu_", {}, "let `relu` write a new tensor", "F.relu(h, inplace=False)"),
+    ("self.act(h)", "aten::relu_", {}, "build this module with `inplace=False`", None),
+    ("self.block(h)", "aten::add_", {}, "make the module or function called here write out of place", None),
+    ("h[0]", "aten::copy_", {}, "write into a clone (16 B more): `h = h.clone()`", None),
+    ("h[mask]", "aten::index_put_", {}, "`torch.where(mask, new, h)`", None),
+    ("h.copy_(new)", "aten::copy_", {}, "bind the new value to a new name instead of copying it", None),
+    ("h.normal_()", "aten::normal_", {}, "draw into a new tensor each time", None),
+    ("w.clamp_(-1, 1)", "aten::clamp_", {"kind": "parameter"}, "clip the weights after the last backward", None),
+    (
+        "w.mul_(m).add_(v)",
+        "aten::mul_",
+        {"kind": "parameter"},
+        "update the moving average after the last backward",
+        None,
+    ),
+    ("w -= lr * w.grad", "aten::sub_", {}, "update the weights after the last backward", None),
+    ("w.copy_(v)", "aten::copy_", {"kind": "parameter"}, "change the weights after the last backward", None),
+    (
+        "self.u += v",
+        "aten::add_",
+        {"kind": "buffer"},
+        "rebind the buffer instead of writing into it",
+        "self.u = self.u + v",
+    ),
+    ("self.u.copy_(v)", "aten::copy_", {"kind": "buffer"}, "`self.u = new`", None),
+]
+
+
+@pytest.mark.parametrize(("text", "op", "facts", "words", "edited"), CAUSES, ids=[case[0] for case in CAUSES])
+def test_the_help_fits_the_cause(text: str, op: str, facts: dict[str, object], words: str, edited: str | None) -> None:
+    line = f"{text} = e" if text.endswith("]") else text
+    program = Program(f"y = torch.sigmoid(h)\n{line}\nloss.backward()\n")
+    written = text if "w.mul_" not in text else "w.mul_(m)"
+    finding = found(program, "torch.sigmoid(h)", written, op, **facts)
+    assert finding.code == "NC101"
+    assert words in helped(finding)
+    if edited is None:
+        assert not any(one.edits for one in finding.suggestions)
+    else:
+        assert program.edited(finding).splitlines()[1] == edited
+
+
+def test_a_recurrence_over_slots_is_collected_in_a_list() -> None:
+    program = Program("for t in range(9):\n    h[t] = torch.sigmoid(h[t - 1])\nloss.backward()\n")
+    finding = found(program, "torch.sigmoid(h[t - 1])", "h[t]", "aten::copy_")
+    assert "`torch.stack`" in helped(finding)
+
+
+def test_a_slice_of_a_tensor_gets_no_edit_that_would_write_in_place_again() -> None:
+    program = Program("y = torch.sigmoid(h)\nh[0] += e\nloss.backward()\n")
+    saved = save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)"))
+    add, copy = write("aten::add_", program.at("h[0] += e")), write("aten::copy_", program.at("h[0]"), order=6)
+    tensor, element = explain(clobber(saved, add, copy)), explain(clobber(saved, add))
+    assert tensor is not None
+    assert element is not None
+    assert not any(one.edits for one in tensor.suggestions)
+    assert program.edited(element).splitlines()[1] == "h[0] = h[0] + e"
+
+
+def test_a_write_in_backward_asks_for_a_new_tensor_there() -> None:
+    program = Program("loss = AlignmentLoss.apply(x)\ndlogits.mul_(upstream)\nloss.backward()\n")
+    finding = found(
+        program,
+        "AlignmentLoss.apply(x)",
+        "dlogits.mul_(upstream)",
+        "aten::mul_",
+        node=("AlignmentLossBackward", ""),
+        in_forward=False,
+        name=None,
+    )
+    assert (
+        told(finding, "save").text == "a tensor of shape (4,) is saved here: `AlignmentLoss` keeps a tensor (version 0)"
+    )
+    assert (
+        finding.suggestions[0].message == "return a new tensor from this `backward` and leave what was saved as it is"
+    )
+    assert program.edited(finding).splitlines()[1] == "dlogits = dlogits.mul(upstream)"

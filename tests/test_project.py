@@ -1,0 +1,118 @@
+"""The rules of the house that no linter knows: what may stand where, and that the import contracts catch a breach."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "noclobber"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = 400
+
+
+def place(module: Path) -> str:
+    return module.relative_to(PACKAGE).as_posix()
+
+
+def imported(module: Path) -> set[str]:
+    """The top-level names that a module imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_addresses_are_read_only_where_torch_is_observed() -> None:
+    # addresses are used again for other tensors within one small program: nothing may be known by one
+    others = [module for module in MODULES if not place(module).startswith("observe/")]
+    assert [place(module) for module in others if "data_ptr" in module.read_text()] == []
+
+
+def test_one_file_prints() -> None:
+    def prints(module: Path) -> bool:
+        calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
+        return any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
+
+    assert {place(module) for module in MODULES if prints(module)} <= {"cli.py"}
+
+
+def test_one_file_imports_rich() -> None:
+    assert [place(module) for module in MODULES if "rich" in imported(module)] == ["render/terminal.py"]
+
+
+def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    used = set[str]().union(*(imported(module) for module in MODULES)) - set(sys.stdlib_module_names) - {"noclobber"}
+    assert used - {"numpy"} == {re.split(r"\W", wanted)[0] for wanted in declared}  # numpy only where the program has it
+
+
+def test_every_file_says_what_it_holds_and_fits_a_reader() -> None:
+    for module in MODULES:
+        text = module.read_text()
+        assert ast.get_docstring(ast.parse(text)), place(module)
+        assert len(text.splitlines()) <= MOST_LINES, place(module)
+
+
+def test_model_rules_and_render_work_where_torch_is_not_imported() -> None:
+    code = (
+        "import sys, noclobber.model.report, noclobber.rules, noclobber.render\n"
+        "noclobber.rules.catalogue()\n"
+        "print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_the_lock_holds_exact_versions_that_every_registry_has() -> None:
+    lines = (ROOT / "requirements" / "dev.lock").read_text().splitlines()
+    assert lines[0].startswith("# Written by `make lock`")
+    for line in lines[1:]:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line  # no address, no local version
+        assert not line.lower().startswith(("nvidia", "cuda", "triton")), line
+
+
+BREACHES = [
+    ("flow", "stray.py", '"""A module without a place."""\n'),
+    ("flow", "render/__init__.py", "\nfrom noclobber.rules import catalogue\n"),
+    ("torch", "model/events.py", "\nimport torch\n"),
+    ("plain", "rules/__init__.py", "\nimport subprocess\n"),
+    ("rules", "rules/nc101_stale_save.py", "\nfrom noclobber.rules import nc104_freed_graph\n"),
+    ("acyclic", "model/source.py", "\nfrom noclobber.model import report\n"),
+]
+
+
+@pytest.mark.parametrize(("contract", "path", "text"), BREACHES)
+def test_import_contract_catches_a_breach(contract: str, path: str, text: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "noclobber", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def lint() -> subprocess.CompletedProcess[str]:
+        lint_imports = Path(sys.executable).with_name("lint-imports")
+        command = [str(lint_imports), "--no-cache", "--no-logo", "--contract", contract]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    kept = lint()
+    assert kept.returncode == 0, kept.stdout
+    with (tmp_path / "noclobber" / path).open("a") as module:
+        module.write(text)
+    broken = lint()
+    assert broken.returncode == 1
+    assert "0 kept, 1 broken" in broken.stdout
+
+
+def test_the_benchmark_runs() -> None:
+    script = ROOT / "benchmarks" / "overhead.py"
+    command = [sys.executable, str(script), "--workloads", "mlp", "--modes", "install", "watch", "--pairs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| MLP")]
+    assert [row.split("|")[3].strip() for row in rows] == ["install", "watch"]
