@@ -7,7 +7,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from noclobber.model.report import Report
@@ -25,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"]:
         words, program = _split(words)
     parser = _parser()
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.version:
         return _version()
     if options.verb is None:
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not program or (program[0] in ("-m", "-c") and len(program) == 1):
             options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
         return _run(options, program)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a source line may hold what this terminal cannot show
     try:
         status: int = options.carry_out(options)
         sys.stdout.flush()
@@ -70,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
+    parser.set_defaults(parser=parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
 
     run = verbs.add_parser(
@@ -96,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples: noclobber explain NC101; python train.py 2>&1 | noclobber explain -",
         allow_abbrev=False,
     )
-    explain.add_argument("what", nargs="?", metavar="CODE | ERROR TEXT | -", help="`-` reads a traceback from stdin")
-    explain.set_defaults(carry_out=_explain)
+    explain.add_argument("what", nargs="*", metavar="CODE | ERROR TEXT | -", help="`-` reads a traceback from stdin")
+    explain.set_defaults(carry_out=_explain, parser=explain)
 
     report = verbs.add_parser(
         "report",
@@ -108,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("file", metavar="FILE", help="`-` reads stdin")
     _add_format(report)
-    report.set_defaults(carry_out=_report)
+    report.set_defaults(carry_out=_report, parser=report)
     return parser
 
 
@@ -178,6 +184,8 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
 
 
 def _tell(run: Run, text: str, end: str = "\n") -> None:
+    if run.stderr is None:  # `print` would take stdout
+        return
     # The program may have closed stderr, or its reader may be gone: then nobody is left to be told.
     with contextlib.suppress(OSError, ValueError):
         print(text, end=end, file=run.stderr, flush=True)
@@ -231,39 +239,31 @@ def _explain(options: argparse.Namespace) -> int:
     """`noclobber explain`: the page of a rule, what an error text means, or the list of rules."""
     from noclobber.rules import catalogue, rule_of
 
-    if options.what is None:
+    what = " ".join(options.what)
+    if not what:
         for one in catalogue():
-            print(f"{one.CODE}  {one.NAME:<22} {_headline(one.__doc__)}")
+            headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
+            print(f"{one.CODE}  {one.NAME:<22} {headline}")
         return 0
-    if options.what == "-":
-        return _explain_text(_read(sys.stdin))
-    rule = rule_of(options.what)
+    rule = rule_of(what)
     if rule is not None:
         print((rule.__doc__ or "").strip())
         return 0
-    if " " in options.what.strip():
-        return _explain_text(options.what)
+    if what == "-" or " " in what:
+        from noclobber.rules.message import explanation
+
+        print(explanation(_stdin(errors="replace") if what == "-" else what).rstrip("\n"))
+        return 0
     from difflib import get_close_matches
 
-    known = [name for one in catalogue() for name in (one.CODE, one.NAME)]
-    close = get_close_matches(options.what.upper(), known, cutoff=0.7) + get_close_matches(options.what.lower(), known)
+    names = [name for one in catalogue() for name in (one.CODE, one.NAME)]
+    close = get_close_matches(what.upper(), names, cutoff=0.7) + get_close_matches(what.lower(), names)
     hint = f"; close to it: {', '.join(close[:3])}" if close else "; `noclobber explain` lists the rules"
-    return _refuse(f"no rule `{options.what}`{hint}")
+    return _refuse(f"no rule `{what}`{hint}")
 
 
-def _headline(page: str | None) -> str:
-    return (page or "").strip().partition("\n")[0]
-
-
-def _explain_text(text: str) -> int:
-    from noclobber.rules.message import explanation
-
-    print(explanation(text).rstrip("\n"))
-    return 0
-
-
-def _read(stream: IO[str] | None) -> str:
-    return stream.read() if stream is not None else ""
+def _stdin(errors: str = "strict") -> str:
+    return sys.stdin.buffer.read().decode(errors=errors) if sys.stdin is not None else ""
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -274,7 +274,7 @@ def _report(options: argparse.Namespace) -> int:
 
     try:
         if options.file == "-":
-            text = _read(sys.stdin)
+            text = _stdin()
         else:
             with open(options.file, encoding="utf-8") as file:
                 text = file.read()

@@ -80,7 +80,7 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
         if b"\0" in source:
             raise NotAProgram(f"`{shown}` is not a Python program: it holds null bytes")
         text = importlib.util.decode_source(source)
-        code = compile(source, filename, "exec", dont_inherit=True)
+        code = compile(text, filename, "exec", dont_inherit=True)  # of bytes, it would count columns in bytes
     except SyntaxError as error:
         if error.lineno is None:
             raise NotAProgram(f"`{shown}` is not a Python program: {error.msg}") from None
@@ -119,10 +119,15 @@ def execute(program: Program) -> BaseException | None:
         exec(_ABOVE_PROGRAM, {"__name__": "sys", "start": _start(program, main)})
     except BaseException as error:
         left = error.with_traceback(_from_program(error.__traceback__))
-    flush()
-    if left is not None and _is_lookup_failure(left):
-        raise NotAProgram(str(left).removeprefix(f"{sys.executable}: "))
-    return left
+    if "__file__" in program.names:
+        flush()  # `python` does so for a file, before it shows a traceback, and not for `-m` and `-c`
+    try:
+        if left is not None and _is_lookup_failure(left):
+            raise NotAProgram(str(left).removeprefix(f"{sys.executable}: "))
+        return left
+    finally:
+        # The frames of the error lead back to this one: it must not hold the error, or nothing of it is ever let go.
+        del left
 
 
 _ABOVE, _ABOVE_LINE = ("<sys>", 0) if sys.version_info >= (3, 13) else ("sys", 1)

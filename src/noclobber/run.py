@@ -77,7 +77,7 @@ class Run:
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
-        """As before the program: paths are told from where the person stands, and a `rich.py` of its own is not found."""
+        """As before the program: paths are told from where the person stands, and its own `rich.py` is not found."""
         sys.path[:] = self._modules
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # the folder may be gone

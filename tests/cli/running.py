@@ -14,6 +14,7 @@ from textwrap import dedent
 NEVER = "noclobber: nothing to watch: torch was never imported\n"
 PYTHON = [sys.executable]
 RUN = [sys.executable, "-m", "noclobber", "run"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,17 @@ class Ended:
 
 
 def call(
-    command: Sequence[str], folder: Path, stdin: str | None = "", env: Mapping[str, str] | None = None, merged: bool = False
+    command: Sequence[str],
+    folder: Path,
+    stdin: str | None = "",
+    env: Mapping[str, str] | None = None,
+    merged: bool = False,
 ) -> Ended:
     """Run a command to its end. `merged` sends stderr where stdout goes, so that their order shows."""
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, **(env or {})},
+        env={**ENVIRONMENT, **(env or {})},
         input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if merged else subprocess.PIPE,
@@ -43,7 +48,9 @@ def call(
     return Ended(without_addresses(done.stdout), without_addresses(done.stderr or ""), done.returncode)
 
 
-def noclobber(words: Sequence[str], folder: Path, stdin: str | None = "", env: Mapping[str, str] | None = None) -> Ended:
+def noclobber(
+    words: Sequence[str], folder: Path, stdin: str | None = "", env: Mapping[str, str] | None = None
+) -> Ended:
     """Run `noclobber WORDS...`."""
     return call([sys.executable, "-m", "noclobber", *words], folder, stdin, env)
 
@@ -62,7 +69,13 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def same(
-    folder: Path, words: Sequence[str], *, footer: str = NEVER, stdin: str = "", options: Sequence[str] = (), merged: bool = False
+    folder: Path,
+    words: Sequence[str],
+    *,
+    footer: str = NEVER,
+    stdin: str = "",
+    options: Sequence[str] = (),
+    merged: bool = False,
 ) -> Ended:
     """Run `words` under `python` and under `noclobber run`; all must be equal but for the footer. The former's end."""
     bare = call([*PYTHON, *options, *words], folder, stdin, merged=merged)

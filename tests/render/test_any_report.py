@@ -73,9 +73,10 @@ def test_visible_text_stays_as_it_is(text: str) -> None:
 @st.composite
 def placed(draw: st.DrawFn) -> tuple[str, int, int, int]:
     """A line of characters that are a glyph each, a span in it, and a width."""
-    line = draw(st.text(st.sampled_from("ab ()=\t\x1b日🎲é\u202e"), min_size=1, max_size=200)) + "."
+    some = draw(st.text(st.sampled_from("ab ()=\t\x1b日🎲é\u202e"), min_size=1, max_size=30))
+    line = some * draw(st.integers(1, 12)) + "."
     start = draw(st.integers(0, len(line) - 1))
-    return line, start, draw(st.integers(start + 1, len(line))), draw(st.integers(20, 120))
+    return line, start, min(len(line), start + draw(st.integers(1, 40))), draw(st.integers(20, 120))
 
 
 @slower
@@ -107,3 +108,14 @@ def test_any_line_fits(text: str, start: int, end: int) -> None:
     first, last = piece.cells_of(*line.cells_of(start, end))
     assert sum(cell_len(one) for one in piece.text) <= 60
     assert 0 <= first < last <= 61
+
+
+@pytest.mark.parametrize(
+    ("glyph", "width"), [("日", 2), ("e\u0301", 1), ("❤\ufe0f", 2), ("👍🏽", 2), ("👩\u200d💻", 2), ("\t", 4)]
+)
+def test_characters_that_a_reader_sees_as_one(glyph: str, width: int) -> None:
+    line = lay_out(f"{glyph}x", cell_len)
+    last = len(glyph)
+    assert line.cells_of(0, last) == (0, width)
+    assert line.cells_of(0, 1) == line.cells_of(last - 1, last) == (0, width), "no caret under half a character"
+    assert line.cells_of(last, last + 1) == (width, width + 1)

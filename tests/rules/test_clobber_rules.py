@@ -53,9 +53,7 @@ def test_a_step_between_two_losses() -> None:
     assert told(finding, "write").text == "`Adam.step` overwrites it here (version 0 -> 1)"
     assert told(finding, "write").primary
     assert told(finding, "write").span.line == 3
-    assert (
-        told(finding, "save").text == "`fc.weight` is saved here: linear (addmm) keeps its operand `mat2` (version 0)"
-    )
+    assert told(finding, "save").text == "`fc.weight` is saved here: linear (addmm) keeps its weight (version 0)"
     assert finding.notes == (
         "the backward of linear (addmm) computes with the parameter `fc.weight` as it was in forward; "
         "`Adam.step` has changed it since",
@@ -76,9 +74,21 @@ def test_a_step_that_a_carried_state_leads_back_over() -> None:
 
 def test_a_graph_built_once_before_the_loop() -> None:
     finding = stepped(BUILT_ONCE, "encoder(x)", "z.sum().backward(retain_graph=True)")
-    assert (
-        helped(finding) == "run this forward inside the loop, after each step: a graph serves one backward and one step"
-    )
+    assert finding.suggestions[0].message.startswith("run every backward before the first step")
+    assert "run this forward inside the loop" in finding.suggestions[1].message
+    assert "detach" not in helped(finding)
+
+
+def test_many_optimizers_over_one_graph_built_in_a_comprehension() -> None:
+    program = Program("""
+        for epoch in range(3):
+            acts = [net(x) for net in nets]
+            for opt, act in zip(opts, acts):
+                act.sum().backward(retain_graph=True)
+                opt.step()
+    """)
+    finding = stepped(program, "net(x)", "act.sum().backward(retain_graph=True)")
+    assert finding.suggestions[0].message.startswith("run every backward before the first step")
 
 
 def test_a_step_whose_write_has_no_site_of_its_own_is_found_by_its_call() -> None:

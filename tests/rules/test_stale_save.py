@@ -129,19 +129,34 @@ def test_a_library_line_is_shown_inside() -> None:
 
 
 def test_the_message_that_names_another_node_is_explained() -> None:
-    program = Program("y = torch.sigmoid(h)\nloss.backward()\ny += 1\n")
-    finding = found(program, "torch.sigmoid(h)", "y += 1", node=("PowBackward0", "self"))
-    assert any("names SigmoidBackward0" in note and "PowBackward0 is what needs it" in note for note in finding.notes)
+    program = Program("y = h**2\nh.sigmoid_()\nloss.backward()\n")
+    finding = found(program, "h**2", "h.sigmoid_()", "aten::sigmoid_", node=("PowBackward0", "self"))
+    assert finding.notes[1:] == (
+        "the message of PyTorch names SigmoidBackward0: that is the write; PowBackward0 is what needs the tensor",
+    )
+
+
+def test_the_message_that_names_an_innocent_producer_is_passed_over() -> None:
+    program = Program("y = h**2\nh.add_(1)\nloss.backward()\n")
+    finding = found(program, "h**2", "h.add_(1)", node=("PowBackward0", "self"))
+    assert len(finding.notes) == 1
 
 
 CAUSES = [
     ("h.relu_()", "aten::relu_", {}, "let `relu` write a new tensor (16 B more)", "h = h.relu()"),
     ("F.relu(h, inplace=True)", "aten::relu_", {}, "let `relu` write a new tensor", "F.relu(h, inplace=False)"),
     ("self.act(h)", "aten::relu_", {}, "build this module with `inplace=False`", None),
-    ("self.block(h)", "aten::add_", {}, "make the module or function called here write out of place", None),
+    ("self.drop(h)", "aten::dropout_", {}, "build this module with `inplace=False`", None),
+    ("self.block(h)", "aten::add_", {}, "let the module or function called here write out of place", None),
     ("h[0]", "aten::copy_", {}, "write into a clone (16 B more): `h = h.clone()`", None),
     ("h[mask]", "aten::index_put_", {}, "`torch.where(mask, new, h)`", None),
-    ("h.copy_(new)", "aten::copy_", {}, "bind the new value to a new name instead of copying it", None),
+    (
+        "h.copy_(new)",
+        "aten::copy_",
+        {},
+        "bind the new value to the name instead of writing it into this tensor: `h = new`",
+        None,
+    ),
     ("h.normal_()", "aten::normal_", {}, "draw into a new tensor each time", None),
     ("w.clamp_(-1, 1)", "aten::clamp_", {"kind": "parameter"}, "clip the weights after the last backward", None),
     (

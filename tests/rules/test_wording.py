@@ -60,6 +60,7 @@ def test_only_a_function_of_the_program_is_custom() -> None:
         ("PowBackward0", "self", "pow keeps its input `self`"),
         ("MulBackward0", "other", "mul keeps its operand `other`"),
         ("ConvolutionBackward0", "weight", "conv keeps its weight"),
+        ("ConvolutionBackward0", "input", "conv keeps its input"),
         ("NativeBatchNormBackward0", "running_var", "batch_norm keeps its running var"),
         ("AlignmentLossBackward", "saved[0]", "`AlignmentLoss` keeps a tensor"),
     ],

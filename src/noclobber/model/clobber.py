@@ -46,45 +46,46 @@ class LiveSaves(Generic[Handle]):
 
     def __init__(self, storage_of: Callable[[Handle], int]) -> None:
         self._storage_of = storage_of
-        self._by_storage: dict[int, list[ref[Handle]]] = {}
+        self.by_storage: dict[int, list[ref[Handle]]] = {}
+        """The sorted part; a storage without an entry here, once sorted, has no live save."""
         self.unsorted: list[ref[Handle]] = []
         """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
 
     def sort(self) -> None:
         """File what was added since the last call under its storage."""
-        unsorted = self.unsorted
+        unsorted, by_storage, storage_of = self.unsorted, self.by_storage, self._storage_of
         while unsorted:
             reference = unsorted.pop()
             handle = reference()
             if handle is not None:
-                self._by_storage.setdefault(self._storage_of(handle), []).append(reference)
+                storage = storage_of(handle)
+                bucket = by_storage.get(storage)
+                if bucket is None:
+                    by_storage[storage] = [reference]
+                else:
+                    bucket.append(reference)
 
     def at(self, storage: int) -> list[Handle]:
-        """The live handles on a storage, oldest first not guaranteed."""
+        """The live handles on a storage, in no particular order."""
         if self.unsorted:
             self.sort()
-        bucket = self._by_storage.get(storage)
+        bucket = self.by_storage.get(storage)
         if bucket is None:
             return []
         alive = [handle for reference in bucket if (handle := reference()) is not None]
         if not alive:
-            del self._by_storage[storage]
+            del self.by_storage[storage]
         elif len(alive) < len(bucket):
-            self._by_storage[storage] = [reference for reference in bucket if reference() is not None]
+            self.by_storage[storage] = [reference for reference in bucket if reference() is not None]
         return alive
 
     def sweep(self) -> None:
         """Drop what died; called by the one who adds when `unsorted` has outgrown `limit`."""
         self.unsorted[:] = [reference for reference in self.unsorted if reference() is not None]
-        self._by_storage = {
+        self.by_storage = {
             storage: alive
-            for storage, bucket in self._by_storage.items()
+            for storage, bucket in self.by_storage.items()
             if (alive := [reference for reference in bucket if reference() is not None])
         }
         self.limit = max(FEWEST_BEFORE_SWEEP, 2 * len(self.unsorted))
-
-    def all(self) -> list[Handle]:
-        """Every live handle."""
-        self.sort()
-        return [handle for bucket in self._by_storage.values() for r in bucket if (handle := r()) is not None]

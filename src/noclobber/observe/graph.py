@@ -76,33 +76,22 @@ def content(saved: Saved) -> Any:
 
 
 def released(node: Any) -> bool:
-    """Whether a node kept tensors and has given them up."""
-    if type(node).__name__.endswith("Backward") and not hasattr(node, "_raw_saved_self"):
-        return _function_released(node)
-    return any(_is_released(saved) for saved in saves_of_or_gone(node))
+    """Whether a node kept tensors and has given them up: then reading `_saved_*` raises, and a Function even sooner."""
+    try:
+        for saved in saves_of(node):
+            if saved.field != "tensors" and content(saved) is None:
+                getattr(node, saved.attribute.removeprefix("_raw"))
+    except RuntimeError:
+        return True
+    return False
 
 
 def saves_of_or_gone(node: Any) -> list[Saved]:
-    """As `saves_of`, but empty where the node raises because it was freed."""
+    """As `saves_of`, but empty for a Function that was freed."""
     try:
         return list(saves_of(node))
     except RuntimeError:
         return []
-
-
-def _function_released(node: Any) -> bool:
-    try:
-        return any(_is_released(saved) for saved in saves_of(node))
-    except RuntimeError:
-        return True
-
-
-def _is_released(saved: Saved) -> bool:
-    try:
-        saved.raw.data  # noqa: B018 - reading it is the question
-    except RuntimeError:
-        return True
-    return False
 
 
 def stale(roots: Iterable[Any]) -> Iterator[Stale]:

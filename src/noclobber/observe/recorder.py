@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -18,6 +19,7 @@ from noclobber.observe import graph, internals, patches, saves, steps, testimony
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, caller, place_of, site_of
 
+_ASSIGNED = writes.Written("data=", (), True)
 RECENT = 8192
 """Writes remembered that met no live save of ours: to name the writer where PyTorch's own check, or a view, complains."""
 MOST_WRITES = 16
@@ -25,18 +27,19 @@ MOST_WRITES = 16
 
 
 class Record(NamedTuple):
-    """One write as it was seen: cheap to make, turned into a model Write only when a finding is."""
+    """One write as it was seen, turned into a model Write only when a finding is made."""
 
-    op: str
+    written: writes.Written
     place: Place | None
     order: int
     key: int
     version: int | None
-    geometry: tuple[Any, ...]
-    uncounted: bool
+    geometry: testimony.Geometry
     step: Step | None
-    in_backward: bool
+    backwards: int
+    """Backward calls under way."""
     node: int
+    """The sequence number of the next autograd node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,19 @@ class Backward:
     place: Place | None
     outputs: Any
     call: str
+
+
+_record = cast(Callable[[tuple[Any, ...]], Record], partial(tuple.__new__, Record))
+"""A Record from a tuple: a third of what its constructor costs."""
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+
+def _writer(backwards: list[Backward]) -> Place | None:
+    """The place of the code that runs the kernel which called our caller; the engine's own writes are the backward's."""
+    frame = sys._getframe(3)
+    if frame.f_code is _ENGINE and backwards:
+        return backwards[-1].place
+    return place_of(frame)
 
 
 class Listener(Protocol):
@@ -179,37 +195,53 @@ class Recorder:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def before_write(self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_write(self, written: writes.Written, tensor: torch.Tensor) -> None:
         """A mutating operator is about to run. Raises ClobberError where writes to live saves are to be stopped."""
-        for tensor in writes.tensors(written, args, kwargs):
-            key = internals.storage_key(tensor)
-            if key is None:
-                self.not_seen("writes to tensors without a storage (sparse, nested)")
-                continue
-            handles = self.live.at(key) if self.watching else None
-            if handles:
-                self.meet(handles, self.record(written.op, tensor, key, place_of(sys._getframe(1)), written.uncounted))
+        key = internals.storage_key(tensor)
+        if key is None:
+            self.not_seen("writes to tensors without a storage (sparse, nested)")
+        elif self.watching:
+            live = self.live
+            if live.unsorted:
+                live.sort()
+            if key in live.by_storage and (handles := live.at(key)):
+                self.meet(handles, tensor, self.record(written, tensor, key, _writer(self.backwards)))
                 if written.op == "aten::detach_":
                     self._forbid_detached(tensor, handles)
-            elif not self.watching or tensor.requires_grad:
-                self.recent.append(self.record(written.op, tensor, key, place_of(sys._getframe(1)), written.uncounted))
+            elif tensor.requires_grad:
+                self.recent.append(self.record(written, tensor, key, _writer(self.backwards)))
+        else:
+            self.recent.append(self.record(written, tensor, key, _writer(self.backwards)))
 
     def record(
-        self, op: str, tensor: torch.Tensor, key: int, place: Place | None, uncounted: bool, step: Step | None = None
+        self, written: writes.Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None = None
     ) -> Record:
-        """Note a write that is about to happen."""
+        """Note a write that is about to happen: a tuple of what can be read without cost."""
         self._order += 1
-        step = step or self.thread.step
-        geometry = testimony.geometry(tensor)
-        version = internals.version_of(tensor)
-        return Record(
-            op, place, self._order, key, version, geometry, uncounted, step, bool(self.backwards), internals.next_node()
+        return _record(
+            (
+                written,
+                place,
+                self._order,
+                key,
+                internals.version_of(tensor),
+                testimony.geometry(tensor),
+                step or self.thread.step,
+                len(self.backwards),
+                internals.next_node(),
+            )
         )
 
-    def meet(self, handles: list[Handle], record: Record) -> None:
-        """A write met live saves of its storage: keep it with each that it may change."""
+    def meet(self, handles: list[Handle], tensor: torch.Tensor, record: Record) -> None:
+        """A write met live saves of its storage: keep it with each.
+
+        The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the
+        counter of its saves; one made from `.data` or wrapped in a Parameter may have its own.
+        """
+        apart = record.written.uncounted or not tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
         for handle in handles:
-            marked = saves.suspect(handle, may_touch=testimony.may_touch(handle.alias, record.geometry))
+            may_touch = apart and testimony.may_touch(handle.alias, record.geometry)
+            marked = saves.suspect(handle, may_touch=may_touch)
             written = marked.writes
             entry = (record, int(handle.alias._version))
             if len(written) < MOST_WRITES:
@@ -268,8 +300,7 @@ class Recorder:
         if not handles:
             assign()
             return
-        record = self.record("data=", tensor, key or 0, caller(), True)
-        self.meet(handles, record)
+        self.meet(handles, tensor, self.record(_ASSIGNED, tensor, key or 0, caller()))
         assign()
         for handle in handles:
             handle.alias = saves.alias_of(tensor)
@@ -286,16 +317,16 @@ class Recorder:
         step = Step(type(optimizer).__name__, site_of(place), self._order)
         mute = self.by_key and steps.writes_only_parameters(optimizer, args, kwargs)
         if mute:
-            op, uncounted = f"{type(optimizer).__name__}.step", bool(optimizer.defaults.get("fused"))
+            written = writes.Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
             for parameter in steps.parameters(optimizer):
                 key = internals.storage_key(parameter)
                 if key is None:
                     continue
                 handles = self.live.at(key) if self.watching else None
                 if handles:
-                    self.meet(handles, self.record(op, parameter, key, place, uncounted, step))
+                    self.meet(handles, parameter, self.record(written, parameter, key, place, step))
                 elif not self.watching:
-                    self.recent.append(self.record(op, parameter, key, place, uncounted, step))
+                    self.recent.append(self.record(written, parameter, key, place, step))
             thread.muted = True
             internals.set_key(False)
         thread.step = step

@@ -20,6 +20,8 @@ from noclobber.observe.sites import place_of, site_of
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Backward, Record, Recorder
 
+Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
+
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
@@ -55,26 +57,27 @@ def about_writing(message: str) -> bool:
     return _ABOUT_WRITING.search(message) is not None
 
 
-def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor's bytes are, in its own units: offset, shape, strides, item size; then dtype and device."""
+def geometry(tensor: torch.Tensor) -> Geometry:
+    """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. Four reads, nothing computed."""
     try:
-        return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize, tensor.dtype, tensor.device)
+        return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
     except (RuntimeError, NotImplementedError):
-        return (None, tensor.shape, None, 1, tensor.dtype, tensor.device)
+        return (None, tensor.shape, None, tensor.dtype)
 
 
-def region(geometry: tuple[Any, ...]) -> Region | None:
+def region(geometry: Geometry) -> Region | None:
     """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
-    offset, shape, strides, size = geometry[:4]
-    if strides is None:
+    offset, shape, strides, dtype = geometry
+    if offset is None or strides is None:
         return None
+    size = dtype.itemsize
     try:
         return Region(int(offset) * size, tuple(map(int, shape)), tuple(int(s) * size for s in strides), size)
     except (RuntimeError, TypeError, ValueError):
         return None
 
 
-def may_touch(saved: torch.Tensor, written: tuple[Any, ...]) -> bool:
+def may_touch(saved: torch.Tensor, written: Geometry) -> bool:
     """Whether the spans of two tensors meet: a quick look, exact only where it says no."""
     one, other = region(geometry(saved)), region(written)
     if one is None or other is None:
@@ -158,13 +161,11 @@ def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> 
         after = entries[index + 1][1] if index + 1 < len(entries) else current
         where = region(record.geometry)
         touches = where is None or tensor.region is None or overlap(where, tensor.region)
-        shape, dtype, device = record.geometry[1], record.geometry[4], record.geometry[5]
-        written = Tensor(
-            tuple(shape), str(dtype).removeprefix("torch."), str(device), tensor.name, tensor.kind, where
-        )
+        shape, dtype = tuple(record.geometry[1]), str(record.geometry[3]).removeprefix("torch.")
+        written = Tensor(shape, dtype, tensor.device, tensor.name, tensor.kind, where)
         made.append(
             Write(
-                record.op,
+                record.written.op,
                 site_of(record.place),
                 record.order,
                 _via(record, after > before),
@@ -173,17 +174,17 @@ def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> 
                 written,
                 touches,
                 record.step,
-                not record.in_backward,
+                record.backwards == 0,
             )
         )
     return tuple(made)
 
 
 def _via(record: Record, counted: bool) -> Via:
-    if record.op == "data=":
+    if record.written.op == "data=":
         return "set_data"
     if not counted:
-        return "unversioned" if record.uncounted else "data"
+        return "unversioned" if record.written.uncounted else "data"
     return "step" if record.step is not None else "operator"
 
 
@@ -321,11 +322,11 @@ def refusal_of(error: BaseException, recorder: Recorder) -> Refusal | Clobber | 
     last = recorder.recent[-1] if recorder.recent else None
     if "pack hook is modifying its input" in message and last is not None:
         outer = site_of_traceback(error.__traceback__)
-        return Refusal(message, site, last.op, written=site_of(last.place), saved=outer, call="save")
+        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
     if "Inference tensors cannot be saved" in message:
         return Refusal(message, site, saved=site, call="save")
     if "its base or another view of its base has been modified" in message and last is not None:
-        return Refusal(message, site, last.op, written=site_of(last.place))
+        return Refusal(message, site, last.written.op, written=site_of(last.place))
     return Refusal(message, site, call="backward" if _in_backward(error) else "write")
 
 

@@ -23,9 +23,9 @@ class Written(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """Where the kernels report. `before` may raise to stop the write; its answer is handed to `failed`."""
+    """Where the kernels report. `before` is told of each written tensor and may raise to stop the write."""
 
-    before: Callable[[Written, tuple[Any, ...], dict[str, Any]], None]
+    before: Callable[[Written, torch.Tensor], None]
     failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], None]
     views: Callable[[str], None]
 
@@ -129,13 +129,18 @@ def _register(name: str) -> None:
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
     call, include, key = op._op, internals.include, internals.KEY
+    only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         sink = _sink
         if sink is None:
             include(key, False)
             return call(*args, **kwargs)
-        sink.before(written, args, kwargs)
+        if only_first and isinstance(args[0], torch.Tensor):
+            sink[0](written, args[0])
+        else:
+            for tensor in tensors(written, args, kwargs):
+                sink[0](written, tensor)
         include(key, False)
         try:
             return call(*args, **kwargs)
@@ -183,7 +188,8 @@ class WriteMode(TorchDispatchMode):
         if isinstance(written, str):
             sink.views(written)
             return func(*args, **kwargs)
-        sink.before(written, args, kwargs)
+        for tensor in tensors(written, args, kwargs):
+            sink.before(written, tensor)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -208,7 +214,7 @@ def key_answers() -> bool:
     seen: list[str] = []
     before = _sink
     try:
-        connect(Sink(lambda written, args, kwargs: seen.append(written.op), lambda *args: None, lambda name: None))
+        connect(Sink(lambda written, tensor: seen.append(written.op), lambda *args: None, lambda name: None))
         internals.set_key(True)
         try:
             torch.zeros(1).add_(1)

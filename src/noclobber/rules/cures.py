@@ -17,7 +17,8 @@ _RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 _WHOLE = (*_RANDOM, "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 _ACTIVATIONS = (
     "relu_", "relu6_", "leaky_relu_", "elu_", "celu_", "selu_", "silu_", "hardtanh_", "hardswish_", "hardsigmoid_",
-    "mish_", "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_", "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
+    "mish_", "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
+    "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
 )  # fmt: skip
 
 
@@ -155,9 +156,10 @@ def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
         return Suggestion(
             "take a new tensor in each iteration instead of reusing this one, or give the forward a clone"
         )
-    return Suggestion(
-        f"bind the new value to a new name instead of {'copying' if 'copy' in op else 'writing'} it into this tensor"
-    )
+    target = target_of(write.site)
+    name = source(text_of(write.site), target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+    example = f": `{name} = new`" if name else ""
+    return Suggestion(f"bind the new value to the name instead of writing it into this tensor{example}")
 
 
 def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:

@@ -100,11 +100,25 @@ ROWS = {
         "the quotient is not kept and may be overwritten",
     ),
     "Addmm": Row(
-        ("mat1", "mat2"), "the gradient of the weight is computed from the input, that of the input from the weight", _PRODUCT
+        ("mat1", "mat2"),
+        "the gradient of the weight is computed from the input, that of the input from the weight",
+        _PRODUCT,
     ),
-    "Mm": Row(("self", "mat2"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
-    "Bmm": Row(("self", "mat2"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
-    "Mv": Row(("self", "vec"), "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT),
+    "Mm": Row(
+        ("self", "mat2"),
+        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
+        _PRODUCT,
+    ),
+    "Bmm": Row(
+        ("self", "mat2"),
+        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
+        _PRODUCT,
+    ),
+    "Mv": Row(
+        ("self", "vec"),
+        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
+        _PRODUCT,
+    ),
     "Dot": Row(("self", "tensor"), "d (a . b)/da = b and the other way round, so autograd keeps both", _PRODUCT),
     "Convolution": Row(
         ("input", "weight"),

@@ -80,10 +80,11 @@ def _unseen(clobber: Clobber) -> list[str]:
 
 
 def _misnamed(clobber: Clobber) -> list[str]:
-    """PyTorch's message names the tensor's producer of now; worth a word where that is not the node that saved."""
-    message = parse(clobber.message or "")
-    if message is None or message.node is None or stem(message.node) == stem(clobber.save.node):
+    """PyTorch's message names what produced the tensor last; worth a word where that is the write itself."""
+    node = getattr(parse(clobber.message or ""), "node", None)
+    if node is None or stem(node) == stem(clobber.save.node):
         return []
-    return [
-        f"the message of PyTorch names {message.node}, which produced the tensor; {clobber.save.node} is what needs it"
-    ]
+    writers = {op_in_words(write.op).rstrip("_") for write in clobber.writes}
+    if node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_") not in writers:
+        return []
+    return [f"the message of PyTorch names {node}: that is the write; {clobber.save.node} is what needs the tensor"]

@@ -60,9 +60,10 @@ def find(event: Clobber | Refusal) -> Finding | None:
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None
     writes = sorted(overlapping(event), key=lambda write: not is_step(write))
+    weight = subject(event.save.tensor, "parameter")
     return story(
         (CODE, NAME, SEVERITY),
-        f"{writer_in_words(writes[0])} changes {subject(event.save.tensor, "parameter")} before a backward that still needs it",
+        f"{writer_in_words(writes[0])} changes {weight} before a backward that still needs it",
         event,
         writes,
         notes=[step_note(event, writes[0])],

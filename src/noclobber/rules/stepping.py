@@ -68,7 +68,9 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if now == "built once":
         return (
             Suggestion("run every backward before the first step: step in a loop of its own, after this one"),
-            Suggestion("or run this forward inside the loop, so that each backward meets the weights it was built with"),
+            Suggestion(
+                "or run this forward inside the loop, so that each backward meets the weights it was built with"
+            ),
         )
     return (
         Suggestion(f"run every backward before the steps{_places(clobber, write)}"),

@@ -1,0 +1,159 @@
+"""`run` with PyTorch, from the first line of a program to its report, and `report` and `explain`, which read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .running import Ended, noclobber, write
+
+BROKEN = """
+    import sys
+    import torch
+    h = torch.ones(2, requires_grad=True).sigmoid()
+    h += 1
+    print("before", sys.argv[1:], flush=True)
+    h.sum().backward()
+    """
+STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    folder = tmp_path_factory.mktemp("saved")
+    write(folder, {"main.py": BROKEN, "rich.py": "1 / 0"})
+    return folder, noclobber(["run", "--format", "json", "-o", "report.json", "main.py", "--format", "x"], folder)
+
+
+def test_a_report_in_a_file(saved: tuple[Path, Ended]) -> None:
+    folder, ended = saved
+    assert ended.stdout == "before ['--format', 'x']\n"
+    traceback, footer = ended.stderr.splitlines()[:-1], ended.stderr.splitlines()[-1]
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert STALE in ended.stderr
+    assert "/noclobber/" not in ended.stderr
+    assert footer == "noclobber: 1 error; the report is in report.json"
+    assert ended.status == 1
+    document = json.loads((folder / "report.json").read_text())
+    assert document["program"]["argv"] == ["main.py", "--format", "x"]
+    assert document["program"]["status"] == 1
+    assert [one["code"] for one in document["findings"]] == ["NC101"]
+    assert sorted(path.name for path in folder.iterdir() if path.suffix == ".unfinished") == []
+
+
+def test_report_shows_it_in_every_format(saved: tuple[Path, Ended]) -> None:
+    folder, _ = saved
+    shown = {
+        form: noclobber(["report", "report.json", "--format", form], folder) for form in ("full", "concise", "github")
+    }
+    assert all((ended.status, ended.stderr) == (0, "") for ended in shown.values())
+    assert "error[NC101]: " in shown["full"].stdout
+    assert "\x1b[" not in shown["full"].stdout
+    assert shown["concise"].stdout.startswith("main.py:4:1: NC101 ")
+    assert shown["github"].stdout.startswith("::error file=main.py,line=4,")
+    text = (folder / "report.json").read_text()
+    assert noclobber(["report", "-", "--format", "json"], folder, stdin=text).stdout == text
+    colored = noclobber(["report", "report.json"], folder, env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[" in colored
+    narrow = noclobber(["report", "report.json"], folder, env={"PYTHONIOENCODING": "ascii"})
+    assert narrow.status == 0
+
+
+@pytest.mark.parametrize("words", [["-"], ["-c"], ["-m", "main"]], ids=lambda words: words[0])
+def test_the_lines_of_every_kind_of_program(tmp_path: Path, words: list[str]) -> None:
+    write(tmp_path, {"main.py": BROKEN, "rich.py": "1 / 0"})
+    text = (tmp_path / "main.py").read_text()
+    ended = noclobber(["run", *words, *([text] if words == ["-c"] else [])], tmp_path, stdin=text)
+    where = {"-": "<stdin>", "-c": "<string>", "-m": "main.py"}[words[0]]
+    assert f"--> {where}:4:1\n" in ended.stderr
+    assert "4 | h += 1\n" in ended.stderr
+    assert ended.stderr.index("Traceback") < ended.stderr.index("error[NC101]") < ended.stderr.index("next: ")
+    assert ended.status == 1
+
+
+def test_a_program_that_goes_on_after_the_error(tmp_path: Path) -> None:
+    text = """
+        import os
+        os.environ["OMP_NUM_THREADS"] = "1"
+        import torch
+        h = torch.ones(2, requires_grad=True).exp()
+        h.mul_(2)
+        try:
+            h.sum().backward()
+        except RuntimeError as error:
+            print(str(error).splitlines()[0])
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        print(torch.get_num_threads(), flush=True)
+        """
+    write(tmp_path, {"main.py": text})
+    ended = noclobber(["run", "--format", "concise", "main.py"], tmp_path)
+    first, *counts = ended.stdout.splitlines()
+    assert first.startswith(STALE)
+    assert counts[-2:] == ["1", "1"]
+    assert ended.stderr.count("NC101") == 1
+    assert ended.stderr.startswith("main.py:5:1: NC101 ")
+    assert ended.status == 1
+
+
+def test_a_program_without_a_finding(tmp_path: Path) -> None:
+    text = """
+        import sys, torch
+        from torch.utils.data import DataLoader
+        x = torch.ones(2, requires_grad=True)
+        print([(x * batch).sum().backward() for batch in DataLoader(torch.ones(4, 2), num_workers=2)])
+        print(type(torch.__spec__).__module__, [type(finder).__module__ for finder in sys.meta_path][:1])
+        """
+    write(tmp_path, {"main.py": text})
+    ended = noclobber(["run", "main.py"], tmp_path)
+    assert ended.stdout.startswith("[None, None, None, None]\n_frozen_importlib ")
+    assert "noclobber.imports" not in ended.stdout
+    assert ended.stderr.startswith("noclobber: nothing found; watched: ")
+    assert ended.stderr.count("nothing found") == 1
+    assert ended.status == 0
+
+
+def test_a_torch_that_is_not_pytorch(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": "import torch", "torch.py": ""})
+    ended = noclobber(["run", "main.py"], tmp_path)
+    assert ended.stderr == f"noclobber: nothing to watch: `torch` is {tmp_path}/torch.py, not PyTorch\n"
+    assert ended.status == 0
+
+
+def test_devices_and_links_are_written_through(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": "", "kept.json": "old"})
+    (tmp_path / "link.json").symlink_to("kept.json")
+    assert noclobber(["run", "-o", "/dev/null", "main.py"], tmp_path).status == 0
+    assert not Path("/dev/null").is_file()
+    assert noclobber(["run", "--format", "json", "-o", "link.json", "main.py"], tmp_path).status == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "kept.json").read_text())["findings"] == []
+
+
+def test_json_without_a_file_is_all_that_stderr_gets(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": "print('out')"})
+    ended = noclobber(["run", "--format", "json", "main.py"], tmp_path)
+    assert ended.stdout == "out\n"
+    assert json.loads(ended.stderr)["program"]["torch"] is None
+
+
+def test_explain(tmp_path: Path) -> None:
+    page = noclobber(["explain", "NC101"], tmp_path)
+    assert page.stdout.startswith("NC101 stale-save: ")
+    assert noclobber(["explain", "stale-save"], tmp_path) == noclobber(["explain", "nc101"], tmp_path) == page
+    listed = noclobber(["explain"], tmp_path).stdout.splitlines()
+    assert [line.split()[:2] for line in listed if line.startswith("NC10")][:1] == [["NC101", "stale-save"]]
+    pasted = noclobber(["explain", STALE], tmp_path)
+    assert "NC101" in pasted.stdout
+    assert noclobber(["explain", *STALE.split()], tmp_path) == pasted
+    assert noclobber(["explain", "-"], tmp_path, stdin=f"Traceback\nRuntimeError: {STALE}\n").stdout == pasted.stdout
+    assert (page.status, page.stderr, pasted.status, pasted.stderr) == (0, "", 0, "")
+
+
+def test_version(tmp_path: Path) -> None:
+    ended = noclobber(["--version"], tmp_path)
+    assert ended.stdout.startswith("noclobber")
+    assert ended.status == 0
