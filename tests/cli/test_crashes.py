@@ -14,6 +14,8 @@ import sys
 from noclobber import cli, session
 from noclobber.model.report import Report
 
+crash = sys.argv[1]
+
 class Session:
     def __init__(self, on_write):
         self.pass_through("init", on_write)
@@ -28,7 +30,7 @@ class Session:
         return Report(program=program)
     def pass_through(self, name, *given):
         print("session", name, *given, flush=True)
-        if name == sys.argv[1]:
+        if name == crash:
             raise ValueError(f"{name} went wrong\\nin two lines")
 
 session.Session = Session

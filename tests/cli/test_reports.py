@@ -83,7 +83,7 @@ def test_a_program_that_goes_on_after_the_error(tmp_path: Path) -> None:
         try:
             h.sum().backward()
         except RuntimeError as error:
-            print(str(error).splitlines()[0])
+            print(str(error).splitlines()[0], flush=True)
         pid = os.fork()
         if pid:
             os.waitpid(pid, 0)

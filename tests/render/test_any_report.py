@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -101,6 +101,7 @@ def test_a_caret_stands_under_what_it_is_about(place: tuple[str, int, int, int])
 
 
 @slower
+@example("", -1, -1)
 @given(st.text(st.characters(exclude_categories=()), max_size=300), st.integers(-3, 310), st.integers(-3, 310))
 def test_any_line_fits(text: str, start: int, end: int) -> None:
     line = lay_out(text, cell_len)

@@ -238,3 +238,17 @@ def test_codes_and_names_are_unique_and_agree_with_the_files() -> None:
     assert len({rule.CODE for rule in rules}) == len({rule.NAME for rule in rules}) == len(rules) >= 7
     for rule in rules:
         assert rule.__name__.endswith(f"{rule.CODE}_{rule.NAME}".lower().replace("-", "_"))  # type: ignore[attr-defined]
+
+
+def test_a_save_in_another_function_leaves_both_open() -> None:
+    program = Program("""
+        def forward(x):
+            return cell(x)
+        def learn():
+            for x in data:
+                h.sum().backward(retain_graph=True)
+                opt.step()
+    """)
+    finding = stepped(program, "cell(x)", "h.sum().backward(retain_graph=True)")
+    assert "detach what is carried" in finding.suggestions[0].message
+    assert "every backward before the first step" in finding.suggestions[1].message

@@ -14,9 +14,9 @@ from .places import Program, clobber, helped, save, told, write
 def found(program: Program, saved: str, written: str, op: str = "aten::add_", **facts: object) -> Finding:
     """The finding for a sigmoid's result saved at one piece of text and written at another."""
     where = {key: facts.pop(key) for key in ("kind", "name") if key in facts}
-    node, field = facts.pop("node", ("SigmoidBackward0", "result"))  # type: ignore[misc]
+    node: tuple[str, str] = facts.pop("node", ("SigmoidBackward0", "result"))  # type: ignore[assignment]
     event = clobber(
-        save(node, field, program.at(saved), **where),  # type: ignore[arg-type]
+        save(*node, program.at(saved), **where),  # type: ignore[arg-type]
         write(op, program.at(written), **facts),  # type: ignore[arg-type]
         read=program.at("loss.backward()"),
     )

@@ -6,16 +6,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
 from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal, Step
-from noclobber.observe import graph, internals, patches, saves, steps, testimony, writes
+from noclobber.observe import graph, internals, log, patches, saves, steps, testimony, writes
+from noclobber.observe.log import Backward, Record
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, caller, place_of, site_of
 
@@ -24,44 +23,6 @@ RECENT = 8192
 """Writes remembered that met no live save of ours: to name the writer where PyTorch's own check, or a view, complains."""
 MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
-
-
-class Record(NamedTuple):
-    """One write as it was seen, turned into a model Write only when a finding is made."""
-
-    written: writes.Written
-    place: Place | None
-    order: int
-    key: int
-    version: int | None
-    geometry: testimony.Geometry
-    step: Step | None
-    backwards: int
-    """Backward calls under way."""
-    node: int
-    """The sequence number of the next autograd node."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Backward:
-    """A backward call under way; compared by identity."""
-
-    place: Place | None
-    outputs: Any
-    call: str
-
-
-_record = cast(Callable[[tuple[Any, ...]], Record], partial(tuple.__new__, Record))
-"""A Record from a tuple: a third of what its constructor costs."""
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
-
-
-def _writer(backwards: list[Backward]) -> Place | None:
-    """The place of the code that runs the kernel which called our caller; the engine's own writes are the backward's."""
-    frame = sys._getframe(3)
-    if frame.f_code is _ENGINE and backwards:
-        return backwards[-1].place
-    return place_of(frame)
 
 
 class Listener(Protocol):
@@ -105,14 +66,19 @@ class Recorder:
         self.thread = Thread()
         self._patches = patches.Patches()
         self._undo_steps: Callable[[], None] | None = None
-        self._order = 0
 
     def arm(self, *, watching: bool, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
         internals.require()
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
-        writes.connect(writes.Sink(self.before_write, self.write_failed, self.views_made))
+        if watching:
+            before = log.writes_to_saves(
+                self.live, self.recent, self.backwards, self.thread, self.meet, self.without_storage
+            )
+        else:
+            before = log.every_write(self.recent, self.backwards, self.thread, self.without_storage)
+        writes.connect(writes.Sink(before, self.write_failed, self.views_made))
         patches.around_backward(self._patches, self._around_backward)
         patches.around_threads(self._patches, self.enter, self.leave)
         patches.on_new_operators(self._patches, writes.rescan)
@@ -189,48 +155,15 @@ class Recorder:
         """The program pushed its own saved-tensor hooks; PyTorch makes no version check under them either."""
         self.not_seen("saves under the program's own saved-tensor hooks (save_on_cpu, checkpoint)")
 
+    def without_storage(self) -> None:
+        """A write went to a tensor that has no storage to join it to."""
+        self.not_seen("writes to tensors without a storage (sparse, nested)")
+
     def not_seen(self, what: str) -> None:
         """Count something for the report's coverage."""
         self.unseen[what] = self.unseen.get(what, 0) + 1
 
     # -- writes ------------------------------------------------------------------------------------------------------
-
-    def before_write(self, written: writes.Written, tensor: torch.Tensor) -> None:
-        """A mutating operator is about to run. Raises ClobberError where writes to live saves are to be stopped."""
-        key = internals.storage_key(tensor)
-        if key is None:
-            self.not_seen("writes to tensors without a storage (sparse, nested)")
-        elif self.watching:
-            live = self.live
-            if live.unsorted:
-                live.sort()
-            if key in live.by_storage and (handles := live.at(key)):
-                self.meet(handles, tensor, self.record(written, tensor, key, _writer(self.backwards)))
-                if written.op == "aten::detach_":
-                    self._forbid_detached(tensor, handles)
-            elif tensor.requires_grad:
-                self.recent.append(self.record(written, tensor, key, _writer(self.backwards)))
-        else:
-            self.recent.append(self.record(written, tensor, key, _writer(self.backwards)))
-
-    def record(
-        self, written: writes.Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None = None
-    ) -> Record:
-        """Note a write that is about to happen: a tuple of what can be read without cost."""
-        self._order += 1
-        return _record(
-            (
-                written,
-                place,
-                self._order,
-                key,
-                internals.version_of(tensor),
-                testimony.geometry(tensor),
-                step or self.thread.step,
-                len(self.backwards),
-                internals.next_node(),
-            )
-        )
 
     def meet(self, handles: list[Handle], tensor: torch.Tensor, record: Record) -> None:
         """A write met live saves of its storage: keep it with each.
@@ -248,6 +181,8 @@ class Recorder:
                 written.append(entry)
             else:
                 written[-1] = entry
+        if record.written.op == "aten::detach_":
+            self._forbid_detached(tensor, handles)
         if self.stop_writes:
             self._stop(handles, record)
 
@@ -300,7 +235,8 @@ class Recorder:
         if not handles:
             assign()
             return
-        self.meet(handles, tensor, self.record(_ASSIGNED, tensor, key or 0, caller()))
+        record = log.record(_ASSIGNED, tensor, key or 0, caller(), self.thread.step, len(self.backwards))
+        self.meet(handles, tensor, record)
         assign()
         for handle in handles:
             handle.alias = saves.alias_of(tensor)
@@ -314,7 +250,7 @@ class Recorder:
             return
         self.unmute()
         place = caller(2)
-        step = Step(type(optimizer).__name__, site_of(place), self._order)
+        step = Step(type(optimizer).__name__, site_of(place))
         mute = self.by_key and steps.writes_only_parameters(optimizer, args, kwargs)
         if mute:
             written = writes.Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
@@ -323,10 +259,11 @@ class Recorder:
                 if key is None:
                     continue
                 handles = self.live.at(key) if self.watching else None
-                if handles:
-                    self.meet(handles, parameter, self.record(written, parameter, key, place, step))
-                elif not self.watching:
-                    self.recent.append(self.record(written, parameter, key, place, step))
+                if handles or not self.watching:
+                    record = log.record(written, parameter, key, place, step, len(self.backwards))
+                    self.recent.append(record)
+                    if handles:
+                        self.meet(handles, parameter, record)
             thread.muted = True
             internals.set_key(False)
         thread.step = step

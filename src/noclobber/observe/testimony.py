@@ -13,14 +13,13 @@ from noclobber.model.events import Read, Refusal, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.source import site_of_traceback
 from noclobber.observe import graph, internals, saves
+from noclobber.observe.log import Backward, Geometry, Record, geometry
 from noclobber.observe.names import name_of
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 
 if TYPE_CHECKING:
-    from noclobber.observe.recorder import Backward, Record, Recorder
-
-Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
+    from noclobber.observe.recorder import Recorder
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 DETACHED = (
@@ -57,16 +56,10 @@ def about_writing(message: str) -> bool:
     return _ABOUT_WRITING.search(message) is not None
 
 
-def geometry(tensor: torch.Tensor) -> Geometry:
-    """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. Four reads, nothing computed."""
-    try:
-        return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-    except (RuntimeError, NotImplementedError):
-        return (None, tensor.shape, None, tensor.dtype)
-
-
-def region(geometry: Geometry) -> Region | None:
+def region(geometry: Geometry | None) -> Region | None:
     """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
+    if geometry is None:
+        return None
     offset, shape, strides, dtype = geometry
     if offset is None or strides is None:
         return None
@@ -77,7 +70,7 @@ def region(geometry: Geometry) -> Region | None:
         return None
 
 
-def may_touch(saved: torch.Tensor, written: Geometry) -> bool:
+def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
     """Whether the spans of two tensors meet: a quick look, exact only where it says no."""
     one, other = region(geometry(saved)), region(written)
     if one is None or other is None:
@@ -161,13 +154,12 @@ def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> 
         after = entries[index + 1][1] if index + 1 < len(entries) else current
         where = region(record.geometry)
         touches = where is None or tensor.region is None or overlap(where, tensor.region)
-        shape, dtype = tuple(record.geometry[1]), str(record.geometry[3]).removeprefix("torch.")
-        written = Tensor(shape, dtype, tensor.device, tensor.name, tensor.kind, where)
+        written = Tensor(where.shape if where else (), tensor.dtype, tensor.device, tensor.name, tensor.kind, where)
         made.append(
             Write(
                 record.written.op,
                 site_of(record.place),
-                record.order,
+                index,
                 _via(record, after > before),
                 before,
                 after,

@@ -95,6 +95,8 @@ def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: 
     previous: Change | None = None
     for change in found:
         if change.path != (previous.path if previous else path):
+            if previous:
+                yield bar(gutter)
             yield [("gutter", f"{' ' * gutter}::: "), ("", f"{shown_path(change.path)}:{change.line}")]
             yield bar(gutter)
         elif previous and change.line > previous.line + max(len(previous.removed), 1):

@@ -29,10 +29,11 @@ class Line:
 
     def cells_of(self, start: int, end: int) -> tuple[int, int]:
         """The cells of characters `start` to `end`, at least one; for a span beyond the line, the one after its end."""
+        start = max(0, start)
         if start >= len(self.starts):
             return self.length, self.length + 1
-        first = self.starts[max(0, start)]
-        last = self.ends[min(max(end, start + 1, 1), len(self.ends)) - 1]
+        first = self.starts[start]
+        last = self.ends[min(max(end, start + 1), len(self.ends)) - 1]
         return first, max(last, first + 1)
 
 

@@ -1,4 +1,4 @@
-"""Edits for refused writes beside writing out of place: a guard, a clone before, a clone of the value, a dropped `out=`."""
+"""Edits for refused writes: a guard, a clone before, a clone of the value, a dropped underscore, a dropped `out=`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cloned_first(site: Site | None) -> Edit | None:
 
 
 def cloned_value(site: Site | None) -> Edit | None:
-    """`.clone()` after what is written: `h[i] = e`, `h += e`, `h.copy_(e)`, where `e` is a view and needs no parentheses."""
+    """`.clone()` after the `e` of `h[i] = e`, `h += e` and `h.copy_(e)`, where it needs no parentheses."""
     text, path = text_of(site), path_to(site)
     found = statement(path)
     if site is None or found is None:
@@ -57,7 +57,7 @@ def cloned_value(site: Site | None) -> Edit | None:
 
 
 def renamed(site: Site | None) -> Edit | None:
-    """The edit of `out_of_place`; beyond it `return t.add_(x)` and other uses of the value, `t.squeeze_()`, `t.detach_()`."""
+    """The edit of `out_of_place`; beyond it, `return t.add_(x)` and other uses of the value, and `SHAPE_OPS`."""
     edit = out_of_place(site)
     text, path = text_of(site), path_to(site)
     if edit is not None or site is None or not path or not isinstance(path[-1], ast.Call):

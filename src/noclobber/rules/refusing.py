@@ -16,7 +16,7 @@ from noclobber.rules.wording import op_in_words, tensor_record
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
-_READERS = {"backward": "backward", "grad": "`autograd.grad`"}
+_READERS = {"backward": "backward meets it here", "grad": "`autograd.grad` meets it here"}
 
 
 def messages(*patterns: str) -> tuple[re.Pattern[str], ...]:
@@ -97,11 +97,7 @@ def _labels(refusal: Refusal, told: str, created: str, saved: str) -> tuple[Labe
         return tuple(found)
     role = "write" if refusal.written is not None else _ROLES[refusal.call]
     found.append(label(role, site, told, primary=True))
-    if refusal.site not in (None, site, refusal.created, refusal.saved):
-        assert refusal.site is not None
-        found.append(label("read", refusal.site, f"{_READERS.get(refusal.call, 'the error')} {_verb(refusal)}"))
+    surfaced = refusal.site
+    if surfaced is not None and surfaced not in (site, refusal.created, refusal.saved):
+        found.append(label("read", surfaced, _READERS.get(refusal.call, "the error surfaces here")))
     return (*found, *inside_label(site, "the write runs here" if role == "write" else "it runs here"))
-
-
-def _verb(refusal: Refusal) -> str:
-    return "meets it here" if refusal.call in _READERS else "surfaces here"

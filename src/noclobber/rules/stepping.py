@@ -63,7 +63,9 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             Suggestion(
                 "detach what is carried to the next iteration (`h = h.detach()`) instead of `retain_graph=True`"
             ),
-            Suggestion("where nothing should be carried, run the whole forward again in each iteration"),
+            Suggestion(
+                "where nothing is carried, run the forward inside the loop, or every backward before the first step"
+            ),
         )
     if now == "built once":
         return (

@@ -1,0 +1,132 @@
+"""NC301 leaf-write: in-place write to a leaf tensor that requires grad
+
+What happens
+    A parameter, or another tensor made with `requires_grad=True`, is written in place while gradients are recorded.
+    PyTorch refuses: "a leaf Variable that requires grad is being used in an in-place operation".
+
+Why
+    The gradient of a leaf belongs to the value that the program put there. After a recorded write the leaf would be
+    the result of an operation, and its `.grad` would belong to nothing that the program can name.
+
+Example
+    import torch
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.prod().backward()
+    weight -= 0.1 * weight.grad
+
+Instead
+    import torch
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.prod().backward()
+    with torch.no_grad():
+        weight -= 0.1 * weight.grad
+
+Notes
+    An update by hand, weight clipping, a moving average and an initialisation go under `torch.no_grad()`; they are
+    not to be differentiated. A sum of losses begins with a tensor that does not require grad, or is not written in
+    place. An activation that was made a leaf, by `requires_grad_()` or by a library that fine-tunes, needs an
+    operation out of place. `.data` silences this error and many rightful ones with it. "has been used" instead of
+    "is being used": releases before 1.5, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that
+    was taken before its base was written with a tracked value is called a leaf too: take each view right before it
+    is written.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import guarded, renamed
+from noclobber.rules.refusing import blamed, finding, messages, named, recognised, says, suggest, words_at, writes_it
+from noclobber.rules.rewriting import Form, called, form, out_of_place
+from noclobber.rules.sourcetext import path_to
+from noclobber.rules.wording import op_in_words
+
+CODE = "NC301"
+NAME = "leaf-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    r"\A(?!(?s:.*?)view of a leaf Variable)(?s:.*?)"
+    r"a leaf Variable that requires grad (?:is being|has been) used in an in-place"
+)
+
+_VIEWS = ("view", "split", "chunk", "unbind", "narrow", "select", "flatten", "reshape", "transpose", "permute")
+_INITS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoulli_", "trunc_normal_", "fill_diagonal_")
+_GUARD = "inside `with torch.no_grad():`"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write to a leaf; the cause is read from the text of the write."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    headline = f"in-place write to {named(refusal, 'a leaf tensor that requires grad')}"
+    notes, helps = _cure(refusal)
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=writes_it(refusal, "the leaf"),
+        created="the view is made here" if _of_a_view(refusal) else "the leaf is made here",
+        notes=notes,
+        suggestions=helps,
+    )
+
+
+def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
+    site = blamed(refusal)
+    text, op = words_at(site), op_in_words(refusal.op) if refusal.op else ""
+    why = ["the gradient of a leaf belongs to the value it had in the forward; a recorded write would take its place"]
+    if says(refusal, "has been used"):
+        note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
+        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`")]
+    if _of_a_view(refusal):
+        note = "the view was taken before its base was written with a tracked value; PyTorch takes it for a leaf since"
+        return [note], [
+            Suggestion("take each view right before it is written, or put the parts together with `torch.cat`")
+        ]
+    if refusal.tensor.kind != "parameter" and (form(site) is Form.FLAG or _sums(text)):
+        first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
+        return why, [suggest(f"{first}: an operation out of place", renamed(site))]
+    guard, edit = _update(op, text), guarded(site)
+    if guard is not None:
+        return why, [suggest(guard, edit)]
+    if refusal.tensor.kind == "parameter" or form(site) in (Form.CALL, Form.OTHER):
+        return why, [suggest(f"where the write is not to be differentiated, do it {_GUARD}", edit)]
+    aside = suggest("write out of place, so that the gradient flows through", out_of_place(site))
+    return why, [aside, Suggestion(f"or, where the write is not to be differentiated, do it {_GUARD}")]
+
+
+def _update(op: str, text: str) -> str | None:
+    """Help for the writes that train or set up a model, which nobody wants differentiated."""
+    if "clamp" in op or "clamp_" in text or "clip_" in text:
+        return f"clip the weights {_GUARD}"
+    if "lerp_" in op + text or ("mul_(" in text and "add_(" in text):
+        return f"update the moving average {_GUARD}, and give the averaged model `requires_grad_(False)`"
+    if ".grad" in text or ("grad" in text and op in ("sub_", "add_", "_foreach_sub_", "_foreach_add_")):
+        return f"update the weights {_GUARD}, or leave it to an optimizer"
+    if op in _INITS or any(f".{name}(" in text for name in _INITS):
+        return f"set the values {_GUARD}, or with a function of `torch.nn.init`"
+    return None
+
+
+def _sums(text: str) -> bool:
+    """`total += loss`: a running sum."""
+    statement = ast.parse(text).body[0] if text else None
+    if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Add):
+        return False
+    names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(statement)}
+    return any(word in name for name in names for word in ("loss", "total", "sum", "acc", "cost"))
+
+
+def _of_a_view(refusal: Refusal) -> bool:
+    """Whether the so-called leaf was made by taking a view."""
+    path = path_to(refusal.created)
+    if refusal.tensor.kind == "parameter" or not path:
+        return False
+    made = path[-1]
+    return isinstance(made, ast.Subscript) or (isinstance(made, ast.Call) and called(made) in _VIEWS)

@@ -1,0 +1,79 @@
+"""NC302 leaf-view-write: in-place write to a view of a leaf tensor that requires grad
+
+What happens
+    A slice, a row or another view of a parameter, or of a tensor made with `requires_grad=True`, is written in
+    place while gradients are recorded. `w[0] = 1` is such a write. PyTorch refuses: "a view of a leaf Variable that
+    requires grad is being used in an in-place operation".
+
+Why
+    A view shares its bytes with the tensor it was taken from, so the write would change the leaf. See NC301 for why
+    a leaf may not become the result of an operation.
+
+Example
+    import torch
+
+    bias = torch.zeros(6, requires_grad=True)
+    per_anchor = bias.view(2, 3)
+    per_anchor[:, 0] -= 4.6
+
+Instead
+    import torch
+
+    bias = torch.zeros(6, requires_grad=True)
+    per_anchor = bias.view(2, 3)
+    with torch.no_grad():
+        per_anchor[:, 0] -= 4.6
+
+Notes
+    What sets up a parameter goes under `torch.no_grad()`. What belongs to the forward, such as image features put
+    between word embeddings, goes into a clone: `embeds = embeds.clone()` first, and the gradient is right.
+    `reshape`, `flatten` and `contiguous` give a view wherever they can.
+"""
+
+from __future__ import annotations
+
+import re
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.source import Site
+from noclobber.rules.editing import cloned_first, guarded
+from noclobber.rules.refusing import blamed, finding, messages, named, recognised, suggest, words_at, writes_it
+
+CODE = "NC302"
+NAME = "leaf-view-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(r"a view of a leaf Variable that requires grad (?:is being|has been) used in an in-place")
+
+_SURGERY = re.compile(r"init|reset|bias|weight|prior|prune|clip|mask", re.IGNORECASE)
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write through a view of a leaf."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    site = blamed(refusal)
+    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site))
+    clone = suggest("write into a clone, so that the gradient flows through", cloned_first(site))
+    helps = [guard, _or(clone)] if _surgery(site) else [clone, _or(guard)]
+    if refusal.tensor.kind == "parameter":
+        helps = [guard]
+    return finding(
+        (CODE, NAME, SEVERITY),
+        f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}",
+        refusal,
+        told=writes_it(refusal, "through the view"),
+        notes=["a view shares its bytes with the leaf, whose gradient belongs to the value it had in the forward"],
+        suggestions=helps,
+    )
+
+
+def _surgery(site: Site | None) -> bool:
+    """Whether the line, or the function it stands in, speaks of weights and their preparation."""
+    return site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
+
+
+def _or(suggestion: Suggestion) -> Suggestion:
+    return Suggestion(f"or {suggestion.message}")

@@ -1,0 +1,109 @@
+"""NC303 multi-view-write: in-place write to one of several views that a single operation made
+
+What happens
+    `split`, `chunk`, `unbind`, and so `for row in t` and `a, b = t`, make several views in one operation. One of
+    them, or the tensor they were taken from, is written in place. PyTorch refuses: "Output 0 of Split is a view and
+    is being modified inplace. This view is the output of a function that returns multiple views".
+
+Why
+    After a write to a view autograd rebuilds the view's history from its base. It can do so for an operation with
+    one result, not for one result among several.
+
+Example
+    import torch
+
+    x = torch.ones(4, requires_grad=True) * 2
+    left, right = x.chunk(2)
+    left += 1
+
+Instead
+    import torch
+
+    x = torch.ones(4, requires_grad=True) * 2
+    left, right = x.chunk(2)
+    left = left + 1
+
+Notes
+    A slice is a view with one result: `x[:2] += 1` is accepted, and `for i in range(len(t)): t[i] *= s` where `for
+    row in t: row *= s` is refused. `squeeze_`, `unsqueeze_` and `t_` count as writes. "its base or another view of
+    its base has been modified inplace" comes later than the write: it is raised where the view is used again. A
+    custom Function that returns several views of its input is refused likewise: return clones.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.source import Site
+from noclobber.rules.editing import SHAPE_OPS, renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.rewriting import target_of
+from noclobber.rules.sourcetext import path_to
+from noclobber.rules.wording import op_in_words
+
+CODE = "NC303"
+NAME = "multi-view-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    "is the output of a function that returns multiple views",
+    r"is a view and (?:is being|its base or another view of its base has been) modified in-?place"
+    r"(?!(?s:.*?)(?:created in|created inside|multiple views))",
+)
+
+_SEVERAL = "one operation made several views; autograd cannot rebuild the history of one of them after a write"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write to, or below, one of several views."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    below = says(refusal, "its base or another view of its base")
+    headline = "in-place write to one of several views that a single operation made"
+    if below:
+        headline = "in-place write to a tensor of which a single operation had made several views"
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=writes_it(refusal, "below the views") if below and refusal.written else _told(refusal, below),
+        created="several views are made here",
+        notes=[_SEVERAL],
+        suggestions=_below(refusal) if below else _cure(refusal),
+    )
+
+
+def _told(refusal: Refusal, below: bool) -> str:
+    return "the view is used here, after the write below it" if below else writes_it(refusal, "one of them")
+
+
+def _below(refusal: Refusal) -> list[Suggestion]:
+    edit = renamed(refusal.written)
+    words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
+    return [suggest("write out of place", edit), Suggestion(f"or {words}")] if edit else [Suggestion(words)]
+
+
+def _cure(refusal: Refusal) -> list[Suggestion]:
+    site = blamed(refusal)
+    op, edit = op_in_words(refusal.op) if refusal.op else "", renamed(site)
+    if op in SHAPE_OPS:
+        return [suggest(f"use `{op.rstrip('_')}`, which leaves the view as it is", edit)]
+    if edit is not None:
+        return [suggest("write out of place", edit)]
+    if _by_iteration(site):
+        index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
+        return [Suggestion(index), Suggestion("or work on the whole tensor at once, out of place")]
+    return [Suggestion("write to a slice of the base, `x[:n] += y`, or to a clone of the part")]
+
+
+def _by_iteration(site: Site | None) -> bool:
+    """Whether what is written is the variable of a `for` loop."""
+    target = target_of(site)
+    while isinstance(target, (ast.Subscript, ast.Attribute)):
+        target = target.value
+    loops = [one for one in path_to(site) if isinstance(one, (ast.For, ast.AsyncFor))]
+    bound = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    return isinstance(target, ast.Name) and target.id in bound

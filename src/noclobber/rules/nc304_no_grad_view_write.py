@@ -1,0 +1,74 @@
+"""NC304 no-grad-view-write: in-place write, with gradients recorded, to a view that was made without
+
+What happens
+    A view is made inside `torch.no_grad()` or `torch.inference_mode()` and written outside of it, by the view
+    itself or through its base. PyTorch refuses: "A view was created in no_grad mode and is being modified inplace
+    with grad mode enabled".
+
+Why
+    It could mean two things: the write is to be tracked, as the mode at the write says, or it is not, as the mode
+    at the view says. PyTorch does not guess.
+
+Example
+    import torch
+
+    canvas = torch.ones(4, requires_grad=True) * 2
+    with torch.no_grad():
+        tile = canvas[:2]
+    tile += 1
+
+Instead
+    import torch
+
+    canvas = torch.ones(4, requires_grad=True) * 2
+    tile = canvas[:2]
+    tile += 1
+
+Notes
+    Functions decorated with `@torch.no_grad()` that return views, caches filled during a warm-up, and slots of a
+    buffer kept from `__init__` are the usual sources. Where the write is not to be tracked, put it under
+    `torch.no_grad()` too. A checkpointed forward (the re-entrant kind) runs without gradients at first: its views
+    are of this kind. With "its base or another view of its base" the error is raised where the view is used again,
+    after the write.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import guarded
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+
+CODE = "NC304"
+NAME = "no-grad-view-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(r"view (?:which )?was created in (?:no_grad|inference) mode")
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write to, or below, a view that was made with gradients off."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
+    below = says(refusal, "its base or another view of its base")
+    headline = f"in-place write with gradients recorded to a view made under `{mode}`"
+    if below:
+        headline = f"in-place write with gradients recorded to a tensor of which a view was made under `{mode}`"
+    told = writes_it(refusal, "below the view" if below else "the view")
+    if below and refusal.written is None:
+        told = "the view is used here, after the write below it"
+    edit = None if below and refusal.written is None else guarded(blamed(refusal))
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=told,
+        created=f"the view is made here, under `{mode}`",
+        notes=["the view says that the write is not to be tracked, the mode at the write says that it is"],
+        suggestions=[
+            Suggestion(f"where the write is to be tracked, make the view outside of `{mode}`"),
+            suggest("where it is not, write inside `with torch.no_grad():` too", edit),
+        ],
+    )

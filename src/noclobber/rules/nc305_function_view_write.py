@@ -1,0 +1,93 @@
+"""NC305 function-view-write: in-place write to a view that a custom Function or a module hook returned
+
+What happens
+    A custom `autograd.Function` returns a view of its input, or the input itself. Full backward hooks are made of
+    such a Function, so every output of a hooked module is one. The result, or the tensor below it, is written in
+    place. PyTorch refuses: "Output 0 of BackwardHookFunction is a view and is being modified inplace. This view was
+    created inside a custom Function".
+
+Why
+    After a write to a view autograd rebuilds the view's history from its base. That would leave out the backward
+    that the Function defines, and with it the hook.
+
+Example
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    net[0].register_full_backward_hook(lambda module, before, after: None)
+    net(torch.ones(2, 3))
+
+Instead
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    net[0].register_full_backward_hook(lambda module, before, after: None)
+    net(torch.ones(2, 3))
+
+Notes
+    For a model from a library: `for m in net.modules(): m.inplace = False` where `m` has it. Residual additions
+    written `out += skip` meet the same error. In a Function of one's own, return `x.clone()`, or
+    `x.view_as(x).clone()`. Wrappers for distributed training return views from Functions as well: clone their
+    output before writing to it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.rewriting import Form, form
+
+CODE = "NC305"
+NAME = "function-view-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages("view was created inside a custom Function")
+
+_OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
+_HOOK = "BackwardHookFunction"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write to, or below, a view that a Function returned."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    found = _OUTPUT.search(refusal.message)
+    function = found[1].removesuffix("Backward") if found else ""
+    hooked = function == _HOOK
+    source = "a module with a full backward hook" if hooked else f"the custom Function `{function}`"
+    if not function:
+        source = "a custom Function"
+    below = says(refusal, "its base or another view of its base")
+    told = writes_it(refusal, "below the view" if below else "the view")
+    if below and refusal.written is None:
+        told = "the view is used here, after the write below it"
+    return finding(
+        (CODE, NAME, SEVERITY),
+        f"in-place write to {'a tensor below' if below else ''}{' ' if below else ''}a view returned by {source}",
+        refusal,
+        told=told,
+        created=f"the view is made here, by {source}",
+        notes=[f"the write would take the place of the backward that {'the hook' if hooked else source} adds"],
+        suggestions=_cures(refusal, hooked),
+    )
+
+
+def _cures(refusal: Refusal, hooked: bool) -> list[Suggestion]:
+    site = blamed(refusal)
+    edit, kind = renamed(site), form(site)
+    if hooked:
+        words = "write out of place"
+        if edit is None and kind in (Form.CALL, Form.OTHER):
+            words = "build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"
+        return [suggest(words, edit)]
+    clone = Suggestion("return a clone from the Function's `forward`: `return x.clone()`")
+    if edit is None:
+        return [clone, Suggestion("or clone its result before the write")]
+    return [suggest("write out of place", edit), Suggestion(f"or {clone.message}")]

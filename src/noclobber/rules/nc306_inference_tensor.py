@@ -1,0 +1,85 @@
+"""NC306 inference-tensor: a tensor made in inference mode is written, or kept for backward, outside of it
+
+What happens
+    A tensor was made inside `torch.inference_mode()`. Outside of it, autograd is to keep it for backward
+    ("Inference tensors cannot be saved for backward"), or it is written in place ("Inplace update to inference
+    tensor outside InferenceMode is not allowed").
+
+Why
+    Such a tensor has no version counter, which is what makes inference mode fast. Without one PyTorch could not
+    notice that a kept tensor was overwritten, so it does not let one into a graph.
+
+Example
+    import torch
+
+    with torch.inference_mode():
+        features = torch.ones(3)
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * features).sum()
+
+Instead
+    import torch
+
+    with torch.no_grad():
+        features = torch.ones(3)
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * features).sum()
+
+Notes
+    `torch.no_grad()` also records nothing, and its tensors are ordinary ones. Where the tensors come from
+    elsewhere, take `features.clone()` outside of inference mode. A metric summed up in inference mode is divided in
+    there too, or out of place: `total = total / n`. A clone made inside of inference mode is an inference tensor
+    again.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+
+CODE = "NC306"
+NAME = "inference-tensor"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    "Inference tensors cannot be saved for backward",
+    "In-?place update to inference tensor",
+    "Inference tensors do not track version counter",
+    "Cannot set version_counter for inference tensor",
+    r"_unsafe_set_version\w*\(\) on a tensor that does not have a version counter",
+    "Setting requires_grad=True on inference tensor",
+)
+
+_NO_GRAD = Suggestion("make it under `torch.no_grad()` instead of `torch.inference_mode()`")
+_CLONE = Suggestion("or take a `.clone()` of it outside of inference mode")
+_UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refusal that concerns a tensor made in inference mode."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    helps = [_NO_GRAD, _CLONE]
+    if says(refusal, "cannot be saved for backward"):
+        headline, told = "a tensor made in inference mode is kept for backward", "autograd has to keep it here"
+    elif says(refusal, "In-?place update"):
+        headline, told = "in-place write to an inference tensor outside of inference mode", writes_it(refusal)
+        edit = renamed(blamed(refusal))
+        words = "write out of place" if edit else "write to a clone: `t = t.clone()` first"
+        helps = [suggest(words, edit), Suggestion(f"or {_NO_GRAD.message}")]
+    elif says(refusal, "requires_grad=True on"):
+        headline, told = "an inference tensor is to require grad", "`requires_grad` is set here"
+    else:
+        headline, told = "the version of an inference tensor is asked for", "it has none"
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=told,
+        created="the inference tensor is made here",
+        notes=[_UNCOUNTED],
+        suggestions=helps,
+    )

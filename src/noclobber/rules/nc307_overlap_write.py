@@ -1,0 +1,76 @@
+"""NC307 overlap-write: in-place write to memory that stands for several elements, or that is also being read
+
+What happens
+    The tensor written has elements that share memory, as the result of `expand` does; or the value written and the
+    tensor written share memory without being the same elements, as in `x += x.t()`. PyTorch refuses: "unsupported
+    operation: more than one element of the written-to tensor refers to a single memory location", or "some elements
+    of the input tensor and the written-to tensor refer to a single memory location".
+
+Why
+    The result would depend on the order in which the elements are worked on.
+
+Example
+    import torch
+
+    gray = torch.ones(1, 4)
+    image = gray.expand(3, 4)
+    image += 1
+
+Instead
+    import torch
+
+    gray = torch.ones(1, 4)
+    image = gray.expand(3, 4).clone()
+    image += 1
+
+Notes
+    `expand`, `expand_as`, `broadcast_to`, `broadcast_tensors`, and `unfold` with overlapping windows, make elements
+    that share memory; `repeat` copies. For a tensor written onto itself, clone the value: `x[1:] = x[:-1].clone()`.
+    Not every operation looks: `index_put_` and `masked_fill_` on an expanded tensor, and `x.addmm_(x, w)`, pass and
+    give a result that nobody promised.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import cloned_value, renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+
+CODE = "NC307"
+NAME = "overlap-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    "more than one element of the written-to tensor refers to a single memory location",
+    "some elements of the input tensor and the written-to tensor refer to a single memory location",
+    "input tensors cannot refer to any of the output memory locations",
+    "a tensor being mutated that has internal overlap",
+)
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write whose elements share memory with each other, or with what is read."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    site = blamed(refusal)
+    if says(refusal, "input tensors? (?:and the written-to|cannot refer)"):
+        headline = "in-place write to memory that the same operation reads"
+        note = "the value and the tensor written share memory; the result would depend on the order of the elements"
+        helps = [suggest("clone the value that is read", cloned_value(site))]
+    else:
+        headline = "in-place write to a tensor whose elements share memory"
+        note = "several elements stand for one place in memory, as after `expand`; their order would decide the result"
+        cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
+        edit = renamed(site)
+        helps = [suggest("write out of place", edit), Suggestion(f"or {cloned.message}")] if edit else [cloned]
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=writes_it(refusal),
+        created="the view is made here",
+        notes=[note],
+        suggestions=helps,
+    )

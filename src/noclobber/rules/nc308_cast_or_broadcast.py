@@ -1,0 +1,84 @@
+"""NC308 cast-or-broadcast: the result of an in-place operation does not fit the tensor that has to hold it
+
+What happens
+    An in-place operation, or one with `out=`, has a result of another element type ("result type Float can't be
+    cast to the desired output type Long") or of a larger shape ("output with shape [3] doesn't match the broadcast
+    shape [2, 3]") than the tensor written.
+
+Why
+    Out of place, the result may be a tensor of a new type and shape. In place it has to go where the tensor is: an
+    integer cannot hold a fraction, and a tensor does not grow.
+
+Example
+    import torch
+
+    counts = torch.ones(3, dtype=torch.long)
+    counts /= 2
+
+Instead
+    import torch
+
+    counts = torch.ones(3, dtype=torch.long)
+    counts = counts / 2
+
+Notes
+    `counts //= 2` stays an integer. An image with one channel that is normalised in place with three means meets
+    the shape error: expand and clone it first. Under `torch.vmap` the shape error can mean that only the operand is
+    mapped: see NC310. A few functions without any write end in these texts as well (dropout of integers, a bias of
+    a wrong shape); where the line is known they are left alone.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.rewriting import Form, form
+from noclobber.rules.sourcetext import path_to
+from noclobber.rules.wording import op_in_words
+
+CODE = "NC308"
+NAME = "cast-or-broadcast"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    r"result type [\w\s]+? can.t be cast to the desired output type",
+    r"output with shape \[[^\]]*\] doesn.t match the broadcast shape",
+    "Index put requires the source and destination dtypes match",
+    "Bad in-place call: input tensor size",
+)
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None or not _writes(refusal):
+        return None
+    edit = renamed(blamed(refusal))
+    aside = suggest("write out of place: the result gets a tensor of its own", edit)
+    if says(refusal, "can.t be cast|dtypes match"):
+        headline = "the result of an in-place write has a type that the tensor cannot hold"
+        note = "in place the element type stays what it is; out of place the result would get the type it needs"
+        helps = [aside, Suggestion("or convert before: `t = t.float()`, `value.to(t.dtype)`")]
+        if says(refusal, "dtypes match"):
+            helps = [Suggestion("convert the value before it is written: `t[index] = value.to(t.dtype)`")]
+    else:
+        headline = "the result of an in-place write is larger than the tensor that has to hold it"
+        note = "in place the shape stays what it is; out of place the result would take the broadcast shape"
+        helps = [aside, Suggestion("or give the tensor its shape before: `t = t.expand(shape).clone()`")]
+    return finding((CODE, NAME, SEVERITY), headline, refusal, told=writes_it(refusal), notes=[note], suggestions=helps)
+
+
+def _writes(refusal: Refusal) -> bool:
+    """Whether the operator writes in place, by its name or by the text of its line.
+
+    Functional operations raise these texts too (on 2.13: linear, dropout, conv_transpose, several losses).
+    """
+    if refusal.op is not None and (op_in_words(refusal.op).endswith("_") or "out" in refusal.op.rpartition(".")[2]):
+        return True
+    site = blamed(refusal)
+    inner = site.inside if site is not None and site.inside is not None and path_to(site.inside) else site
+    if not path_to(inner):
+        return refusal.op is None
+    return form(inner) in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)

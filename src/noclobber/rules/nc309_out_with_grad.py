@@ -1,0 +1,69 @@
+"""NC309 out-with-grad: an operation with `out=` while gradients are recorded
+
+What happens
+    A function writes its result into a tensor given as `out=`, and one of its arguments requires grad. PyTorch
+    refuses: "add(): functions with out=... arguments don't support automatic differentiation, but one of the
+    arguments requires grad".
+
+Why
+    `out=` replaces whatever the tensor held; autograd has no node for that.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    y = torch.empty(3)
+    torch.add(x, 1, out=y)
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    y = torch.add(x, 1)
+
+Notes
+    Where the result is not to be differentiated, keep `out=` and put the call under `torch.no_grad()`. To fill a
+    larger tensor and differentiate, assign to a slice: `y[i] = f(x)`, or stack the results at the end. Forward-mode
+    differentiation refuses `out=` too.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity
+from noclobber.rules.editing import guarded, without_out
+from noclobber.rules.refusing import blamed, finding, messages, recognised, suggest
+
+CODE = "NC309"
+NAME = "out-with-grad"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    r"functions with out=\.{3} arguments don.t support automatic differentiation",
+    "does not support it because it is an out= function",
+)
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused `out=`."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    site = blamed(refusal)
+    edit = without_out(site)
+    return finding(
+        (CODE, NAME, SEVERITY),
+        "`out=` given to an operation that is to be differentiated",
+        refusal,
+        told="the result is written into `out` here",
+        notes=["`out=` replaces what the tensor held; autograd has no node for that"],
+        suggestions=[
+            suggest("take the result as a new tensor", edit),
+            suggest("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
+        ]
+        if edit
+        else [
+            suggest("take the result as a new tensor, without `out=`"),
+            suggest("or, where it is not to be differentiated, call it inside `with torch.no_grad():`", guarded(site)),
+        ],
+    )

@@ -1,0 +1,83 @@
+"""NC310 vmap-write: in-place write of mapped values into a tensor that is not mapped
+
+What happens
+    Inside `torch.vmap` a tensor that exists once is written with a value that exists once for each sample. PyTorch
+    refuses: "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a Tensor `other` in
+    extra_args that has more elements than `self`".
+
+Why
+    The function looks as if it worked on one sample, but it runs on all of them at once. A tensor made inside by
+    `torch.zeros` has room for one result, not for one a sample.
+
+Example
+    import torch
+
+    def place(value):
+        canvas = torch.zeros(3)
+        canvas[0] = value
+        return canvas
+
+    torch.vmap(place)(torch.ones(2))
+
+Instead
+    import torch
+
+    def place(value):
+        canvas = value.new_zeros(3)
+        canvas[0] = value
+        return canvas
+
+    torch.vmap(place)(torch.ones(2))
+
+Notes
+    `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one for each sample. So do operations out of
+    place. `canvas += value` ends in the shape error of NC308 instead. A batch norm that tracks statistics writes
+    them in place: `torch.func.replace_all_batch_norm_modules_`, or `track_running_stats=False`. Random in-place
+    operations with `randomness="different"` need a mapped tensor too.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import renamed
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+
+CODE = "NC310"
+NAME = "vmap-write"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    r"vmap: (?:[\w:.]+|inplace arithmetic)\(self, \*extra_args\) is not possible because there exists a Tensor",
+    "vmap: Cannot ask for different inplace randomness on an unbatched tensor",
+    "running_mean or running_var, which will be updated in place, were not batched",
+    r"(?:accessing|mutating directly with) `\.?data` under vmap",
+)
+
+_ONCE = "under `vmap` the tensor written exists once, the value written once for each sample"
+_CANVAS = "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refused write inside `vmap`."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    told, note = writes_it(refusal), _ONCE
+    headline = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
+    edit = renamed(blamed(refusal))
+    helps = [Suggestion(_CANVAS), suggest("or write out of place", edit)]
+    if says(refusal, "inplace randomness"):
+        headline = "random in-place write to a tensor that is not mapped by `vmap`"
+        note = 'with `randomness="different"` each sample needs memory of its own'
+    elif says(refusal, "running_mean"):
+        headline = "batch norm under `vmap` writes running statistics that are not mapped"
+        helps = [
+            Suggestion("replace the statistics: `torch.func.replace_all_batch_norm_modules_(net)`"),
+            Suggestion("or build the module with `track_running_stats=False`, or use `net.eval()`"),
+        ]
+    elif says(refusal, "under vmap"):
+        headline, told = "`.data` used under `vmap`", "`.data` is used here"
+        note = "`.data` reaches below the mapping, where there is one tensor for all samples"
+        helps = [Suggestion("use `.detach()` to read, and an operation out of place to write")]
+    return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps)

@@ -1,0 +1,97 @@
+"""NC312 forward-ad: a Function whose `jvp` does not do to the tangent what `forward` does to the input
+
+What happens
+    In forward mode a custom Function marks its input dirty, or returns a view, but its `jvp` makes a new tangent.
+    PyTorch refuses: "An inplace custom Function is not modifying the forward mode gradients inplace". Or a second
+    tangent is set where one exists: "Cannot set a value of a forward grad if it already exists".
+
+Why
+    In forward mode a tensor carries its tangent along. Whoever holds the tensor holds the tangent, so a write in
+    place has to change that very tangent, and a view needs a view of it.
+
+Example
+    import torch
+    import torch.autograd.forward_ad as forward_ad
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent * 2
+
+    with forward_ad.dual_level():
+        Double.apply(forward_ad.make_dual(torch.ones(3), torch.ones(3)))
+
+Instead
+    import torch
+    import torch.autograd.forward_ad as forward_ad
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent.mul_(2)
+
+    with forward_ad.dual_level():
+        Double.apply(forward_ad.make_dual(torch.ones(3), torch.ones(3)))
+
+Notes
+    For a Function that returns its input, or a view of it, `jvp` returns the tangent itself, or the same view of
+    it. Simplest of all is a Function that writes nothing in place and returns new tensors. "ZeroTensors are
+    immutable" is a tangent that PyTorch did not materialise: clone it before writing to it.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.refusing import finding, messages, recognised, says
+
+CODE = "NC312"
+NAME = "forward-ad"
+SEVERITY: Severity = "error"
+MESSAGES = messages(
+    "custom Function is not (?:modifying|returning) the forward mode gradients",
+    r"custom Function(?:.s forward)? is returning a view(?s:.*?)but the jvp is not returning",
+    "Cannot set a value of a forward grad if it already exists",
+    "Only in-?place operations can re-?set the forward grad",
+    "ZeroTensors are immutable",
+)
+
+_CARRIED = "a tensor carries its tangent along: what is done to the one in place has to be done to the other"
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """A refusal of forward-mode differentiation that is about writing in place or about views."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    headline = "an in-place Function whose `jvp` does not write the tangent in place"
+    told = "the Function is applied here"
+    helps = ["write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place"]
+    if says(refusal, "is returning a view"):
+        headline = "a Function that returns a view, but whose `jvp` returns no view of the tangent"
+        helps = ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"]
+    elif says(refusal, "not returning the forward mode"):
+        headline = "an in-place Function whose `jvp` does not return the tangent it was given"
+    elif says(refusal, "forward grad"):
+        headline, told = "a second tangent for a tensor that has one", "the tangent is set here"
+        helps = ["make a new dual tensor from the primal: `make_dual(unpack_dual(t).primal, tangent)`"]
+    elif says(refusal, "ZeroTensors"):
+        headline, told = "in-place write to a tangent that is zero and was not materialised", "written in place here"
+        helps = ["clone the tangent before the write, or write out of place"]
+    return finding(
+        (CODE, NAME, SEVERITY),
+        headline,
+        refusal,
+        told=told,
+        notes=[_CARRIED],
+        suggestions=[Suggestion(one) for one in helps],
+    )

@@ -1,0 +1,72 @@
+"""NC399 other-refusal: PyTorch refuses an in-place operation for a reason that has no page of its own
+
+What happens
+    An in-place operation, a saved tensor, a view or a version counter meets a limit of PyTorch: `detach_` on a view
+    ("Can't detach views in-place"), `resize_` on a tensor that requires grad, an in-place activation with a
+    negative slope, a pack hook that writes to its input, a write that `torch.compile` cannot express.
+
+Why
+    The reasons differ. The report of a run names the one that applies, in its note.
+
+Example
+    import torch
+
+    x = torch.ones(2, 3, requires_grad=True) * 2
+    hidden = x[:, -1]
+    hidden.detach_()
+
+Instead
+    import torch
+
+    x = torch.ones(2, 3, requires_grad=True) * 2
+    hidden = x[:, -1]
+    hidden = hidden.detach()
+
+Notes
+    In nearly every case the twin out of place does what was meant: `detach` for `detach_`, `squeeze` for
+    `squeeze_`, `inplace=False` for an activation.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Severity
+from noclobber.rules.editing import renamed
+from noclobber.rules.othertexts import TEXTS
+from noclobber.rules.refusing import blamed, finding, recognised, suggest, writes_it
+
+CODE = "NC399"
+NAME = "other-refusal"
+SEVERITY: Severity = "error"
+MESSAGES = tuple(text.pattern for text in TEXTS)
+
+_WORDS = {
+    "save": "it is saved here",
+    "backward": "backward meets it here",
+    "grad": "`autograd.grad` meets it here",
+    "access": "it is used here",
+}
+
+
+def find(event: Clobber | Refusal) -> Finding | None:
+    """Any other refusal that is about writing in place, saves, views or versions."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is None:
+        return None
+    text = next(one for one in TEXTS if one.pattern.search(refusal.message))
+    wrote = refusal.written is not None or refusal.call == "write"
+    edit = renamed(blamed(refusal)) if text.edit == "renamed" and wrote else None
+    return finding(
+        (CODE, NAME, SEVERITY),
+        text.headline,
+        refusal,
+        told=_told(refusal) if wrote else _WORDS[refusal.call],
+        created="it is made here",
+        notes=[text.note],
+        suggestions=[suggest(text.help, edit)],
+    )
+
+
+def _told(refusal: Refusal) -> str:
+    return writes_it(refusal) if refusal.op else "this is refused"
