@@ -119,7 +119,7 @@ def without_own_frames(error: BaseException) -> None:
     error.__traceback__ = rebuilt
 
 
-class watch:  # noqa: N801 - used like a function: a context manager and a decorator
+class watch:
     """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
 
     An error that PyTorch raises about it is raised as a ClobberError, with PyTorch's message first; where PyTorch stays

@@ -132,7 +132,8 @@ def test_interrupt_while_threads_are_waited_for(tmp_path: Path) -> None:
     bare = ended_by([*PYTHON, "main.py"], tmp_path, signal.SIGINT)
     ours = ended_by([*RUN, "main.py"], tmp_path, signal.SIGINT)
     # `python` goes through its hook for errors that cannot be raised, which writes a colon after the bare name.
-    assert ours.stderr == bare.stderr.replace("KeyboardInterrupt: \n", "KeyboardInterrupt\n") + NEVER
+    told, expected = (ended.stderr.replace("KeyboardInterrupt: \n", "KeyboardInterrupt\n") for ended in (ours, bare))
+    assert told == expected + NEVER
     assert (ours.stdout, ours.status) == (bare.stdout, bare.status) == ("exit function\n", 0)
 
 

@@ -32,7 +32,7 @@ NOT_PROGRAMS = {
     "another format": (["report", "other.json"], "cannot read `other.json`: expected a document of format "),
     "damaged": (["report", "damaged.json"], "cannot read `damaged.json`: damaged report: "),
     "report on stdin": (["report", "-"], "cannot read `-`: not JSON: "),
-    "unknown code": (["explain", "NC110"], "no rule `NC110`; close to it: NC1"),
+    "unknown code": (["explain", "NC110"], "no rule `NC110`; close to it: NC"),
     "unknown word": (["explain", "zzzz"], "no rule `zzzz`; `noclobber explain` lists the rules"),
 }
 

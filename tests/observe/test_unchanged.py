@@ -129,7 +129,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def peak(around):
     script = PEAK.format(around=around)
-    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(2)]
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(2)
+    ]
     return min(int(run.stdout) for run in runs)
 
 

@@ -39,7 +39,7 @@ Handle = TypeVar("Handle")
 class LiveSaves(Generic[Handle]):
     """The handles of saves that autograd still holds, by storage.
 
-    A handle dies when its save is released (measured on torch 2.13: after `backward()`, on graph death, or node by node
+    A handle dies when its save is released (torch 2.13: after `backward()`, on graph death, or node by node
     in a partial backward), so weak references are enough. Adding one is a list append; it is sorted by storage only when
     a write asks, and swept when the list has doubled: memory follows the saves that are alive, not the steps run.
     """

@@ -28,14 +28,20 @@ class Region:
 
     def dims(self) -> list[tuple[int, int]]:
         """(stride, steps) of each dimension that moves, the bytes of an element included, strides made positive."""
-        dims = [(abs(stride), size - 1) for size, stride in zip(self.shape, self.strides, strict=True) if size > 1 and stride]
+        dims = [
+            (abs(stride), size - 1)
+            for size, stride in zip(self.shape, self.strides, strict=True)
+            if size > 1 and stride
+        ]
         dims.append((1, self.itemsize - 1))
         return _merged(dims)
 
     def first(self) -> int:
         """The lowest byte address."""
         return self.offset + sum(
-            stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True) if stride < 0 and size > 1
+            stride * (size - 1)
+            for size, stride in zip(self.shape, self.strides, strict=True)
+            if stride < 0 and size > 1
         )
 
     def end(self) -> int:

@@ -95,7 +95,13 @@ def _finding_out(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity,
         "message": finding.message,
         "labels": [
-            {"role": one.role, "primary": one.primary, **_span_out(one.span), "text": one.text, "source": list(one.source)}
+            {
+                "role": one.role,
+                "primary": one.primary,
+                **_span_out(one.span),
+                "text": one.text,
+                "source": list(one.source),
+            }
             for one in finding.labels
         ],
         "tensor": finding.tensor,

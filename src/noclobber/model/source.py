@@ -87,9 +87,7 @@ def source_line(path: str, line: int) -> str:
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY_ROOTS = tuple(
-    os.path.normpath(root) + os.sep
-    for name in ("stdlib", "platstdlib")
-    if (root := sysconfig.get_paths().get(name))
+    os.path.normpath(root) + os.sep for name in ("stdlib", "platstdlib") if (root := sysconfig.get_paths().get(name))
 )
 _PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERACTIVE = ("<stdin>", "<console>", "<ipython-input", "<doctest")
@@ -129,7 +127,7 @@ def _torch_roots() -> Iterator[str]:
 
 
 def site_of_frame(frame: FrameType | None) -> Site | None:
-    """The innermost frame of the user's own code at or above `frame`; where there is none, the innermost library frame."""
+    """The innermost frame of the user's code at or above `frame`; where there is none, the innermost library frame."""
     inside: Site | None = None
     while frame is not None:
         owner = owner_of(frame.f_code.co_filename)

@@ -19,7 +19,7 @@ class Saved(NamedTuple):
     node: Any
     field: str
     attribute: str
-    index: int | None
+    position: int | None
     raw: Any
 
 
@@ -113,8 +113,8 @@ def _check(saved: Saved) -> tuple[int, int] | None:
             saved.node.saved_tensors  # noqa: B018 - reading it runs the check
         else:
             value = getattr(saved.node, attribute)
-            if saved.index is not None:
-                value[saved.index]
+            if saved.position is not None:
+                value[saved.position]
     except RuntimeError as error:
         match = _VERSIONS.search(str(error))
         if match:

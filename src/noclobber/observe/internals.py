@@ -1,4 +1,4 @@
-"""The private PyTorch names that noclobber stands on, each touched here once, with a check that the release has them."""
+"""The private PyTorch names that noclobber stands on, each touched once, with a check that the release has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 
 C: Any = torch._C
 KEY_NAME = "TESTING_ONLY_GenericMode"
@@ -55,6 +54,12 @@ def require() -> None:
 
 next_node: Callable[[], int] = C._autograd._get_sequence_nr
 """The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+
+
+def engine() -> Callable[..., Any]:
+    """The one door to the autograd engine, as torch.autograd calls it."""
+    door: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
+    return door
 
 
 def current_node() -> Any:
@@ -110,3 +115,9 @@ def set_key(on: bool) -> None:
 def key_is_set() -> bool:
     """Whether this thread's operators go through the spare key."""
     return bool(HAS_KEY and C._dispatch_tls_is_dispatch_key_included(KEY))
+
+
+def library(namespace: str) -> Any:
+    """A handle to register kernels of a namespace with (torch.library.Library is not typed)."""
+    make: Any = torch.library.Library
+    return make(namespace, "IMPL")

@@ -18,7 +18,7 @@ from noclobber.observe.sites import Place, place_of
 from noclobber.observe.writes import Written
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
-"""Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None for a layout without strides."""
+"""Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
 
 
 class Record(NamedTuple):
@@ -52,7 +52,7 @@ _new = tuple.__new__
 def geometry(tensor: torch.Tensor) -> Geometry:
     """The geometry of a tensor."""
     try:
-        return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
     except (RuntimeError, NotImplementedError):
         return (None, tensor.shape, None, tensor.dtype)
 

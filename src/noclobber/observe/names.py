@@ -36,7 +36,7 @@ def name_of(key: int | None, shape: tuple[int, ...] | None = None, frame: FrameT
     for one in frames:
         for label, value in _values(one):
             found = _in_module(label, value, key) if isinstance(value, torch.nn.Module) else None
-            if found is None and best is None and _is_on(value, key):
+            if found is None and best is None and isinstance(value, torch.Tensor) and _is_on(value, key):
                 best = _local(label, value, shape)
             if found is not None:
                 return found

@@ -39,7 +39,7 @@ class Patches:
 
 def around_backward(patches: Patches, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace the one door to the autograd engine: `backward()` and `grad()` both go through it."""
-    patches.put(torch.autograd, "_engine_run_backward", wrap(torch.autograd._engine_run_backward))
+    patches.put(torch.autograd, "_engine_run_backward", wrap(internals.engine()))
 
 
 def around_threads(patches: Patches, enter: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ def around_threads(patches: Patches, enter: Callable[[], None], leave: Callable[
 
 
 def on_data_assignment(patches: Patches, assigned: Callable[[torch.Tensor, Callable[[], None]], None]) -> None:
-    """Call `assigned(tensor, assign)` for `tensor.data = other` and `torch.utils.swap_tensors`: no operator runs there."""
+    """Call `assigned(tensor, assign)` for `tensor.data = other`, where no operator runs."""
     native: Any = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -112,7 +112,7 @@ def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
 
 def on_saved_tensors(patches: Patches, restore: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
     """Pass what `ctx.saved_tensors` of a custom Function gives through `restore`."""
-    native: Any = torch._C._FunctionBase.saved_tensors  # type: ignore[attr-defined]
+    native: Any = torch._C._FunctionBase.saved_tensors
 
     def saved_tensors(function: Any) -> tuple[Any, ...]:
         return restore(function, native.__get__(function))

@@ -1,10 +1,8 @@
-"""The recorder: what is armed in this process, which writes met which saves, and the clobbers and refusals they make."""
+"""The recorder: what is armed in this process, which writes met which saves, and what comes of it."""
 
 from __future__ import annotations
 
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,14 +11,13 @@ import torch
 from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal, Step
-from noclobber.observe import graph, internals, log, patches, saves, steps, testimony, writes
+from noclobber.observe import graph, internals, log, patches, refusals, saves, steps, testimony, writes
 from noclobber.observe.log import Backward, Record
+from noclobber.observe.memory import Memory
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import Place, caller, place_of, site_of
+from noclobber.observe.sites import caller, place_of, site_of
 
 _ASSIGNED = writes.Written("data=", (), True)
-RECENT = 8192
-"""Writes remembered that met no live save of ours: to name the writer where PyTorch's own check, or a view, complains."""
 MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
 
@@ -35,21 +32,6 @@ class Listener(Protocol):
         """Called when an operator refuses to write; the error may still be caught by the program."""
 
 
-class Thread(threading.local):
-    """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
-
-    def __init__(self) -> None:
-        self.history: deque[tuple[int, Place | None]] = deque(maxlen=saves.HISTORY)
-        self.hooks: tuple[Any, Any] | None = None
-        self.mode: writes.WriteMode | None = None
-        self.entered = False
-        self.withdrawn = False
-        self.step: Step | None = None
-        self.muted = False
-        self.boundary = 0
-        """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
-
-
 class Recorder:
     """Armed while it has listeners. `watching` adds the save registry to the write log."""
 
@@ -59,11 +41,10 @@ class Recorder:
         self.stop_writes = False
         self.by_key = True
         self.live: LiveSaves[Handle] = LiveSaves(saves.storage_of)
-        self.recent: deque[Record] = deque(maxlen=RECENT)
-        self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        self.memory = Memory()
         self.backwards: list[Backward] = []
         self.unseen: dict[str, int] = {}
-        self.thread = Thread()
+        self.thread = self.memory.thread
         self._patches = patches.Patches()
         self._undo_steps: Callable[[], None] | None = None
 
@@ -74,10 +55,10 @@ class Recorder:
         self.watching = watching
         if watching:
             before = log.writes_to_saves(
-                self.live, self.recent, self.backwards, self.thread, self.meet, self.without_storage
+                self.live, self.memory.recent, self.backwards, self.thread, self.meet, self.without_storage
             )
         else:
-            before = log.every_write(self.recent, self.backwards, self.thread, self.without_storage)
+            before = log.every_write(self.memory.recent, self.backwards, self.thread, self.without_storage)
         writes.connect(writes.Sink(before, self.write_failed, self.views_made))
         patches.around_backward(self._patches, self._around_backward)
         patches.around_threads(self._patches, self.enter, self.leave)
@@ -99,8 +80,7 @@ class Recorder:
             self._undo_steps = None
         self._patches.undo()
         self.watching = self.stop_writes = False
-        self.recent.clear()
-        self.views.clear()
+        self.memory.forget()
         self.unseen = {}
 
     # -- this thread -------------------------------------------------------------------------------------------------
@@ -114,8 +94,7 @@ class Recorder:
         if self.by_key:
             internals.set_key(True)
         else:
-            thread.mode = writes.WriteMode()
-            thread.mode.__enter__()
+            thread.mode = writes.enter_mode()
         if self.watching:
             thread.hooks = saves.hooks(self.live, thread.history, self.changed)
             self.put_back(first=True)
@@ -130,7 +109,7 @@ class Recorder:
         if self.by_key:
             internals.set_key(False)
         elif thread.mode is not None:
-            thread.mode.__exit__(None, None, None)
+            writes.leave_mode(thread.mode)
             thread.mode = None
         self.withdraw()
         thread.hooks, thread.withdrawn = None, False
@@ -188,7 +167,7 @@ class Recorder:
 
     def _stop(self, handles: list[Handle], record: Record) -> None:
         found = [
-            testimony.clobber_of(handle, None, self._read("access"), self, [record])
+            testimony.clobber_of(handle, None, self._read("access"), self.memory, [record])
             for handle in handles
             if handle.node != internals.next_node() - 1
         ]
@@ -205,22 +184,22 @@ class Recorder:
             return
         for handle in handles:
             if handle.tensor() is tensor and handle.node != producer._sequence_nr():
-                saves.suspect(handle).refuses = testimony.DETACHED
+                saves.suspect(handle).refuses = refusals.DETACHED
 
     def write_failed(
         self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> None:
         """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
-        if getattr(error, "noclobber_event", None) is None and testimony.about_writing(str(error)):
+        if getattr(error, "noclobber_event", None) is None and refusals.about_writing(str(error)):
             tensor = next(writes.tensors(written, args, kwargs), None)
-            refusal = testimony.refusal_of_write(written.op, tensor, str(error), self)
+            refusal = refusals.refusal_of_write(written.op, tensor, str(error), self.memory)
             error.noclobber_event = refusal  # type: ignore[attr-defined]
             for listener in self.listeners:
                 listener.refused(error)
 
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
-        self.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
+        self.memory.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
 
     def data_assigned(self, tensor: torch.Tensor, assign: Callable[[], None]) -> None:
         """`tensor.data = other`: an input that was saved is now backed by the other's bytes, and nothing counts it.
@@ -261,7 +240,7 @@ class Recorder:
                 handles = self.live.at(key) if self.watching else None
                 if handles or not self.watching:
                     record = log.record(written, parameter, key, place, step, len(self.backwards))
-                    self.recent.append(record)
+                    self.memory.recent.append(record)
                     if handles:
                         self.meet(handles, parameter, record)
             thread.muted = True
@@ -289,7 +268,7 @@ class Recorder:
         node = internals.current_node()
         if int(alias._version) != saves.version_at_save(handle):
             read = self._read("backward")
-            clobber = testimony.clobber_of(handle, node, read, self)
+            clobber = testimony.clobber_of(handle, node, read, self.memory)
             error = ClobberError(clobber.message)
             error.noclobber_handles = {id(handle)}  # type: ignore[attr-defined]
             error.noclobber_event = clobber  # type: ignore[attr-defined]
@@ -298,14 +277,14 @@ class Recorder:
         refuses = version.refuses if isinstance(version, Suspect) else None
         if refuses is not None:
             error = ClobberError(refuses)
-            error.noclobber_event = testimony.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
+            error.noclobber_event = refusals.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
             raise error
         if isinstance(version, Suspect) and testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
-            clobber = testimony.clobber_of(handle, node, self._read("backward"), self)
-            error = ClobberError(testimony.STOPPED) if self.stop_writes else None
-            self.tell([clobber], error)
-            if error is not None:
-                raise error
+            clobber = testimony.clobber_of(handle, node, self._read("backward"), self.memory)
+            stopped = ClobberError(testimony.CHANGED) if self.stop_writes else None
+            self.tell([clobber], stopped)
+            if stopped is not None:
+                raise stopped
         return alias
 
     def _read(self, otherwise: str) -> Backward:
@@ -339,12 +318,12 @@ class Recorder:
         roots = graph.roots_of(backward.outputs)
         if testimony.is_stale(str(error)) and not isinstance(event, Refusal):
             seen: set[int] = getattr(error, "noclobber_handles", set())
-            others = testimony.stale_saves(roots, backward, self, seen)
+            others = testimony.stale_saves(roots, backward, self.memory, seen)
             if event is None and others:
                 error.noclobber_event = others[0]  # type: ignore[attr-defined]
             self.tell(others, error)
-        elif event is None and testimony.is_freed(str(error)):
-            error.noclobber_event = testimony.refusal_of_freed(str(error), roots, backward, self)  # type: ignore[attr-defined]
+        elif event is None and refusals.is_freed(str(error)):
+            error.noclobber_event = refusals.refusal_of_freed(str(error), roots, backward, self.memory)  # type: ignore[attr-defined]
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Hand clobbers to whoever listens."""

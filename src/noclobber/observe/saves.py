@@ -72,12 +72,12 @@ def version_at_save(handle: Handle) -> int:
 
 
 def fingerprint(tensor: torch.Tensor) -> int | None:
-    """xxh3_64 of a tensor's bytes in index order; None where there are no bytes to read (meta, fake, sparse, opaque)."""
+    """xxh3_64 of a tensor's bytes in index order; None where there are none to read (meta, fake, sparse, opaque)."""
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
     try:
         plain = tensor.detach().resolve_conj().resolve_neg()
-        return xxhash.xxh3_64_intdigest(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+        return xxhash.xxh3_64_intdigest(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
     except (RuntimeError, TypeError, NotImplementedError):
         return None
 
@@ -132,7 +132,9 @@ def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
 
     Code keeps gradients and marks as attributes of parameters and finds them again in backward.
     """
-    return tuple(_original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True))
+    return tuple(
+        _original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True)
+    )
 
 
 def _original(function: Any, raw: Any, unpacked: Any) -> Any:

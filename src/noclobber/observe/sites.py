@@ -1,4 +1,4 @@
-"""Capturing a place cheaply: the innermost user frame as (code, instruction), about 0.15 us on top of library frames."""
+"""Capturing a place cheaply: the innermost user frame as (code, instruction), in about 0.15 us."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 
 Place = tuple[CodeType, int, "Place | None"]
-"""(code, instruction offset, the library's own place inside the call or None). Holds no frame, so no locals live longer."""
+"""(code, instruction offset, the library's own place inside the call or None). Holds no frame, so extends no lifetime."""
 
 _KINDS: dict[str, int] = {}
 _USER, _LIBRARY, _SKIP = 0, 1, 2

@@ -7,7 +7,7 @@ from typing import Protocol
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import testimony
+from noclobber.observe import refusals
 from noclobber.observe.recorder import RECORDER, Listener
 
 
@@ -63,4 +63,4 @@ def coverage() -> Coverage:
 
 def event_of(error: BaseException) -> Refusal | Clobber | None:
     """What an exception is about, if it may concern writing in place."""
-    return testimony.refusal_of(error, RECORDER)
+    return refusals.refusal_of(error, RECORDER.memory)

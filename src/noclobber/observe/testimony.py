@@ -1,41 +1,30 @@
-"""From what was recorded to the model's events: Clobber and Refusal, made only when there is something to say."""
+"""From what was recorded to the model's Clobber, made only when there is something to say."""
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Refusal, Save, Tensor, Via, Write
+from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
-from noclobber.model.source import site_of_traceback
 from noclobber.observe import graph, internals, saves
 from noclobber.observe.log import Backward, Geometry, Record, geometry
+from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import place_of, site_of
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
+from noclobber.observe.sites import site_of
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
-DETACHED = (
-    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
-    "This is not supported, please use out-of-place `.detach()` instead"
-)
+CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
 _HINTS = (
     "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
     "torch.autograd.set_detect_anomaly(True, check_nan=False).",
     "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!",
-)
-_ABOUT_WRITING = re.compile(
-    r"in-?place|leaf variable|is a view|memory location|desired output type|broadcast shape|out=|mutat|"
-    r"version[_ ]counter|inference",
-    re.IGNORECASE,
 )
 _INPUTS = {"self": 0, "input": 0, "other": 1, "mat1": 1, "mat2": -1, "weight": 1, "exponent": 1}
 _OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
@@ -44,16 +33,6 @@ _OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "
 def is_stale(message: str) -> bool:
     """Whether this is the error of PyTorch's version check."""
     return "variables needed for gradient computation has been modified by an inplace operation" in message
-
-
-def is_freed(message: str) -> bool:
-    """Whether this is the error about a graph that was already run through."""
-    return "backward through the graph a second time" in message
-
-
-def about_writing(message: str) -> bool:
-    """Whether an error text may concern an in-place operation; the rules decide."""
-    return _ABOUT_WRITING.search(message) is not None
 
 
 def region(geometry: Geometry | None) -> Region | None:
@@ -108,7 +87,7 @@ def field_of(handle: Handle, node: Any) -> str:
 
 
 def clobber_of(
-    handle: Handle, node: Any, backward: Backward, recorder: Recorder, records: list[Record] | None = None
+    handle: Handle, node: Any, backward: Backward, memory: Memory, records: list[Record] | None = None
 ) -> Clobber:
     """The clobber of a handle that is being read by `node`, or whose bytes `records` are about to change."""
     alias = handle.alias
@@ -122,7 +101,9 @@ def clobber_of(
     if records is not None:
         entries = [(record, current) for record in records]
     else:
-        entries = suspect.writes if isinstance(suspect, Suspect) else _from_recent(recorder, key, version, current, handle)
+        entries = (
+            suspect.writes if isinstance(suspect, Suspect) else _from_recent(memory, key, version, current, handle)
+        )
     writes = _writes(entries, current, tensor)
     message = None
     if current != version:
@@ -137,13 +118,13 @@ def _call(backward: Backward) -> Literal["backward", "grad", "access"]:
 
 
 def _from_recent(
-    recorder: Recorder, key: int | None, version: int, current: int, handle: Handle | None, node: int = -1
+    memory: Memory, key: int | None, version: int, current: int, handle: Handle | None, node: int = -1
 ) -> list[tuple[Record, int]]:
     """Writes remembered without a save of ours; a record older than the saving node is of another storage."""
     after = handle.node if handle is not None else node
     return [
         (record, record.version or 0)
-        for record in recorder.recent
+        for record in memory.recent
         if record.key == key and record.node > after and version <= (record.version or 0) < current
     ]
 
@@ -216,7 +197,7 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[Any, int] | None:
     return producer, number
 
 
-def stale_saves(roots: list[Any], backward: Backward, recorder: Recorder, seen: set[int]) -> list[Clobber]:
+def stale_saves(roots: list[Any], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
     """The stale saves of a graph, but for the handles in `seen`: ours by their version, others by PyTorch's check."""
     found = []
     for node in graph.walk(roots):
@@ -225,107 +206,21 @@ def stale_saves(roots: list[Any], backward: Backward, recorder: Recorder, seen: 
             if isinstance(held, Handle) and id(held) not in seen:
                 seen.add(id(held))
                 if int(held.alias._version) != saves.version_at_save(held):
-                    found.append(clobber_of(held, node, backward, recorder))
+                    found.append(clobber_of(held, node, backward, memory))
     for stale in graph.stale(roots):
-        found.append(_clobber_of_stale(stale, backward, recorder))
+        found.append(_clobber_of_stale(stale, backward, memory))
     return found
 
 
-def _clobber_of_stale(stale: graph.Stale, backward: Backward, recorder: Recorder) -> Clobber:
+def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) -> Clobber:
     node, field = stale.saved.node, stale.saved.field
     key = internals.storage_key(stale.tensor)
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
-    place = next((place for seen, place in reversed(recorder.thread.history) if seen == number), None)
+    place = memory.place_of_save(number)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
-    entries = _from_recent(recorder, key, stale.expected, stale.current, None, number)
+    entries = _from_recent(memory, key, stale.expected, stale.current, None, number)
     produced = None if stale.tensor.grad_fn is None else (stale.tensor.grad_fn, stale.tensor.output_nr)
     message = stale_message(stale.tensor, produced, stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), _call(backward))
     return Clobber(save, _writes(entries, stale.current, tensor), read, stale.current, message)
-
-
-def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, recorder: Recorder) -> Refusal:
-    """An operator refused to write `tensor`."""
-    frame = sys._getframe(3)
-    site = site_of(place_of(frame))
-    if tensor is None:
-        return Refusal(message, site, op)
-    name = name_of(internals.storage_key(tensor), tuple(tensor.shape), frame)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
-    return Refusal(message, site, op, about, _created(tensor, message, recorder))
-
-
-def _created(tensor: torch.Tensor, message: str, recorder: Recorder) -> Any:
-    """Where one of several views was made: PyTorch has just read its grad_fn itself, so reading it changes nothing."""
-    if "is a view" not in message:
-        return None
-    try:
-        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
-    except RuntimeError:
-        return None
-    return next((site_of(place) for seen, _, place in reversed(recorder.views) if seen == number), None)
-
-
-def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
-    """Unpacking a save is refused for another reason than its version."""
-    suspect = handle.version
-    written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
-    return Refusal(
-        message, site_of(backward.place), saved=site_of(handle.place), written=site_of(written), call="backward"
-    )
-
-
-def refusal_of_freed(message: str, roots: list[Any], backward: Backward, recorder: Recorder) -> Refusal:
-    """A backward reached a graph that was freed: where its newest freed node saved, and whether the root itself is old."""
-    boundary = recorder.thread.boundary
-    numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
-    repeated = None if not boundary or not numbers else max(numbers) < boundary
-    freed = [
-        node
-        for node in graph.walk(roots)
-        if node._sequence_nr() != graph.UNNUMBERED
-        and (not boundary or node._sequence_nr() < boundary)
-        and graph.released(node)
-    ]
-    newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
-    place = None
-    if newest is not None:
-        number = newest._sequence_nr()
-        place = next((place for seen, place in reversed(recorder.thread.history) if seen == number), None)
-    return Refusal(
-        message,
-        site_of(backward.place),
-        saved=site_of(place),
-        saved_node=newest.name() if newest is not None else None,
-        call="grad" if backward.call == "grad" else "backward",
-        repeated_root=repeated,
-    )
-
-
-def refusal_of(error: BaseException, recorder: Recorder) -> Refusal | Clobber | None:
-    """What an exception that left the program is about, from what was remembered on it, else from its text and frames."""
-    event: Refusal | Clobber | None = getattr(error, "noclobber_event", None)
-    if event is not None or not isinstance(error, RuntimeError):
-        return event
-    message = str(error)
-    site = site_of_traceback(error.__traceback__)
-    last = recorder.recent[-1] if recorder.recent else None
-    if "pack hook is modifying its input" in message and last is not None:
-        outer = site_of_traceback(error.__traceback__)
-        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
-    if "Inference tensors cannot be saved" in message:
-        return Refusal(message, site, saved=site, call="save")
-    if "its base or another view of its base has been modified" in message and last is not None:
-        return Refusal(message, site, last.written.op, written=site_of(last.place))
-    return Refusal(message, site, call="backward" if _in_backward(error) else "write")
-
-
-def _in_backward(error: BaseException) -> bool:
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_name == "_engine_run_backward":
-            return True
-        traceback = traceback.tb_next
-    return False

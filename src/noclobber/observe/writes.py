@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,12 +32,17 @@ class Sink(NamedTuple):
 
 _BATCH_NORM = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
 """Their schemas do not say that they write running_mean and running_var (torch 2.13; tests/observe/test_schemas.py)."""
-_UNCOUNTED = ("_fused_", "_amp_foreach_non_finite_check_and_unscale_", "_native_batch_norm_legit", "_batch_norm_with_update")
+_UNCOUNTED = (
+    "_fused_",
+    "_amp_foreach_non_finite_check_and_unscale_",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+)
 """Mutating overloads without a kernel that bumps the version (torch 2.13; landscape F4, F5)."""
 
 
 def written_by(schema: Any) -> Written | None:
-    """What an overload writes according to its schema, or to the table above where the schema lies; None for nothing."""
+    """What an overload writes by its schema, or by the table above where the schema lies; None for nothing."""
     namespace, _, name = schema.name.partition("::")
     arguments: tuple[tuple[int, str], ...]
     if namespace == "aten" and name.startswith(_BATCH_NORM):
@@ -76,7 +81,7 @@ def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 _registered: set[str] = set()
-_libraries: dict[str, torch.library.Library] = {}
+_libraries: dict[str, Any] = {}
 _sink: Sink | None = None
 
 
@@ -91,7 +96,7 @@ def connect(sink: Sink) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "_" not in _libraries:
-            _libraries["_"] = torch.library.Library("_", "IMPL")
+            _libraries["_"] = internals.library("_")
             _libraries["_"].fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
     rescan()
 
@@ -123,7 +128,7 @@ def _register(name: str) -> None:
         return
     library = _libraries.get(namespace)
     if library is None:
-        library = _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        library = _libraries[namespace] = internals.library(namespace)
     library.impl(rest, kernel, internals.KEY_NAME)
 
 
@@ -177,7 +182,7 @@ def disconnect() -> None:
     _sink = None
 
 
-class WriteMode(TorchDispatchMode):
+class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The stand-in where the dispatch key does not answer: sees the same writes, at two to three times the cost."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -195,6 +200,18 @@ class WriteMode(TorchDispatchMode):
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
+
+
+def enter_mode() -> WriteMode:
+    """Put the stand-in on this thread's mode stack."""
+    mode: Any = WriteMode
+    return cast(WriteMode, mode().__enter__())
+
+
+def leave_mode(mode: WriteMode) -> None:
+    """Take it off again."""
+    leave: Any = mode.__exit__
+    leave(None, None, None)
 
 
 _cache: dict[Any, Written | str | None] = {}

@@ -44,7 +44,7 @@ NAME = "cast-or-broadcast"
 SEVERITY: Severity = "error"
 MESSAGES = messages(
     r"result type [\w\s]+? can.t be cast to the desired output type",
-    r"output with shape \[[^\]]*\] doesn.t match the broadcast shape",
+    r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape",
     "Index put requires the source and destination dtypes match",
     "Bad in-place call: input tensor size",
 )

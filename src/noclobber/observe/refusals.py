@@ -1,0 +1,130 @@
+"""From an error that PyTorch raised to the model's Refusal: which write, view or save it is about."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import torch
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal, Tensor
+from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
+from noclobber.observe import graph, internals
+from noclobber.observe.log import Backward
+from noclobber.observe.memory import Memory
+from noclobber.observe.names import name_of
+from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.sites import place_of, site_of
+
+DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+_ABOUT_WRITING = re.compile(
+    r"in-?place|leaf variable|is a view|memory location|desired output type|broadcast shape|out=|mutat|"
+    r"version[_ ]counter|inference",
+    re.IGNORECASE,
+)
+
+
+def is_freed(message: str) -> bool:
+    """Whether this is the error about a graph that was already run through."""
+    return "backward through the graph a second time" in message
+
+
+def about_writing(message: str) -> bool:
+    """Whether an error text may concern an in-place operation; the rules decide."""
+    return _ABOUT_WRITING.search(message) is not None
+
+
+def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, memory: Memory) -> Refusal:
+    """An operator refused to write `tensor`."""
+    frame = sys._getframe(3)
+    site = site_of(place_of(frame))
+    if tensor is None:
+        return Refusal(message, site, op)
+    name = name_of(internals.storage_key(tensor), tuple(tensor.shape), frame)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
+    return Refusal(message, site, op, about, _created(tensor, message, memory))
+
+
+def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
+    """Where one of several views was made: PyTorch has just read its grad_fn itself, so reading it changes nothing."""
+    if "is a view" not in message:
+        return None
+    try:
+        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
+    except RuntimeError:
+        return None
+    return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
+
+
+def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
+    """Unpacking a save is refused for another reason than its version."""
+    suspect = handle.version
+    written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
+    return Refusal(
+        message, site_of(backward.place), saved=site_of(handle.place), written=site_of(written), call="backward"
+    )
+
+
+def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory: Memory) -> Refusal:
+    """A backward reached a freed graph: where its newest freed node saved, and whether the root itself is old."""
+    boundary = memory.thread.boundary
+    numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
+    repeated = None if not boundary or not numbers else max(numbers) < boundary
+    freed = [
+        node
+        for node in graph.walk(roots)
+        if node._sequence_nr() != graph.UNNUMBERED
+        and (not boundary or node._sequence_nr() < boundary)
+        and graph.released(node)
+    ]
+    newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
+    place = None
+    if newest is not None:
+        number = newest._sequence_nr()
+        place = memory.place_of_save(number)
+    return Refusal(
+        message,
+        site_of(backward.place),
+        saved=site_of(place),
+        saved_node=newest.name() if newest is not None else None,
+        call="grad" if backward.call == "grad" else "backward",
+        repeated_root=repeated,
+    )
+
+
+def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:
+    """What an exception that left the program is about: as remembered on it, else from its text and frames."""
+    event: Refusal | Clobber | None = getattr(error, "noclobber_event", None)
+    if event is not None or not isinstance(error, RuntimeError):
+        return event
+    message = str(error)
+    site = site_of_traceback(error.__traceback__)
+    last = memory.recent[-1] if memory.recent else None
+    if "pack hook is modifying its input" in message and last is not None:
+        outer = site_of_traceback(error.__traceback__)
+        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
+    if "Inference tensors cannot be saved" in message:
+        return Refusal(message, site, saved=site, call="save")
+    if "its base or another view of its base has been modified" in message and last is not None:
+        return Refusal(message, site, last.written.op, written=site_of(last.place))
+    if last is not None and _passed_through(error, "apply") and about_writing(message):
+        # A custom Function is judged once its forward has ended; its last write is what is forbidden.
+        return Refusal(message, site, last.written.op, written=site_of(last.place))
+    return Refusal(message, site, call="backward" if _passed_through(error, "_engine_run_backward") else "write")
+
+
+def _passed_through(error: BaseException, function: str) -> bool:
+    """Whether an exception came up through a function of torch.autograd."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name == function and owner_of(code.co_filename) is Owner.TORCH:
+            return True
+        traceback = traceback.tb_next
+    return False

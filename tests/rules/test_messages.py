@@ -1,0 +1,80 @@
+"""PyTorch's own error texts, raised here by running small programs, are each explained by one rule. This test runs PyTorch."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from noclobber.model.events import Refusal
+from noclobber.rules import catalogue, explain, rule_of_message
+from noclobber.rules.message import explanation
+
+from .messages import FUNCTIONS, ORDINARY, SAVES, VIEWS, WRITES, Program
+from .texts import ORDINARY as ORDINARY_TEXTS
+from .texts import TEXTS
+
+PROGRAMS = (*SAVES, *WRITES, *VIEWS, *FUNCTIONS)
+REFUSALS = [(code, text) for code, text in TEXTS if code >= "NC3"]
+
+
+def error_of(program: str) -> Exception:
+    """What a program raises under bare PyTorch."""
+    try:
+        exec(compile(program, "<program>", "exec"), {"torch": torch, "nn": nn, "forward_ad": forward_ad})
+    except Exception as error:
+        return error
+    pytest.fail("the program raised nothing")
+
+
+def rules_of(text: str) -> list[str]:
+    """The codes of every rule that recognises a text."""
+    return [rule.CODE for rule in catalogue() if any(pattern.search(text) for pattern in rule.MESSAGES)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[f"{one.code}-{one.raises[:40]}" for one in PROGRAMS])
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_raises_what_one_rule_explains(program: Program) -> None:
+    text = str(error_of(program.text))
+    assert program.raises in text
+    assert rules_of(text) == [program.code]
+
+
+@pytest.mark.parametrize(("code", "text"), TEXTS, ids=[f"{code}-{text[:40]}" for code, text in TEXTS])
+def test_a_text_is_recognised_by_one_rule(code: str, text: str) -> None:
+    assert rules_of(text) == [code]
+
+
+@pytest.mark.parametrize(("code", "text"), REFUSALS, ids=[f"{code}-{text[:40]}" for code, text in REFUSALS])
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "[rank12]: ", "> "])
+def test_a_text_is_recognised_inside_a_wrapped_traceback(code: str, text: str, prefix: str) -> None:
+    lines = textwrap.wrap(f"RuntimeError: {text}", 40, break_on_hyphens=False)
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    x += 1", *lines, ""]
+    found = rule_of_message("\n".join(prefix + line for line in lines))
+    assert found is not None
+    assert found.CODE == code
+    assert explanation("\n".join(prefix + line for line in lines)).startswith(f"{code} {found.NAME}: ")
+
+
+@pytest.mark.parametrize(("code", "text"), REFUSALS, ids=[f"{code}-{text[:40]}" for code, text in REFUSALS])
+def test_a_refusal_without_any_place_is_still_explained(code: str, text: str) -> None:
+    found = explain(Refusal(text))
+    assert found is not None
+    assert (found.code, found.labels) == (code, ())
+    assert found.notes
+    assert found.suggestions
+
+
+@pytest.mark.parametrize("program", ORDINARY)
+def test_an_ordinary_error_is_nobody_s(program: str) -> None:
+    text = str(error_of(program))
+    assert rules_of(text) == []
+    assert explain(Refusal(text)) is None
+
+
+@pytest.mark.parametrize("text", ORDINARY_TEXTS)
+def test_an_ordinary_text_is_nobody_s(text: str) -> None:
+    assert rules_of(text) == []
