@@ -113,7 +113,9 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line[:10] == "model name"]
+        models = [
+            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line[:10] == "model name"
+        ]
         name = models[0] if models else name
     python, today = platform.python_version(), date.today().isoformat()
     return f"{name}, {os.cpu_count()} cores; Python {python}, torch {torch.__version__}; {today}"
@@ -130,8 +132,8 @@ def table(results: list[Result]) -> str:
         workload = known[one.workload]
         target = {"install": f"{workload.install:.2f}", "watch": f"{workload.watch:.2f}"}.get(one.mode, "")
         rows.append(
-            f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode} | {one.median:.2f} | {one.least:.2f} | {one.most:.2f}"
-            f" | {one.pairs} | {target} |"
+            f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode}"
+            f" | {one.median:.2f} | {one.least:.2f} | {one.most:.2f} | {one.pairs} | {target} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -161,7 +163,9 @@ def main() -> None:
             results.append(measure(workload, mode, options.pairs))
     print(f"{machine()}\n\n{table(results)}", end="")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=2))
+        options.json.write_text(
+            json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=2)
+        )
     if options.write_readme:
         write_readme(results)
 

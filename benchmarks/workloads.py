@@ -14,7 +14,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`build` makes a model with its data and gives one training step; `install` and `watch` are the ratios to reach."""
+    """`build` makes a model and its data, and gives a training step; `install` and `watch` are the ratios to reach."""
 
     name: str
     says: str
@@ -67,7 +67,9 @@ class Block(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.feed_forward(self.norm2(x))

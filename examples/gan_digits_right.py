@@ -1,4 +1,4 @@
-"""A GAN that draws handwritten digits: gan_digits.py put right, the fakes are judged again after the discriminator's step.
+"""A GAN that draws handwritten digits: gan_digits.py put right, the fakes are judged again after the step.
 
 The discriminator learns from a detached fake, so its backward leaves the generator's graph alone; the generator learns
 from a verdict of the discriminator as it is now.

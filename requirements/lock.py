@@ -23,7 +23,9 @@ def main() -> None:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "python")), "-m", "pip"]
         subprocess.run([*pip, "install", "-qq", *wanted], check=True)
-        frozen = subprocess.run([*pip, "freeze", "--all", "--exclude", "pip"], check=True, stdout=subprocess.PIPE, text=True).stdout
+        frozen = subprocess.run(
+            [*pip, "freeze", "--all", "--exclude", "pip"], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
     lines = [line.partition("+")[0] for line in frozen.splitlines()]
     HERE.joinpath("dev.lock").write_text(HEADER.format(*sys.version_info) + "\n".join(lines) + "\n")
 

@@ -1,4 +1,4 @@
-"""The programs of examples/: each broken one fails in plain PyTorch and is explained by its lines, each right one learns."""
+"""The programs of examples/: each broken one fails in plain PyTorch and is explained, each right one learns."""
 
 import json
 import re

@@ -52,7 +52,9 @@ def test_one_file_imports_rich() -> None:
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     used = set[str]().union(*(imported(module) for module in MODULES)) - set(sys.stdlib_module_names) - {"noclobber"}
-    assert used - {"numpy"} == {re.split(r"\W", wanted)[0] for wanted in declared}  # numpy only where the program has it
+    assert used - {"numpy"} == {
+        re.split(r"\W", wanted)[0] for wanted in declared
+    }  # numpy only where the program has it
 
 
 def test_every_file_says_what_it_holds_and_fits_a_reader() -> None:

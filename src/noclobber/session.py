@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from noclobber import rules
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError, ClobberWarning
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 
@@ -31,6 +32,7 @@ class Session:
         self._counts: dict[tuple[object, ...], int] = {}
         self._coverage = Coverage(writes="nothing", saves=False)
         self._started = False
+        self.failure: Exception | None = None
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
@@ -49,7 +51,7 @@ class Session:
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """The recorder saw saves that were overwritten."""
-        findings = [finding for clobber in clobbers if (finding := rules.explain(clobber)) is not None]
+        findings = [finding for clobber in clobbers if (finding := self._explained(clobber)) is not None]
         for finding in findings:
             self._keep(finding)
         if isinstance(error, ClobberError):
@@ -57,23 +59,34 @@ class Session:
         if error is not None and self._notes:
             self._annotate(error, findings)
 
-    def refused(self, error: RuntimeError) -> None:
+    def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
         if self._notes:
-            finding = rules.explain(error.noclobber_event)  # type: ignore[attr-defined]
+            finding = self._explained(refusal)
             self._annotate(error, [finding] if finding else [])
+
+    def failed(self, failure: Exception) -> None:
+        """Noclobber itself failed; the program goes on as if it were off, and `report` will raise this."""
+        self.failure = self.failure or failure
 
     def escaped(self, error: BaseException) -> None:
         """An exception left the program, or the block: explain it if it is about writing in place."""
         from noclobber.observe import subscription
 
         event = subscription.event_of(error) if self._started else None
-        finding = rules.explain(event) if event is not None else None
+        finding = self._explained(event) if event is not None else None
         if finding is not None and not isinstance(event, Clobber):
             self._keep(finding)
             if self._notes:
                 self._annotate(error, [finding])
         without_own_frames(error)
+
+    def _explained(self, event: Clobber | Refusal) -> Finding | None:
+        try:
+            return rules.explain(event)
+        except Exception as failure:
+            self.failed(failure)
+            return None
 
     def _keep(self, finding: Finding) -> None:
         identity = finding.identity()
@@ -94,7 +107,9 @@ class Session:
         return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
-        """Everything a renderer needs."""
+        """Everything a renderer needs. Raises what noclobber itself failed with, if it did."""
+        if self.failure is not None:
+            raise self.failure
         coverage = self._coverage
         if self._started:
             from noclobber.observe import subscription
@@ -176,6 +191,9 @@ class watch:
 def _warn_about(session: Session) -> None:
     from noclobber import render
 
+    if session.failure is not None:
+        warnings.warn(f"noclobber: internal error: {session.failure!r}", ClobberWarning, stacklevel=3)
+        return
     report = session.report()
     if report.findings:
         warnings.warn(render.render(report, "full"), ClobberWarning, stacklevel=3)

@@ -40,8 +40,8 @@ class LiveSaves(Generic[Handle]):
     """The handles of saves that autograd still holds, by storage.
 
     A handle dies when its save is released (torch 2.13: after `backward()`, on graph death, or node by node
-    in a partial backward), so weak references are enough. Adding one is a list append; it is sorted by storage only when
-    a write asks, and swept when the list has doubled: memory follows the saves that are alive, not the steps run.
+    in a partial backward), so weak references are enough. Adding one is a list append; it is sorted by storage only
+    when a write asks, and swept when the list has doubled: memory follows the saves alive, not the steps run.
     """
 
     def __init__(self, storage_of: Callable[[Handle], int]) -> None:

@@ -9,6 +9,11 @@ class ClobberError(RuntimeError):
     """A save was overwritten (at read), or is about to be (`on_write="raise"`). `findings` explain it."""
 
     findings: tuple[Finding, ...] = ()
+    handles: set[int] = set()  # noqa: RUF012 - which saves are explained already; never changed in place on the class
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travels between processes as its message and findings."""
+        return (ClobberError, self.args, {"findings": self.findings})
 
 
 class ClobberWarning(UserWarning):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,14 +22,20 @@ MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
 
 
+T = TypeVar("T")
+
+
 class Listener(Protocol):
     """Who hears of clobbers, at once; `error` is what the program is about to get, None where PyTorch stays silent."""
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Called when a changed save is read, or a write is stopped."""
 
-    def refused(self, error: RuntimeError) -> None:
+    def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """Called when an operator refuses to write; the error may still be caught by the program."""
+
+    def failed(self, failure: Exception) -> None:
+        """Called when noclobber itself failed, and the program goes on."""
 
 
 class Recorder:
@@ -162,18 +168,16 @@ class Recorder:
                 written[-1] = entry
         if record.written.op == "aten::detach_":
             self._forbid_detached(tensor, handles)
-        if self.stop_writes:
+        if self.stop_writes and not record.written.is_statistics:
             self._stop(handles, record)
 
     def _stop(self, handles: list[Handle], record: Record) -> None:
         found = [
-            testimony.clobber_of(handle, None, self._read("access"), self.memory, [record])
-            for handle in handles
-            if handle.node != internals.next_node() - 1
+            clobber for handle in handles if (clobber := testimony.clobber_to_come(handle, record)).writes[0].overlaps
         ]
-        found = [clobber for clobber in found if any(write.overlaps for write in clobber.writes)]
         if found:
             error = ClobberError(testimony.STOPPED)
+            refusals.remember(error, found[0])
             self.tell(found, error)
             raise error
 
@@ -190,12 +194,16 @@ class Recorder:
         self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> None:
         """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
-        if getattr(error, "noclobber_event", None) is None and refusals.about_writing(str(error)):
+        if refusals.remembered(error) is None and refusals.about_writing(str(error)):
             tensor = next(writes.tensors(written, args, kwargs), None)
-            refusal = refusals.refusal_of_write(written.op, tensor, str(error), self.memory)
-            error.noclobber_event = refusal  # type: ignore[attr-defined]
-            for listener in self.listeners:
-                listener.refused(error)
+            frame = sys._getframe(2)
+            refusal = self.guarded(
+                lambda: refusals.refusal_of_write(written.op, tensor, str(error), frame, self.memory)
+            )
+            if refusal is not None:
+                refusals.remember(error, refusal)
+                for listener in self.listeners:
+                    listener.refused(error, refusal)
 
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
@@ -264,30 +272,41 @@ class Recorder:
 
     def changed(self, handle: Handle) -> torch.Tensor:
         """A save is unpacked and its version moved, or a write met it. Raises what PyTorch would raise."""
-        alias, version = handle.alias, handle.version
-        node = internals.current_node()
-        if int(alias._version) != saves.version_at_save(handle):
-            read = self._read("backward")
-            clobber = testimony.clobber_of(handle, node, read, self.memory)
-            error = ClobberError(clobber.message)
-            error.noclobber_handles = {id(handle)}  # type: ignore[attr-defined]
-            error.noclobber_event = clobber  # type: ignore[attr-defined]
-            self.tell([clobber], error)
+        alias, version, node = handle.alias, handle.version, internals.current_node()
+        expected, current = saves.version_at_save(handle), int(alias._version)
+        if current != expected:
+            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
+            message = clobber.message if clobber else testimony.stale_message(alias, None, current, expected)
+            error = ClobberError(message)
+            error.handles = {id(handle)}
+            if clobber is not None:
+                refusals.remember(error, clobber)
+                self.tell([clobber], error)
             raise error
-        refuses = version.refuses if isinstance(version, Suspect) else None
-        if refuses is not None:
-            error = ClobberError(refuses)
-            error.noclobber_event = refusals.refusal_of_read(handle, refuses, self._read("backward"))  # type: ignore[attr-defined]
+        if not isinstance(version, Suspect):
+            return alias
+        if version.refuses is not None:
+            error = ClobberError(version.refuses)
+            refusals.remember(error, refusals.refusal_of_read(handle, version.refuses, self._read()))
             raise error
-        if isinstance(version, Suspect) and testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
-            clobber = testimony.clobber_of(handle, node, self._read("backward"), self.memory)
+        if testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
+            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
             stopped = ClobberError(testimony.CHANGED) if self.stop_writes else None
-            self.tell([clobber], stopped)
+            self.tell([clobber] if clobber else [], stopped)
             if stopped is not None:
                 raise stopped
         return alias
 
-    def _read(self, otherwise: str) -> Backward:
+    def guarded(self, make: Callable[[], T]) -> T | None:
+        """What `make` makes; None where noclobber itself fails, which must not change what the program gets."""
+        try:
+            return make()
+        except Exception as failure:
+            for listener in self.listeners:
+                listener.failed(failure)
+            return None
+
+    def _read(self) -> Backward:
         if self.backwards:
             return self.backwards[-1]
         return Backward(place_of(sys._getframe(2)), (), "access")
@@ -314,16 +333,19 @@ class Recorder:
 
     def backward_failed(self, backward: Backward, error: RuntimeError) -> None:
         """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
-        event = getattr(error, "noclobber_event", None)
-        roots = graph.roots_of(backward.outputs)
-        if testimony.is_stale(str(error)) and not isinstance(event, Refusal):
-            seen: set[int] = getattr(error, "noclobber_handles", set())
-            others = testimony.stale_saves(roots, backward, self.memory, seen)
+        event, message = refusals.remembered(error), str(error)
+        if testimony.is_stale(message) and not isinstance(event, Refusal):
+            seen = error.handles if isinstance(error, ClobberError) else set[int]()
+            roots = graph.roots_of(backward.outputs)
+            others = self.guarded(lambda: testimony.stale_saves(roots, backward, self.memory, seen))
             if event is None and others:
-                error.noclobber_event = others[0]  # type: ignore[attr-defined]
-            self.tell(others, error)
-        elif event is None and refusals.is_freed(str(error)):
-            error.noclobber_event = refusals.refusal_of_freed(str(error), roots, backward, self.memory)  # type: ignore[attr-defined]
+                refusals.remember(error, others[0])
+            self.tell(others or [], error)
+        elif event is None and refusals.is_freed(message):
+            roots = graph.roots_of(backward.outputs)
+            refusal = self.guarded(lambda: refusals.refusal_of_freed(message, roots, backward, self.memory))
+            if refusal is not None:
+                refusals.remember(error, refusal)
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Hand clobbers to whoever listens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,14 +34,36 @@ def is_freed(message: str) -> bool:
     return "backward through the graph a second time" in message
 
 
+class Witness:
+    """What an exception is about, kept on the exception; it stays behind when the exception is pickled."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Refusal | Clobber | None = None) -> None:
+        self.event = event
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Witness, ())
+
+
+def remember(error: BaseException, event: Refusal | Clobber) -> None:
+    """Keep on an exception what it is about: it may still be caught, and then nothing is to be said of it."""
+    error._noclobber = Witness(event)  # type: ignore[attr-defined]
+
+
+def remembered(error: BaseException) -> Refusal | Clobber | None:
+    """What `remember` kept."""
+    witness: Witness | None = getattr(error, "_noclobber", None)
+    return None if witness is None else witness.event
+
+
 def about_writing(message: str) -> bool:
     """Whether an error text may concern an in-place operation; the rules decide."""
     return _ABOUT_WRITING.search(message) is not None
 
 
-def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, memory: Memory) -> Refusal:
+def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
     """An operator refused to write `tensor`."""
-    frame = sys._getframe(3)
     site = site_of(place_of(frame))
     if tensor is None:
         return Refusal(message, site, op)
@@ -100,7 +122,7 @@ def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory:
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:
     """What an exception that left the program is about: as remembered on it, else from its text and frames."""
-    event: Refusal | Clobber | None = getattr(error, "noclobber_event", None)
+    event = remembered(error)
     if event is not None or not isinstance(error, RuntimeError):
         return event
     message = str(error)

@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 
 Place = tuple[CodeType, int, "Place | None"]
-"""(code, instruction offset, the library's own place inside the call or None). Holds no frame, so extends no lifetime."""
+"""(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
 
 _KINDS: dict[str, int] = {}
 _USER, _LIBRARY, _SKIP = 0, 1, 2

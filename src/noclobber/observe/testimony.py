@@ -86,46 +86,53 @@ def field_of(handle: Handle, node: Any) -> str:
     return ""
 
 
-def clobber_of(
-    handle: Handle, node: Any, backward: Backward, memory: Memory, records: list[Record] | None = None
-) -> Clobber:
-    """The clobber of a handle that is being read by `node`, or whose bytes `records` are about to change."""
+def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) -> Clobber:
+    """The clobber of a handle that is being read by `node`."""
     alias = handle.alias
     current, version = int(alias._version), saves.version_at_save(handle)
     key = internals.storage_key(alias)
-    field = field_of(handle, node)
-    name = node.name() if node is not None else ""
-    tensor = tensor_of(alias, key)
-    save = Save(name, field, tensor, version, site_of(handle.place), is_output=field.startswith(_OUTPUTS))
+    save = _save(handle, node, version, key)
     suspect = handle.version
-    if records is not None:
-        entries = [(record, current) for record in records]
-    else:
-        entries = (
-            suspect.writes if isinstance(suspect, Suspect) else _from_recent(memory, key, version, current, handle)
-        )
-    writes = _writes(entries, current, tensor)
+    entries = (
+        suspect.writes if isinstance(suspect, Suspect) else _from_recent(memory, key, version, current, handle.node)
+    )
+    writes = _writes(entries, current, save.tensor)
     message = None
     if current != version:
-        message = stale_message(alias, _producer(handle, node, field), current, version)
+        message = stale_message(alias, _producer(handle, node, save.field), current, version)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
-    read = Read(name, site_of(backward.place), _call(backward))
-    return Clobber(save, writes, read, current, message)
+    return Clobber(save, writes, Read(save.node, site_of(backward.place), _call(backward)), current, message)
+
+
+def clobber_to_come(handle: Handle, record: Record) -> Clobber:
+    """The clobber that a write is about to make. Which node saved is known only of an output that is still there."""
+    tensor = handle.tensor()
+    producer = tensor.grad_fn if tensor is not None and not tensor._is_view() else None
+    node = producer if producer is not None and field_of(handle, producer) else None
+    version = int(handle.alias._version)
+    counted = not record.written.uncounted and record.version == version
+    save = _save(handle, node, saves.version_at_save(handle), internals.storage_key(handle.alias))
+    writes = _writes([(record, version)], version + counted, save.tensor)
+    return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None)
+
+
+def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
+    field = field_of(handle, node)
+    name = node.name() if node is not None else ""
+    site = site_of(handle.place)
+    return Save(name, field, tensor_of(handle.alias, key), version, site, is_output=field.startswith(_OUTPUTS))
 
 
 def _call(backward: Backward) -> Literal["backward", "grad", "access"]:
     return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
 
 
-def _from_recent(
-    memory: Memory, key: int | None, version: int, current: int, handle: Handle | None, node: int = -1
-) -> list[tuple[Record, int]]:
+def _from_recent(memory: Memory, key: int | None, version: int, current: int, node: int) -> list[tuple[Record, int]]:
     """Writes remembered without a save of ours; a record older than the saving node is of another storage."""
-    after = handle.node if handle is not None else node
     return [
         (record, record.version or 0)
         for record in memory.recent
-        if record.key == key and record.node > after and version <= (record.version or 0) < current
+        if record.key == key and record.node > node and version <= (record.version or 0) < current
     ]
 
 
@@ -219,7 +226,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     number = node._sequence_nr()
     place = memory.place_of_save(number)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
-    entries = _from_recent(memory, key, stale.expected, stale.current, None, number)
+    entries = _from_recent(memory, key, stale.expected, stale.current, number)
     produced = None if stale.tensor.grad_fn is None else (stale.tensor.grad_fn, stale.tensor.output_nr)
     message = stale_message(stale.tensor, produced, stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), _call(backward))

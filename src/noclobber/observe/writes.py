@@ -15,11 +15,18 @@ C = internals.C
 
 
 class Written(NamedTuple):
-    """Which arguments an overload writes: (position, name) pairs, and whether it leaves the version counters alone."""
+    """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; and the
+    position of the flag without which it writes nothing (batch norm's `training`)."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
     uncounted: bool
+    flag: int | None = None
+
+    @property
+    def is_statistics(self) -> bool:
+        """Whether these are the running statistics of batch norm, which training keeps and never reads back."""
+        return self.op.partition("::")[2].startswith(_BATCH_NORM)
 
 
 class Sink(NamedTuple):
@@ -30,7 +37,14 @@ class Sink(NamedTuple):
     views: Callable[[str], None]
 
 
-_BATCH_NORM = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
+_BATCH_NORM = (
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "batch_norm_update_stats",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+)
 """Their schemas do not say that they write running_mean and running_var (torch 2.13; tests/observe/test_schemas.py)."""
 _UNCOUNTED = (
     "_fused_",
@@ -47,7 +61,8 @@ def written_by(schema: Any) -> Written | None:
     arguments: tuple[tuple[int, str], ...]
     if namespace == "aten" and name.startswith(_BATCH_NORM):
         arguments = tuple((i, a.name) for i, a in enumerate(schema.arguments) if a.name.startswith("running_"))
-        return Written(schema.name, arguments, True)
+        flag = next((i for i, a in enumerate(schema.arguments) if a.name in ("training", "train")), None)
+        return Written(schema.name, arguments, True, flag) if arguments else None
     if namespace == "c10d" and name.endswith("_"):
         return Written(schema.name, ((0, schema.arguments[0].name),), True)
     arguments = tuple(
@@ -68,6 +83,8 @@ def makes_many_views(schema: Any) -> bool:
 
 def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that a call of the overload writes, lists and nested lists flattened."""
+    if written.flag is not None and not args[written.flag]:
+        return
     for position, name in written.arguments:
         value = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
         if isinstance(value, torch.Tensor):
@@ -196,10 +213,15 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors(written, args, kwargs):
             sink.before(written, tensor)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
+        if written.op.startswith("aten::_foreach_"):
+            # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
+            # would stay silent.
+            torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
+        return result
 
 
 def enter_mode() -> WriteMode:

@@ -7,17 +7,28 @@ import re
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Site
-from noclobber.rules.rewriting import NO_TWIN, called, out_of_place
+from noclobber.rules.rewriting import NO_TWIN, called, out_of_place, source_name, target_of
 from noclobber.rules.sourcetext import bounds, path_to, source, span_of, statement, text_of
 
 SHAPE_OPS = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "detach_")
 """Methods that change no element; their twin without the underscore returns what they would have made of the tensor."""
 
+_PLAIN = (
+    "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor", "arange",
+    "randn_like", "rand_like", "zeros_like", "ones_like", "full_like",
+)  # fmt: skip
+"""Functions whose result no gradient flows through."""
 
-def guarded(site: Site | None) -> Edit | None:
-    """Put the statement under `with torch.no_grad():`, where it has lines of its own and the file imports torch."""
+
+def guarded(site: Site | None, *, untracked: bool = False) -> Edit | None:
+    """Put the statement under `with torch.no_grad():`, where it has lines of its own and the file imports torch.
+
+    None where the value may be tracked, unless the caller knows it is not meant to be: the gradient would be lost unsaid.
+    """
     text, found = text_of(site), statement(path_to(site))
     if site is None or found is None or not re.search(r"^\s*import torch\b(?! as)", text, re.MULTILINE):
+        return None
+    if not untracked and computes(site):
         return None
     indent = _indent(text, found)
     if indent is None or found.lineno != found.end_lineno:
@@ -26,14 +37,44 @@ def guarded(site: Site | None) -> Edit | None:
     return Edit(span_of(site, found), f"with torch.no_grad():\n{indent}    {text[start:end]}")
 
 
+def computes(site: Site | None) -> bool:
+    """Whether the statement calls something that may give a tracked value: any but a few functions and methods in place."""
+    found = statement(path_to(site))
+    calls = [one for one in ast.walk(found) if isinstance(one, ast.Call)] if found is not None else []
+    return any(not called(one).endswith("_") and called(one) not in _PLAIN and not _of_math(one) for one in calls)
+
+
+def used_after(site: Site | None, name: str) -> bool:
+    """Whether the function around the site, or the file, reads a name in a line after the statement."""
+    path = path_to(site)
+    found = statement(path)
+    around = [one for one in path if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    scope = around[-1] if around else ast.parse(text_of(site))
+    end = found.end_lineno if found is not None else None
+    read = (one for one in ast.walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load))
+    return end is not None and any(one.id == name and one.lineno > end for one in read)
+
+
+def by_iteration(site: Site | None) -> bool:
+    """Whether what is written is the variable of a `for` loop around it, or a part of it."""
+    target = target_of(site)
+    while isinstance(target, (ast.Subscript, ast.Attribute)):
+        target = target.value
+    loops = [one for one in path_to(site) if isinstance(one, (ast.For, ast.AsyncFor))]
+    bound = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    return isinstance(target, ast.Name) and target.id in bound
+
+
 def cloned_first(site: Site | None) -> Edit | None:
-    """`h = h.clone()` on a line before `h[i] = e` or `h[i] += e`."""
+    """`h = h.clone()` on a line before `h[i] = e` or `h[i] += e`, where `h` is read later on."""
     text, found = text_of(site), statement(path_to(site))
     if site is None or not isinstance(found, (ast.Assign, ast.AugAssign)):
         return None
     target = found.target if isinstance(found, ast.AugAssign) else found.targets[0]
     indent = _indent(text, found)
     if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)) or indent is None:
+        return None
+    if not used_after(site, target.value.id):
         return None
     start, end = bounds(text, found)
     name = target.value.id
@@ -62,6 +103,7 @@ def renamed(site: Site | None) -> Edit | None:
     text, path = text_of(site), path_to(site)
     if edit is not None or site is None or not path or not isinstance(path[-1], ast.Call):
         return edit
+    discarded = isinstance(statement(path), ast.Expr)
     call, name = path[-1], called(path[-1])
     alters_shape = name in SHAPE_OPS
     if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or (name in NO_TWIN and not alters_shape):
@@ -69,11 +111,11 @@ def renamed(site: Site | None) -> Edit | None:
     end = bounds(text, call.func)[1] - bounds(text, call)[0]
     whole = source(text, call)
     twin = whole[: end - 1] + whole[end:]
-    parent = path[-2] if len(path) > 1 else None
-    if not isinstance(parent, ast.Expr):
+    if not discarded:
         return Edit(span_of(site, call), twin)
     owner = call.func.value
-    if not alters_shape or not isinstance(owner, (ast.Name, ast.Attribute)):
+    whole_statement = alters_shape and isinstance(path[-2], ast.Expr) and not by_iteration(site)
+    if not whole_statement or not isinstance(owner, (ast.Name, ast.Attribute)):
         return None
     return Edit(span_of(site, call), f"{source(text, owner)} = {twin}")
 
@@ -92,6 +134,21 @@ def without_out(site: Site | None) -> Edit | None:
         return None
     start, end = bounds(text, call)[0], bounds(text, max(before, key=lambda one: bounds(text, one)[1]))[1]
     return Edit(span_of(site, call), f"{source(text, out.value)} = {text[start:end]})")
+
+
+def cloned_argument(site: Site | None) -> Edit | None:
+    """`Function.apply(x)` as `Function.apply(x.clone())`: its first argument."""
+    text, path = text_of(site), path_to(site)
+    if site is None or not path or not isinstance(path[-1], ast.Call) or called(path[-1]) != "apply":
+        return None
+    first = path[-1].args[0] if path[-1].args else None
+    if not isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)):
+        return None
+    return Edit(span_of(site, first), f"{source(text, first)}.clone()")
+
+
+def _of_math(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and source_name(call.func.value) in ("math", "np", "numpy", "random")
 
 
 def _indent(text: str, found: ast.stmt) -> str | None:

@@ -174,6 +174,8 @@ def row_of(node: str) -> Row | None:
 
 def reason(save: Save) -> str:
     """Why the saved tensor may not change, as a note."""
+    if not save.node:
+        return "autograd keeps the tensor for backward, which is to meet the bytes as they were saved"
     if is_custom(save.node):
         return (
             f"what {node_in_words(save.node)} saves must keep its bytes until its `backward` has run for the last time"

@@ -19,7 +19,8 @@ def save_label(save: Save, *, primary: bool = False) -> tuple[Label, ...]:
     """ "`h` is saved here: sigmoid keeps its result (version 0)"; empty where the site is not known."""
     if save.site is None:
         return ()
-    text = f"{name_in_words(save.tensor)} is saved here: {keeps(save)} (version {save.version})"
+    why = f": {keeps(save)}" if save.node else ""
+    text = f"{name_in_words(save.tensor)} is saved here{why} (version {save.version})"
     return (label("save", save.site, text, primary=primary),)
 
 
@@ -46,7 +47,8 @@ def read_label(read: Read, *, after: Site | None = None, primary: bool = False) 
         return ()
     reader = {"backward": "backward", "grad": "`autograd.grad`", "access": "this access"}[read.call]
     when = later(after, read.site) if after is not None else ""
-    return (label("read", read.site, f"{reader} reads it here{when and ', ' + when}, in {read.node}", primary=primary),)
+    place = ", ".join(part for part in ("here", when, read.node and f"in {read.node}") if part)
+    return (label("read", read.site, f"{reader} reads it {place}", primary=primary),)
 
 
 def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:

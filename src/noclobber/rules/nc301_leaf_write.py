@@ -40,7 +40,7 @@ import ast
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.rules.editing import guarded, renamed
+from noclobber.rules.editing import cloned_argument, computes, guarded, renamed
 from noclobber.rules.refusing import blamed, finding, messages, named, recognised, says, suggest, words_at, writes_it
 from noclobber.rules.rewriting import Form, called, form, out_of_place
 from noclobber.rules.sourcetext import path_to
@@ -83,19 +83,20 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     why = ["the gradient of a leaf belongs to the value it had in the forward; a recorded write would take its place"]
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
-        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`")]
-    if _of_a_view(refusal):
-        note = "the view was taken before its base was written with a tracked value; PyTorch takes it for a leaf since"
-        return [note], [
+        return [note], [suggest("give the Function a clone: `Function.apply(x.clone())`", cloned_argument(site))]
+    parameter = refusal.tensor.kind == "parameter"
+    if _of_a_view(refusal) or (not parameter and "copy_(" in text and computes(site)):
+        note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
+        return [*why, note], [
             Suggestion("take each view right before it is written, or put the parts together with `torch.cat`")
         ]
-    if refusal.tensor.kind != "parameter" and (form(site) is Form.FLAG or _sums(text)):
+    if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
         return why, [suggest(f"{first}: an operation out of place", renamed(site))]
-    guard, edit = _update(op, text), guarded(site)
+    guard, edit = _update(op, text), guarded(site, untracked=parameter)
     if guard is not None:
         return why, [suggest(guard, edit)]
-    if refusal.tensor.kind == "parameter" or form(site) in (Form.CALL, Form.OTHER):
+    if parameter or form(site) in (Form.CALL, Form.OTHER):
         return why, [suggest(f"where the write is not to be differentiated, do it {_GUARD}", edit)]
     aside = suggest("write out of place, so that the gradient flows through", out_of_place(site))
     return why, [aside, Suggestion(f"or, where the write is not to be differentiated, do it {_GUARD}")]

@@ -38,7 +38,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.source import Site
-from noclobber.rules.editing import cloned_first, guarded
+from noclobber.rules.editing import cloned_argument, cloned_first, guarded
 from noclobber.rules.refusing import blamed, finding, messages, named, recognised, suggest, words_at, writes_it
 
 CODE = "NC302"
@@ -55,11 +55,15 @@ def find(event: Clobber | Refusal) -> Finding | None:
     if refusal is None:
         return None
     site = blamed(refusal)
-    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site))
+    parameter = refusal.tensor.kind == "parameter"
+    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site, untracked=parameter))
     clone = suggest("write into a clone, so that the gradient flows through", cloned_first(site))
-    helps = [guard, _or(clone)] if _surgery(site) else [clone, _or(guard)]
-    if refusal.tensor.kind == "parameter":
+    if called_apply := cloned_argument(site):
+        helps = [suggest("give the Function a clone", called_apply)]
+    elif parameter:
         helps = [guard]
+    else:
+        helps = [guard, _or(clone)] if _surgery(site) or not clone.edits else [clone, _or(guard)]
     return finding(
         (CODE, NAME, SEVERITY),
         f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}",

@@ -32,16 +32,11 @@ Notes
 
 from __future__ import annotations
 
-import ast
-
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.model.source import Site
-from noclobber.rules.editing import SHAPE_OPS, renamed
+from noclobber.rules.editing import SHAPE_OPS, by_iteration, renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.rewriting import target_of
-from noclobber.rules.sourcetext import path_to
 from noclobber.rules.wording import op_in_words
 
 CODE = "NC303"
@@ -93,17 +88,7 @@ def _cure(refusal: Refusal) -> list[Suggestion]:
         return [suggest(f"use `{op.rstrip('_')}`, which leaves the view as it is", edit)]
     if edit is not None:
         return [suggest("write out of place", edit)]
-    if _by_iteration(site):
+    if by_iteration(site):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [Suggestion(index), Suggestion("or work on the whole tensor at once, out of place")]
     return [Suggestion("write to a slice of the base, `x[:n] += y`, or to a clone of the part")]
-
-
-def _by_iteration(site: Site | None) -> bool:
-    """Whether what is written is the variable of a `for` loop."""
-    target = target_of(site)
-    while isinstance(target, (ast.Subscript, ast.Attribute)):
-        target = target.value
-    loops = [one for one in path_to(site) if isinstance(one, (ast.For, ast.AsyncFor))]
-    bound = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-    return isinstance(target, ast.Name) and target.id in bound

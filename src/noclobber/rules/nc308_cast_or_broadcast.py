@@ -75,7 +75,8 @@ def _writes(refusal: Refusal) -> bool:
 
     Functional operations raise these texts too (on 2.13: linear, dropout, conv_transpose, several losses).
     """
-    if refusal.op is not None and (op_in_words(refusal.op).endswith("_") or "out" in refusal.op.rpartition(".")[2]):
+    op = refusal.op or ""
+    if op_in_words(op).endswith("_") or op.removeprefix("aten.").partition(".")[2].endswith("out"):
         return True
     site = blamed(refusal)
     inner = site.inside if site is not None and site.inside is not None and path_to(site.inside) else site

@@ -42,7 +42,8 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.rules.refusing import finding, messages, recognised, says
+from noclobber.rules.editing import cloned_argument
+from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest
 
 CODE = "NC313"
 NAME = "mark-dirty-misuse"
@@ -65,11 +66,13 @@ def find(event: Clobber | Refusal) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
+    edit = None
     if says(refusal, "were not returned"):
         headline = "`ctx.mark_dirty` on an input that the Function does not return"
         helps = ["return the very tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
         headline = "a Function of several results writes in place to an input that is a view"
+        edit = cloned_argument(blamed(refusal))
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",
@@ -86,5 +89,5 @@ def find(event: Clobber | Refusal) -> Finding | None:
         refusal,
         told="the Function is applied here",
         notes=[_BECOMES],
-        suggestions=[Suggestion(one) for one in helps],
+        suggestions=[suggest(helps[0], edit), *(Suggestion(one) for one in helps[1:])],
     )

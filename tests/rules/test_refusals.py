@@ -1,0 +1,133 @@
+"""What the rules say of refusals: the lines they blame, the headline, and the help that fits the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from noclobber.model.events import Refusal, Tensor
+from noclobber.model.finding import Applicability, Finding
+from noclobber.rules import explain
+
+from .places import Program, helped, told
+from .texts import texts
+
+LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
+VIEW_OF_LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation."
+FOUND = dict(reversed(texts()))
+"""The first text of each rule."""
+BELOW = "Output 0 of Split is a view and its base or another view of its base has been modified inplace. "
+SEVERAL = BELOW + "This view is the output of a function that returns multiple views."
+PARAMETER = Tensor((3,), name="fc.weight", kind="parameter")
+
+
+def found(refusal: Refusal) -> Finding:
+    """The finding, which must be one."""
+    finding = explain(refusal)
+    assert finding is not None
+    assert sum(label.primary for label in finding.labels) == 1
+    return finding
+
+
+def mended(text: str, piece: str, message: str, op: str | None = None, **facts: object) -> tuple[Finding, str]:
+    """The finding of a write at `piece`, and the program after its first edit."""
+    program = Program(text)
+    finding = found(Refusal(message, program.at(piece), op, **facts))  # type: ignore[arg-type]
+    assert all(one.applicability is Applicability.UNPROVEN for one in finding.suggestions if one.edits)
+    return finding, program.edited(finding)
+
+
+def test_a_named_leaf_is_in_the_headline_and_its_line_is_blamed() -> None:
+    program = Program("import torch\nfor p in params:\n    p -= 0.1 * p.grad\n")
+    finding = found(Refusal(LEAF, program.at("p -= 0.1 * p.grad"), "aten::sub_", PARAMETER))
+    assert finding.code == "NC301"
+    assert finding.message == "in-place write to the parameter `fc.weight`, a leaf tensor that requires grad"
+    label = told(finding, "write")
+    assert (label.primary, label.span.line, label.text) == (True, 3, "`sub_` writes the leaf here")
+    assert finding.tensor is not None
+    assert finding.tensor["name"] == "fc.weight"
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "words"),
+    [
+        ("p -= 0.1 * p.grad", "aten::sub_", "update the weights"),
+        ("p.clamp_(-1, 1)", "aten::clamp_", "clip the weights"),
+        ("p.mul_(0.9).add_(q)", "aten::mul_", "moving average"),
+        ("p.lerp_(q, 0.1)", "aten::lerp_", "moving average"),
+        ("p.normal_(0, 0.02)", "aten::normal_", "torch.nn.init"),
+        ("p *= mask", "aten::mul_", "not to be differentiated"),
+    ],
+)
+def test_what_trains_or_sets_up_a_weight_goes_under_no_grad(line: str, op: str, words: str) -> None:
+    piece = "p.mul_(0.9)" if "mul_(" in line else line
+    finding, text = mended(f"import torch\nfor p in params:\n    {line}\n", piece, LEAF, op, tensor=PARAMETER)
+    assert words in helped(finding)
+    assert text == f"import torch\nfor p in params:\n    with torch.no_grad():\n        {line}\n"
+
+
+def test_a_sum_of_losses_and_an_activation_are_written_out_of_place() -> None:
+    finding, text = mended("for x in data:\n    total += loss(x)\n", "total += loss(x)", LEAF, "aten::add_")
+    assert text == "for x in data:\n    total = total + loss(x)\n"
+    assert "start the sum" in helped(finding)
+    _, text = mended("y = F.relu(x, inplace=True)\n", "F.relu(x, inplace=True)", LEAF, "aten::relu_")
+    assert text == "y = F.relu(x, inplace=False)\n"
+
+
+def test_a_view_that_is_called_a_leaf_is_told_from_a_leaf() -> None:
+    program = Program("head, tail = code[:2], code[2:]\nhead.copy_(x)\ntail.copy_(y)\n")
+    refusal = Refusal(LEAF, program.at("tail.copy_(y)"), "aten::copy_", created=program.at("code[2:]"))
+    assert "take each view right before" in helped(found(refusal))
+    made = Program("w = torch.zeros(3, requires_grad=True)\nw.copy_(y)\n")
+    refusal = Refusal(LEAF, made.at("w.copy_(y)"), "aten::copy_", created=made.at("torch.zeros(3, requires_grad=True)"))
+    assert told(found(refusal), "create").text == "the leaf is made here"
+
+
+def test_a_leaf_marked_dirty_is_cloned_before_the_function() -> None:
+    program = Program("y = Scale.apply(w)\n")
+    finding = found(Refusal(FOUND["NC301"], program.at("Scale.apply(w)")))
+    assert "Scale" not in helped(finding)
+    assert "x.clone()" in helped(finding)
+    assert "ctx.mark_dirty" in finding.notes[0]
+
+
+def test_weights_are_set_under_no_grad_but_embeddings_are_cloned() -> None:
+    text = "import torch\ndef init(conv):\n    b = conv.bias.view(3, 5)\n    b[:, 4] -= 4.6\n"
+    finding, after = mended(text, "b[:, 4]", VIEW_OF_LEAF, "aten::sub_")
+    assert finding.code == "NC302"
+    assert after.endswith("    with torch.no_grad():\n        b[:, 4] -= 4.6\n")
+    text = "def merge(embeds, at, image):\n    flat = embeds.reshape(6, 3)\n    flat[at] = image\n    return flat\n"
+    _, after = mended(text, "flat[at]", VIEW_OF_LEAF, "aten::index_put_")
+    assert "    flat = flat.clone()\n    flat[at] = image\n" in after
+
+
+def test_one_of_several_views() -> None:
+    finding, text = mended("a, b = x.split(2)\na += 1\n", "a += 1", FOUND["NC303"], "aten::add_")
+    assert (finding.code, text) == ("NC303", "a, b = x.split(2)\na = a + 1\n")
+    _, text = mended("s = [h.squeeze_(0) for h in hs]\n", "h.squeeze_(0)", FOUND["NC303"], "aten::squeeze_")
+    assert text == "s = [h.squeeze(0) for h in hs]\n"
+    loop = Program("for c, m in zip(image, means):\n    c.sub_(m)\n")
+    refusal = Refusal(FOUND["NC303"], loop.at("c.sub_(m)"), "aten::sub_", created=loop.at("zip(image, means)"))
+    finding = found(refusal)
+    assert "range(len(t))" in helped(finding)
+    assert not any(one.edits for one in finding.suggestions)
+    assert told(finding, "create").span.line == 1
+
+
+def test_a_write_below_a_view_is_blamed_where_it_was_not_where_it_surfaces() -> None:
+    program = Program("a, b = x.split(2)\nx += 1\ny = a * 2\n")
+    created, written = program.at("x.split(2)"), program.at("x += 1")
+    finding = found(Refusal(SEVERAL, program.at("a * 2"), "aten::add_", created=created, written=written))
+    roles = [(label.role, label.span.line, label.primary) for label in finding.labels]
+    assert roles == [("create", 1, False), ("write", 2, True), ("read", 3, False)]
+    assert program.edited(finding) == "a, b = x.split(2)\nx = x + 1\ny = a * 2\n"
+    unknown = found(Refusal(SEVERAL, program.at("a * 2"), call="access"))
+    assert told(unknown, "read").text == "the view is used here, after the write below it"
+
+
+def test_a_library_line_is_shown_inside() -> None:
+    library = Program("def f(t):\n    return t.sub_(1)\n", "/usr/lib/python3/site-packages/visions/ops.py")
+    program = Program("y = f(x)\n")
+    site = program.at("f(x)", inside=library.at("t.sub_(1)"))
+    finding = found(Refusal(FOUND["NC303"], site, "aten::sub_"))
+    assert told(finding, "inside").text == "the write runs here, inside `visions`"
+    assert told(finding, "write").span.path == program.path
