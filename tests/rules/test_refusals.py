@@ -83,21 +83,33 @@ def test_a_view_that_is_called_a_leaf_is_told_from_a_leaf() -> None:
 
 
 def test_a_leaf_marked_dirty_is_cloned_before_the_function() -> None:
-    program = Program("y = Scale.apply(w)\n")
-    finding = found(Refusal(FOUND["NC301"], program.at("Scale.apply(w)")))
-    assert "Scale" not in helped(finding)
-    assert "x.clone()" in helped(finding)
+    finding, text = mended("y = Scale.apply(w)\n", "Scale.apply(w)", FOUND["NC301"])
     assert "ctx.mark_dirty" in finding.notes[0]
+    assert text == "y = Scale.apply(w.clone())\n"
 
 
 def test_weights_are_set_under_no_grad_but_embeddings_are_cloned() -> None:
-    text = "import torch\ndef init(conv):\n    b = conv.bias.view(3, 5)\n    b[:, 4] -= 4.6\n"
+    text = "import torch\ndef init(conv):\n    b = conv.bias.view(3, 5)\n    b[:, 4] -= math.log(9)\n"
     finding, after = mended(text, "b[:, 4]", VIEW_OF_LEAF, "aten::sub_")
     assert finding.code == "NC302"
-    assert after.endswith("    with torch.no_grad():\n        b[:, 4] -= 4.6\n")
+    assert after.endswith("    with torch.no_grad():\n        b[:, 4] -= math.log(9)\n")
     text = "def merge(embeds, at, image):\n    flat = embeds.reshape(6, 3)\n    flat[at] = image\n    return flat\n"
     _, after = mended(text, "flat[at]", VIEW_OF_LEAF, "aten::index_put_")
     assert "    flat = flat.clone()\n    flat[at] = image\n" in after
+
+
+def test_a_tracked_value_is_never_put_under_no_grad() -> None:
+    program = Program(
+        "import torch\ndef paste(tile):\n    tile[0] = net(code)\ndef fill():\n    tail.copy_(net(code))\n"
+    )
+    for piece, message in (("tile[0]", VIEW_OF_LEAF), ("tile[0]", FOUND["NC304"]), ("tail.copy_(net(code))", LEAF)):
+        finding = found(Refusal(message, program.at(piece), "aten::copy_"))
+        assert not any(one.edits for one in finding.suggestions)
+
+
+def test_the_clone_of_a_function_s_argument() -> None:
+    _, text = mended("y = Scale.apply(w[:2], g)\n", "Scale.apply(w[:2], g)", VIEW_OF_LEAF)
+    assert text == "y = Scale.apply(w[:2].clone(), g)\n"
 
 
 def test_one_of_several_views() -> None:
@@ -107,6 +119,8 @@ def test_one_of_several_views() -> None:
     assert text == "s = [h.squeeze(0) for h in hs]\n"
     loop = Program("for c, m in zip(image, means):\n    c.sub_(m)\n")
     refusal = Refusal(FOUND["NC303"], loop.at("c.sub_(m)"), "aten::sub_", created=loop.at("zip(image, means)"))
+    chained = Program("for c, m in pairs:\n    c.sub_(m).div_(2)\n")
+    assert not any(one.edits for one in found(Refusal(FOUND["NC303"], chained.at("c.sub_(m)"))).suggestions)
     finding = found(refusal)
     assert "range(len(t))" in helped(finding)
     assert not any(one.edits for one in finding.suggestions)

@@ -20,6 +20,7 @@ REQUIRED = (
     "_C._autograd._saved_tensors_hooks_disable",
     "_C._autograd._saved_tensors_hooks_enable",
     "_C._current_autograd_node",
+    "_C._should_allow_numbers_as_tensors",
     "_C._functorch.get_unwrapped",
     "_C._functorch.is_functorch_wrapped_tensor",
     "autograd._engine_run_backward",
@@ -121,3 +122,8 @@ def library(namespace: str) -> Any:
     """A handle to register kernels of a namespace with (torch.library.Library is not typed)."""
     make: Any = torch.library.Library
     return make(namespace, "IMPL")
+
+
+def takes_numbers(operator: str) -> bool:
+    """Whether the overloads of an operator ("aten::add_") take a Python number where their schema says Tensor."""
+    return bool(C._should_allow_numbers_as_tensors(operator.partition("::")[2]))

@@ -150,7 +150,7 @@ def _register(name: str) -> None:
 
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
-    call, include, key = op._op, internals.include, internals.KEY
+    call, include, key = _caller(op), internals.include, internals.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -173,6 +173,28 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
             include(key, True)
 
     return kernel
+
+
+def _caller(op: Any) -> Callable[..., Any]:
+    """How a kernel hands a call on.
+
+    Inside PyTorch `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number; to a Python
+    kernel it comes as a plain number, which only a few overloads take back (torch 2.13; tests/observe/test_numbers.py).
+    The others are called by their name, which finds the overload for a number.
+    """
+    call, name = op._op, op._schema.name
+    others = [i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and a.alias_info is None]
+    if not others or internals.takes_numbers(name):
+        return cast(Callable[..., Any], call)
+    by_name = op._overloadpacket._op
+
+    def hand_on(*args: Any, **kwargs: Any) -> Any:
+        for i in others:
+            if i < len(args) and isinstance(args[i], (int, float, complex)):
+                return by_name(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return hand_on
 
 
 def _views_kernel(op: Any, name: str) -> Callable[..., Any]:

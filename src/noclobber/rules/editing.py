@@ -14,21 +14,19 @@ SHAPE_OPS = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdim
 """Methods that change no element; their twin without the underscore returns what they would have made of the tensor."""
 
 _PLAIN = (
-    "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor", "arange",
-    "randn_like", "rand_like", "zeros_like", "ones_like", "full_like",
+    "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor",
+    "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "full_like",
 )  # fmt: skip
 """Functions whose result no gradient flows through."""
 
 
-def guarded(site: Site | None, *, untracked: bool = False) -> Edit | None:
-    """Put the statement under `with torch.no_grad():`, where it has lines of its own and the file imports torch.
+def guarded(site: Site | None) -> Edit | None:
+    """Put the statement under `with torch.no_grad():`, where it has a line of its own and the file imports torch.
 
-    None where the value may be tracked, unless the caller knows it is not meant to be: the gradient would be lost unsaid.
+    A value that is tracked would lose its gradient without a word: to be asked for only where the intent is plain.
     """
     text, found = text_of(site), statement(path_to(site))
     if site is None or found is None or not re.search(r"^\s*import torch\b(?! as)", text, re.MULTILINE):
-        return None
-    if not untracked and computes(site):
         return None
     indent = _indent(text, found)
     if indent is None or found.lineno != found.end_lineno:
@@ -38,10 +36,19 @@ def guarded(site: Site | None, *, untracked: bool = False) -> Edit | None:
 
 
 def computes(site: Site | None) -> bool:
-    """Whether the statement calls something that may give a tracked value: any but a few functions and methods in place."""
+    """Whether the statement calls what may give a tracked value: anything but plain functions and writing methods."""
     found = statement(path_to(site))
     calls = [one for one in ast.walk(found) if isinstance(one, ast.Call)] if found is not None else []
-    return any(not called(one).endswith("_") and called(one) not in _PLAIN and not _of_math(one) for one in calls)
+    return any(not called(one).endswith("_") and not _plain(one) for one in calls)
+
+
+def writes_numbers(site: Site | None) -> bool:
+    """Whether the value written is made of numbers alone, for all that its text shows."""
+    found = statement(path_to(site))
+    if isinstance(found, (ast.Assign, ast.AugAssign)):
+        return _number(found.value)
+    call = found.value if isinstance(found, ast.Expr) else None
+    return isinstance(call, ast.Call) and called(call).endswith("_") and all(_number(one) for one in call.args)
 
 
 def used_after(site: Site | None, name: str) -> bool:
@@ -147,8 +154,17 @@ def cloned_argument(site: Site | None) -> Edit | None:
     return Edit(span_of(site, first), f"{source(text, first)}.clone()")
 
 
-def _of_math(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and source_name(call.func.value) in ("math", "np", "numpy", "random")
+def _number(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _number(value.left) and _number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _number(value.operand)
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and _plain(value))
+
+
+def _plain(call: ast.Call) -> bool:
+    of_math = isinstance(call.func, ast.Attribute) and source_name(call.func.value) in ("math", "np", "numpy", "random")
+    return of_math or called(call) in _PLAIN
 
 
 def _indent(text: str, found: ast.stmt) -> str | None:

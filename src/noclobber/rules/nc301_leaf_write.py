@@ -28,7 +28,7 @@ Notes
     not to be differentiated. A sum of losses begins with a tensor that does not require grad, or is not written in
     place. An activation that was made a leaf, by `requires_grad_()` or by a library that fine-tunes, needs an
     operation out of place. `.data` silences this error and many rightful ones with it. "has been used" instead of
-    "is being used": releases before 1.5, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that
+    "is being used": older releases, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that
     was taken before its base was written with a tracked value is called a leaf too: take each view right before it
     is written.
 """
@@ -93,7 +93,7 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
         return why, [suggest(f"{first}: an operation out of place", renamed(site))]
-    guard, edit = _update(op, text), guarded(site, untracked=parameter)
+    guard, edit = _update(op, text), None if computes(site) and not parameter else guarded(site)
     if guard is not None:
         return why, [suggest(guard, edit)]
     if parameter or form(site) in (Form.CALL, Form.OTHER):

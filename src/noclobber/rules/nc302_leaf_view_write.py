@@ -38,7 +38,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.source import Site
-from noclobber.rules.editing import cloned_argument, cloned_first, guarded
+from noclobber.rules.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
 from noclobber.rules.refusing import blamed, finding, messages, named, recognised, suggest, words_at, writes_it
 
 CODE = "NC302"
@@ -56,14 +56,15 @@ def find(event: Clobber | Refusal) -> Finding | None:
         return None
     site = blamed(refusal)
     parameter = refusal.tensor.kind == "parameter"
-    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site, untracked=parameter))
+    meant = parameter or writes_numbers(site) or (_surgery(site) and not computes(site))
+    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site) if meant else None)
     clone = suggest("write into a clone, so that the gradient flows through", cloned_first(site))
     if called_apply := cloned_argument(site):
         helps = [suggest("give the Function a clone", called_apply)]
     elif parameter:
         helps = [guard]
     else:
-        helps = [guard, _or(clone)] if _surgery(site) or not clone.edits else [clone, _or(guard)]
+        helps = [clone, _or(guard)] if clone.edits and not _surgery(site) else [guard, _or(clone)]
     return finding(
         (CODE, NAME, SEVERITY),
         f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}",

@@ -37,7 +37,7 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.rules.editing import guarded
+from noclobber.rules.editing import guarded, writes_numbers
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
 CODE = "NC304"
@@ -59,7 +59,8 @@ def find(event: Clobber | Refusal) -> Finding | None:
     told = writes_it(refusal, "below the view" if below else "the view")
     if below and refusal.written is None:
         told = "the view is used here, after the write below it"
-    edit = None if below and refusal.written is None else guarded(blamed(refusal))
+    site = blamed(refusal)
+    edit = guarded(site) if writes_numbers(site) else None
     return finding(
         (CODE, NAME, SEVERITY),
         headline,

@@ -70,7 +70,7 @@ def find(event: Clobber | Refusal) -> Finding | None:
         told = "the view is used here, after the write below it"
     return finding(
         (CODE, NAME, SEVERITY),
-        f"in-place write to {'a tensor below' if below else ''}{' ' if below else ''}a view returned by {source}",
+        f"in-place write to a {'tensor below a ' if below else ''}view returned by {source}",
         refusal,
         told=told,
         created=f"the view is made here, by {source}",

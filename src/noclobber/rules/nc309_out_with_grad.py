@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity
-from noclobber.rules.editing import guarded, without_out
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.rules.editing import without_out
 from noclobber.rules.refusing import blamed, finding, messages, recognised, suggest
 
 CODE = "NC309"
@@ -49,8 +49,6 @@ def find(event: Clobber | Refusal) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
-    site = blamed(refusal)
-    edit = without_out(site)
     return finding(
         (CODE, NAME, SEVERITY),
         "`out=` given to an operation that is to be differentiated",
@@ -58,12 +56,7 @@ def find(event: Clobber | Refusal) -> Finding | None:
         told="the result is written into `out` here",
         notes=["`out=` replaces what the tensor held; autograd has no node for that"],
         suggestions=[
-            suggest("take the result as a new tensor", edit),
-            suggest("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
-        ]
-        if edit
-        else [
-            suggest("take the result as a new tensor, without `out=`"),
-            suggest("or, where it is not to be differentiated, call it inside `with torch.no_grad():`", guarded(site)),
+            suggest("take the result as a new tensor, without `out=`", without_out(blamed(refusal))),
+            Suggestion("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
         ],
     )
