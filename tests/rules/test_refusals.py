@@ -75,8 +75,11 @@ def test_a_sum_of_losses_and_an_activation_are_written_out_of_place() -> None:
 
 def test_a_view_that_is_called_a_leaf_is_told_from_a_leaf() -> None:
     program = Program("head, tail = code[:2], code[2:]\nhead.copy_(x)\ntail.copy_(y)\n")
-    refusal = Refusal(LEAF, program.at("tail.copy_(y)"), "aten::copy_", created=program.at("code[2:]"))
-    assert "take each view right before" in helped(found(refusal))
+    site, tail = program.at("tail.copy_(y)"), Tensor((2,), name="tail")
+    refusal = Refusal(LEAF, site, "aten::copy_", tail, created=program.at("code[2:]"))
+    finding = found(refusal)
+    assert "take each view right before" in helped(finding)
+    assert finding.message == "in-place write to a leaf tensor that requires grad"
     made = Program("w = torch.zeros(3, requires_grad=True)\nw.copy_(y)\n")
     refusal = Refusal(LEAF, made.at("w.copy_(y)"), "aten::copy_", created=made.at("torch.zeros(3, requires_grad=True)"))
     assert told(found(refusal), "create").text == "the leaf is made here"
@@ -93,6 +96,8 @@ def test_weights_are_set_under_no_grad_but_embeddings_are_cloned() -> None:
     finding, after = mended(text, "b[:, 4]", VIEW_OF_LEAF, "aten::sub_")
     assert finding.code == "NC302"
     assert after.endswith("    with torch.no_grad():\n        b[:, 4] -= math.log(9)\n")
+    finding, _ = mended(text, "b[:, 4]", VIEW_OF_LEAF, "aten::sub_", tensor=PARAMETER)
+    assert finding.message.startswith("in-place write to a view of the parameter `fc.weight`")
     text = "def merge(embeds, at, image):\n    flat = embeds.reshape(6, 3)\n    flat[at] = image\n    return flat\n"
     _, after = mended(text, "flat[at]", VIEW_OF_LEAF, "aten::index_put_")
     assert "    flat = flat.clone()\n    flat[at] = image\n" in after

@@ -152,3 +152,14 @@ def test_an_error_that_surfaces_in_backward_offers_no_edit_there() -> None:
     finding = found(Refusal(message, program.at("loss.backward()"), call="backward"))
     assert (finding.code, told(finding, "read").text) == ("NC399", "backward meets it here")
     assert not any(one.edits for one in finding.suggestions)
+
+
+def test_a_function_that_writes_is_blamed_at_its_write() -> None:
+    program = Program("class F:\n    def forward(ctx, x):\n        return x.mul_(2), x.sum()\ny = F.apply(h[:2])\n")
+    message = "If your Function modifies inplace an input that is a view of another Tensor, your Function cannot return"
+    finding = found(Refusal(message, program.at("F.apply(h[:2])"), "aten::mul_", written=program.at("x.mul_(2)")))
+    assert [(label.role, label.span.line, label.text) for label in finding.labels] == [
+        ("write", 3, "`mul_` writes its input here"),
+        ("read", 4, "the Function is applied here"),
+    ]
+    assert "y = F.apply(h[:2].clone())\n" in program.edited(finding)

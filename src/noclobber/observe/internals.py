@@ -69,19 +69,27 @@ def current_node() -> Any:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """The identity of a tensor's StorageImpl, shared by every view and alias; None where it has none (sparse, opaque).
+    """What tells whether two tensors share memory: where their storage begins; None without one (sparse, opaque).
 
-    The address is reused as soon as the storage dies (955 of 1000 times, torch 2.13), so it means something only while
-    something holds the storage; the alias in a save does.
+    The address is cheaper than the Python object of a storage, and the same for memory that came in through numpy or
+    DLPack. Where there is none (meta and fake tensors, empty ones, functorch's wrappers) the
+    StorageImpl identifies itself. Both are reused as soon as the storage dies (955 of 1000 times, torch 2.13), so a key
+    means something only while something holds the storage; the alias in a save does.
     """
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return _wrapped_storage_key(tensor)
+    if type(tensor) in _PLAIN:
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            address = 0
+        if address:
+            return int(address - tensor.storage_offset() * tensor.itemsize)
+    return _identity(tensor)
 
 
-def _wrapped_storage_key(tensor: torch.Tensor) -> int | None:
-    """functorch's wrapper tensors have no storage of their own; the tensor inside has."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _identity(tensor: torch.Tensor) -> int | None:
     try:
         while C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = C._functorch.get_unwrapped(tensor)

@@ -45,7 +45,6 @@ class Backward:
     call: str
 
 
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _new = tuple.__new__
 
 
@@ -77,20 +76,15 @@ def record(
 def every_write(
     recent: deque[Record], backwards: list[Backward], steps: Any, without_storage: Callable[[], None]
 ) -> Callable[[Written, torch.Tensor], None]:
-    """For `install`: remember every write. The engine's own writes are at the place of the backward call."""
-    append, frame_of, next_node, storage_key = recent.append, sys._getframe, internals.next_node, internals.storage_key
+    """For `install`: remember every write."""
+    append, frame_of, storage_key = recent.append, sys._getframe, internals.storage_key
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key is None:
             without_storage()
-            return
-        frame = frame_of(2)
-        if backwards and frame.f_code is _ENGINE:
-            fields = (written, backwards[-1].place, key, tensor._version, None, None, len(backwards), next_node())
-            append(_new(Record, fields))
         else:
-            append(record(written, tensor, key, place_of(frame), steps.step, len(backwards)))
+            append(record(written, tensor, key, place_of(frame_of(2)), steps.step, len(backwards)))
 
     return before
 
@@ -104,7 +98,8 @@ def writes_to_saves(
     without_storage: Callable[[], None],
 ) -> Callable[[Written, torch.Tensor], None]:
     """For `watch`: hand a write to `met` where its storage has live saves; of the rest, remember those in the graph."""
-    append, frame_of, storage_key, unsorted = recent.append, sys._getframe, internals.storage_key, live.unsorted
+    append, frame_of, unsorted = recent.append, sys._getframe, live.unsorted
+    storage_key, next_node = internals.storage_key, internals.next_node
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
@@ -113,16 +108,21 @@ def writes_to_saves(
         if key in live.by_storage:
             handles = live.at(key)
             if handles:
-                frame = frame_of(2)
-                engine = backwards and frame.f_code is _ENGINE
-                place = backwards[-1].place if engine else place_of(frame)
-                met(handles, tensor, record(written, tensor, key, place, steps.step, len(backwards)))
+                met(handles, tensor, record(written, tensor, key, place_of(frame_of(2)), steps.step, len(backwards)))
                 return
         if key is None:
             without_storage()
         elif tensor.requires_grad:
-            place = place_of(frame_of(2))
-            fields = (written, place, key, tensor._version, None, steps.step, len(backwards), internals.next_node())
+            fields = (
+                written,
+                place_of(frame_of(2)),
+                key,
+                tensor._version,
+                None,
+                steps.step,
+                len(backwards),
+                next_node(),
+            )
             append(_new(Record, fields))
 
     return before

@@ -37,6 +37,8 @@ class Memory:
     def __init__(self) -> None:
         self.recent: deque[Record] = deque(maxlen=RECENT)
         self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
+        """Where `backward()` was called, with the number of the node that came next."""
         self.thread = Thread()
 
     def place_of_save(self, node: int) -> Place | None:
@@ -47,3 +49,4 @@ class Memory:
         """Drop what is not kept per thread."""
         self.recent.clear()
         self.views.clear()
+        self.accumulated.clear()

@@ -40,6 +40,8 @@ def name_of(key: int | None, shape: tuple[int, ...] | None = None, frame: FrameT
                 best = _local(label, value, shape)
             if found is not None:
                 return found
+            if best is None and isinstance(value, torch.Tensor) and _is_on(_gradient(value), key):
+                best = Name(f"{label}.grad", "tensor")
     return best
 
 
@@ -76,11 +78,18 @@ def _is_on(value: object, key: int) -> bool:
     return isinstance(value, torch.Tensor) and storage_key(value) == key
 
 
+def _gradient(value: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a leaf. A view is left alone: asking whether it is a leaf can change the program (DESIGN 4)."""
+    return value.grad if value.requires_grad and not value._is_view() and value.is_leaf else None
+
+
 def _in_module(label: str, module: torch.nn.Module, key: int) -> Name | None:
     prefix = "" if label == "self" else label + "."
     for name, parameter in module.named_parameters():
         if storage_key(parameter) == key:
             return Name(prefix + name if prefix else f"self.{name}", "parameter")
+        if _is_on(parameter.grad, key):
+            return Name(prefix + f"{name}.grad" if prefix else f"self.{name}.grad", "tensor")
     for name, buffer in module.named_buffers():
         if storage_key(buffer) == key:
             return Name(prefix + name if prefix else f"self.{name}", "buffer")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -119,3 +121,39 @@ def on_saved_tensors(patches: Patches, restore: Callable[[Any, tuple[Any, ...]],
 
     owner = torch.autograd.function.BackwardCFunction
     patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
+
+
+def around_custom_backward(patches: Patches, listening: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the backward of every custom Function, the only Python that autograd calls unasked, inside `listening()`."""
+    owner = torch.autograd.function.BackwardCFunction
+    native: Any = owner.apply
+
+    def apply(self: Any, *args: Any) -> Any:
+        with listening():
+            return native(self, *args)
+
+    patches.put(owner, "apply", apply)
+
+
+_HOOKS = (
+    (torch.Tensor, "register_hook"),
+    (torch.Tensor, "register_post_accumulate_grad_hook"),
+    (torch.nn.Module, "register_full_backward_hook"),
+    (torch.nn.Module, "register_full_backward_pre_hook"),
+    (torch.nn.Module, "register_backward_hook"),
+)
+
+
+def on_backward_hooks(patches: Patches, registered: Callable[[], None]) -> None:
+    """Call `registered` when the program registers code of its own to run in the midst of a backward."""
+    for owner, name in _HOOKS:
+        patches.put(owner, name, _telling(vars(owner)[name], registered))
+
+
+def _telling(method: Callable[..., Any], registered: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def register(*args: Any, **kwargs: Any) -> Any:
+        registered()
+        return method(*args, **kwargs)
+
+    return register

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -46,6 +47,8 @@ class Recorder:
         self.watching = False
         self.stop_writes = False
         self.by_key = True
+        self.python_in_backward = False
+        """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
         self.live: LiveSaves[Handle] = LiveSaves(saves.storage_of)
         self.memory = Memory()
         self.backwards: list[Backward] = []
@@ -69,11 +72,13 @@ class Recorder:
         patches.around_backward(self._patches, self._around_backward)
         patches.around_threads(self._patches, self.enter, self.leave)
         patches.on_new_operators(self._patches, writes.rescan)
+        patches.around_custom_backward(self._patches, self.listening)
+        patches.on_backward_hooks(self._patches, self.backward_hooks)
+        patches.on_foreign_hooks(self._patches, self.foreign_hooks)
         if watching:
             patches.on_saved_tensors(self._patches, saves.originals)
             patches.on_data_assignment(self._patches, self.data_assigned)
             patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
-            patches.on_foreign_hooks(self._patches, self.foreign_hooks)
         self._undo_steps = steps.listen(self.before_step, self.after_step)
         self.enter()
 
@@ -85,7 +90,7 @@ class Recorder:
             self._undo_steps()
             self._undo_steps = None
         self._patches.undo()
-        self.watching = self.stop_writes = False
+        self.watching = self.stop_writes = self.python_in_backward = False
         self.memory.forget()
         self.unseen = {}
 
@@ -138,7 +143,13 @@ class Recorder:
 
     def foreign_hooks(self) -> None:
         """The program pushed its own saved-tensor hooks; PyTorch makes no version check under them either."""
-        self.not_seen("saves under the program's own saved-tensor hooks (save_on_cpu, checkpoint)")
+        self.python_in_backward = True
+        if self.watching:
+            self.not_seen("saves under the program's own saved-tensor hooks (save_on_cpu, checkpoint)")
+
+    def backward_hooks(self) -> None:
+        """The program registered a hook that will run in the midst of a backward."""
+        self.python_in_backward = True
 
     def without_storage(self) -> None:
         """A write went to a tensor that has no storage to join it to."""
@@ -318,7 +329,10 @@ class Recorder:
             self.unmute()
             call = "backward" if kwargs.get("accumulate_grad") else "grad"
             backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
+            quiet = self.by_key and not self.python_in_backward and not self.stop_writes and internals.key_is_set()
             self.backwards.append(backward)
+            if quiet:
+                internals.set_key(False)
             try:
                 result = engine(t_outputs, *args, **kwargs)
             except RuntimeError as error:
@@ -326,10 +340,26 @@ class Recorder:
                 raise
             finally:
                 self.backwards.remove(backward)
+                if quiet and self.thread.entered:
+                    internals.set_key(True)
             self.thread.boundary = internals.next_node()
+            if call == "backward":
+                self.memory.accumulated.append((self.thread.boundary, backward.place))
             return result
 
         return _engine_run_backward
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Log writes again while Python runs inside a backward that goes unlogged."""
+        quiet = bool(self.backwards) and self.by_key and bool(self.listeners) and not internals.key_is_set()
+        if quiet:
+            internals.set_key(True)
+        try:
+            yield
+        finally:
+            if quiet:
+                internals.set_key(False)
 
     def backward_failed(self, backward: Backward, error: RuntimeError) -> None:
         """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""

@@ -17,6 +17,7 @@ from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import site_of
+from noclobber.observe.writes import Written
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
@@ -93,9 +94,12 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     key = internals.storage_key(alias)
     save = _save(handle, node, version, key)
     suspect = handle.version
-    entries = (
-        suspect.writes if isinstance(suspect, Suspect) else _from_recent(memory, key, version, current, handle.node)
-    )
+    if isinstance(suspect, Suspect):
+        entries = suspect.writes
+    else:
+        entries = _from_recent(memory, key, version, current, handle.node)
+    if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
+        entries = _accumulated(memory, handle, key, version)
     writes = _writes(entries, current, save.tensor)
     message = None
     if current != version:
@@ -133,6 +137,18 @@ def _from_recent(memory: Memory, key: int | None, version: int, current: int, no
         (record, record.version or 0)
         for record in memory.recent
         if record.key == key and record.node > node and version <= (record.version or 0) < current
+    ]
+
+
+_ACCUMULATION = Written("aten::add_", ((0, "self"),), uncounted=False)
+
+
+def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
+    """The gradient of a leaf moved on and no operator wrote it: the backward calls since then added to it."""
+    since = [(number, place) for number, place in memory.accumulated if number > handle.node]
+    return [
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, number), version + index)
+        for index, (number, place) in enumerate(since)
     ]
 
 

@@ -28,9 +28,9 @@ Notes
     not to be differentiated. A sum of losses begins with a tensor that does not require grad, or is not written in
     place. An activation that was made a leaf, by `requires_grad_()` or by a library that fine-tunes, needs an
     operation out of place. `.data` silences this error and many rightful ones with it. "has been used" instead of
-    "is being used": older releases, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that
-    was taken before its base was written with a tracked value is called a leaf too: take each view right before it
-    is written.
+    "is being used": older releases, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that was
+    taken before its base was written with a tracked value is called a leaf too: take each view right before it is
+    written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,18 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.rules.editing import cloned_argument, computes, guarded, renamed
-from noclobber.rules.refusing import blamed, finding, messages, named, recognised, says, suggest, words_at, writes_it
+from noclobber.rules.refusing import (
+    APPLIED,
+    blamed,
+    finding,
+    messages,
+    named,
+    recognised,
+    says,
+    suggest,
+    words_at,
+    writes_it,
+)
 from noclobber.rules.rewriting import Form, called, form, out_of_place
 from noclobber.rules.sourcetext import path_to
 from noclobber.rules.wording import op_in_words
@@ -64,13 +75,14 @@ def find(event: Clobber | Refusal) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
-    headline = f"in-place write to {named(refusal, 'a leaf tensor that requires grad')}"
+    what = "a leaf tensor that requires grad"
     notes, helps = _cure(refusal)
     return finding(
         (CODE, NAME, SEVERITY),
-        headline,
+        f"in-place write to {what if _perhaps_a_view(refusal) else named(refusal, what)}",
         refusal,
         told=writes_it(refusal, "the leaf"),
+        surfaced=APPLIED if says(refusal, "has been used") else "",
         created="the view is made here" if _of_a_view(refusal) else "the leaf is made here",
         notes=notes,
         suggestions=helps,
@@ -83,9 +95,11 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     why = ["the gradient of a leaf belongs to the value it had in the forward; a recorded write would take its place"]
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
-        return [note], [suggest("give the Function a clone: `Function.apply(x.clone())`", cloned_argument(site))]
+        return [note], [
+            suggest("give the Function a clone: `Function.apply(x.clone())`", cloned_argument(refusal.site))
+        ]
     parameter = refusal.tensor.kind == "parameter"
-    if _of_a_view(refusal) or (not parameter and "copy_(" in text and computes(site)):
+    if _perhaps_a_view(refusal):
         note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
         return [*why, note], [
             Suggestion("take each view right before it is written, or put the parts together with `torch.cat`")
@@ -122,6 +136,13 @@ def _sums(text: str) -> bool:
         return False
     names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(statement)}
     return any(word in name for name in names for word in ("loss", "total", "sum", "acc", "cost"))
+
+
+def _perhaps_a_view(refusal: Refusal) -> bool:
+    """Whether it is a view that counts as a leaf, or looks like one: a computed value copied into no parameter."""
+    site = blamed(refusal)
+    copied = "copy_(" in words_at(site) and computes(site)
+    return refusal.tensor.kind != "parameter" and (copied or _of_a_view(refusal))
 
 
 def _of_a_view(refusal: Refusal) -> bool:

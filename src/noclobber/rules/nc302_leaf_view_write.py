@@ -39,7 +39,7 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.source import Site
 from noclobber.rules.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
-from noclobber.rules.refusing import blamed, finding, messages, named, recognised, suggest, words_at, writes_it
+from noclobber.rules.refusing import APPLIED, blamed, finding, messages, named, recognised, suggest, words_at, writes_it
 
 CODE = "NC302"
 NAME = "leaf-view-write"
@@ -59,17 +59,21 @@ def find(event: Clobber | Refusal) -> Finding | None:
     meant = parameter or writes_numbers(site) or (_surgery(site) and not computes(site))
     guard = suggest("set the values inside `with torch.no_grad():`", guarded(site) if meant else None)
     clone = suggest("write into a clone, so that the gradient flows through", cloned_first(site))
-    if called_apply := cloned_argument(site):
+    if called_apply := cloned_argument(refusal.site):
         helps = [suggest("give the Function a clone", called_apply)]
     elif parameter:
         helps = [guard]
     else:
         helps = [clone, _or(guard)] if clone.edits and not _surgery(site) else [guard, _or(clone)]
+    headline = f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}"
+    if parameter and refusal.tensor.name:
+        headline = f"in-place write to a view of {named(refusal, 'a leaf tensor that requires grad')}"
     return finding(
         (CODE, NAME, SEVERITY),
-        f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}",
+        headline,
         refusal,
         told=writes_it(refusal, "through the view"),
+        surfaced=APPLIED if cloned_argument(refusal.site) else "",
         notes=["a view shares its bytes with the leaf, whose gradient belongs to the value it had in the forward"],
         suggestions=helps,
     )

@@ -26,8 +26,8 @@ Instead
 Notes
     `expand`, `expand_as`, `broadcast_to`, `broadcast_tensors`, and `unfold` with overlapping windows, make elements
     that share memory; `repeat` copies. For a tensor written onto itself, clone the value: `x[1:] = x[:-1].clone()`.
-    Not every operation looks: `index_put_` and `masked_fill_` on an expanded tensor, and `x.addmm_(x, w)`, pass and
-    give a result that nobody promised.
+    Not every operation looks: `index_put_` and `masked_fill_` on an expanded tensor pass, and write to more
+    elements than were named.
 """
 
 from __future__ import annotations

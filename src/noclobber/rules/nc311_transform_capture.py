@@ -34,8 +34,8 @@ Instead
 Notes
     State goes in as an argument and comes out as a result (`has_aux=True`). For modules
     `torch.func.functional_call` takes parameters and buffers as arguments. Batch norm:
-    `torch.func.replace_all_batch_norm_modules_`, or `net.eval()`. A write through `.data` to an argument is
-    refused, but one to a captured tensor passes without a word.
+    `torch.func.replace_all_batch_norm_modules_`, or `net.eval()`. An assignment to `.data` is refused as well, but
+    a write through the `.data` of an argument passes without a word.
 """
 
 from __future__ import annotations

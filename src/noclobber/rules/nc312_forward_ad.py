@@ -52,7 +52,7 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.rules.refusing import finding, messages, recognised, says
+from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says
 
 CODE = "NC312"
 NAME = "forward-ad"
@@ -74,7 +74,7 @@ def find(event: Clobber | Refusal) -> Finding | None:
     if refusal is None:
         return None
     headline = "an in-place Function whose `jvp` does not write the tangent in place"
-    told = "the Function is applied here"
+    told = applied(refusal)
     helps = ["write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place"]
     if says(refusal, "is returning a view"):
         headline = "a Function that returns a view, but whose `jvp` returns no view of the tangent"
@@ -92,6 +92,7 @@ def find(event: Clobber | Refusal) -> Finding | None:
         headline,
         refusal,
         told=told,
+        surfaced=APPLIED,
         notes=[_CARRIED],
         suggestions=[Suggestion(one) for one in helps],
     )

@@ -43,7 +43,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.rules.editing import cloned_argument
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest
+from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says, suggest
 
 CODE = "NC313"
 NAME = "mark-dirty-misuse"
@@ -72,7 +72,7 @@ def find(event: Clobber | Refusal) -> Finding | None:
         helps = ["return the very tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
         headline = "a Function of several results writes in place to an input that is a view"
-        edit = cloned_argument(blamed(refusal))
+        edit = cloned_argument(refusal.site)
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",
@@ -87,7 +87,8 @@ def find(event: Clobber | Refusal) -> Finding | None:
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
-        told="the Function is applied here",
+        told=applied(refusal),
+        surfaced=APPLIED,
         notes=[_BECOMES],
         suggestions=[suggest(helps[0], edit), *(Suggestion(one) for one in helps[1:])],
     )

@@ -35,6 +35,7 @@ from noclobber.model.finding import Finding, Severity
 from noclobber.rules.editing import renamed
 from noclobber.rules.othertexts import TEXTS
 from noclobber.rules.refusing import blamed, finding, recognised, suggest, writes_it
+from noclobber.rules.wording import op_in_words
 
 CODE = "NC399"
 NAME = "other-refusal"
@@ -69,4 +70,6 @@ def find(event: Clobber | Refusal) -> Finding | None:
 
 
 def _told(refusal: Refusal) -> str:
-    return writes_it(refusal) if refusal.op else "this is refused"
+    if refusal.written is not None:
+        return writes_it(refusal)
+    return f"`{op_in_words(refusal.op)}` is refused here" if refusal.op else "this is refused"

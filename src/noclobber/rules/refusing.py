@@ -39,14 +39,15 @@ def finding(
     told: str,
     created: str = "the view is made here",
     saved: str = "it is saved here",
+    surfaced: str = "",
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
 ) -> Finding:
-    """The finding of a refusal. `told` labels the line to blame, `created` and `saved` the others where known."""
+    """The finding of a refusal. `told` labels the line to blame, the other words the other lines where known."""
     return Finding(
         *rule,
         headline,
-        _labels(refusal, told, created, saved),
+        _labels(refusal, told, created, saved, surfaced),
         tensor=tensor_record(refusal.tensor),
         notes=tuple(notes),
         suggestions=tuple(suggestions),
@@ -70,6 +71,14 @@ def writes_it(refusal: Refusal, target: str = "it") -> str:
     return f"`{op_in_words(refusal.op)}` writes {target} here" if refusal.op else "written in place here"
 
 
+APPLIED = "the Function is applied here"
+
+
+def applied(refusal: Refusal) -> str:
+    """The words for the line to blame of a custom Function: its own write where known, else where it is applied."""
+    return APPLIED if refusal.written is None else writes_it(refusal, "its input")
+
+
 def named(refusal: Refusal, what: str) -> str:
     """ "the parameter `fc.weight`, a leaf tensor": the subject with what it is; `what` alone where it has no name."""
     return f"{subject(refusal.tensor)}, {what}" if refusal.tensor.name else what
@@ -86,7 +95,7 @@ def says(refusal: Refusal, pattern: str) -> bool:
     return messages(pattern)[0].search(refusal.message) is not None
 
 
-def _labels(refusal: Refusal, told: str, created: str, saved: str) -> tuple[Label, ...]:
+def _labels(refusal: Refusal, told: str, created: str, saved: str, surfaced: str) -> tuple[Label, ...]:
     site = blamed(refusal)
     found: list[Label] = []
     if refusal.created is not None and refusal.created != site:
@@ -97,7 +106,7 @@ def _labels(refusal: Refusal, told: str, created: str, saved: str) -> tuple[Labe
         return tuple(found)
     role = "write" if refusal.written is not None else _ROLES[refusal.call]
     found.append(label(role, site, told, primary=True))
-    surfaced = refusal.site
-    if surfaced is not None and surfaced not in (site, refusal.created, refusal.saved):
-        found.append(label("read", surfaced, _READERS.get(refusal.call, "the error surfaces here")))
+    later = refusal.site
+    if later is not None and later not in (site, refusal.created, refusal.saved):
+        found.append(label("read", later, surfaced or _READERS.get(refusal.call, "the error surfaces here")))
     return (*found, *inside_label(site, "the write runs here" if role == "write" else "it runs here"))
