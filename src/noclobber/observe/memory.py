@@ -20,7 +20,7 @@ class Thread(threading.local):
     """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
 
     def __init__(self) -> None:
-        self.history: deque[tuple[int, Place | None]] = deque(maxlen=saves.HISTORY)
+        self.history = saves.History()
         self.hooks: tuple[Any, Any] | None = None
         self.mode: WriteMode | None = None
         self.entered = False
@@ -40,10 +40,6 @@ class Memory:
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """Where `backward()` was called, with the number of the node that came next."""
         self.thread = Thread()
-
-    def place_of_save(self, node: int) -> Place | None:
-        """Where a node of this thread saved, by its sequence number; None once forgotten."""
-        return next((place for number, place in reversed(self.thread.history) if number == node), None)
 
     def forget(self) -> None:
         """Drop what is not kept per thread."""

@@ -109,7 +109,7 @@ def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory:
     place = None
     if newest is not None:
         number = newest._sequence_nr()
-        place = memory.place_of_save(number)
+        place = memory.thread.history.place_of(number)
     return Refusal(
         message,
         site_of(backward.place),

@@ -13,7 +13,7 @@ import xxhash
 
 from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals
-from noclobber.observe.sites import Place, place_of
+from noclobber.observe.sites import KINDS, USER, Place, place_of
 
 HISTORY = 16_384
 """Places of past saves kept for graphs that were freed, newest last."""
@@ -38,31 +38,27 @@ class Handle:
 
 
 class Suspect:
-    """A handle's version together with the writes that may have changed its bytes, and its bytes before the first."""
+    """A handle's version together with the writes that may have changed its bytes."""
 
     __slots__ = ("digest", "refuses", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.digest: int | None = None
+        """The fingerprint of the bytes before the first write that may touch them and need not move the version."""
         self.writes: list[Any] = []
         self.refuses: str | None = None
         """The error that PyTorch would raise when unpacking, where it is not about versions."""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether only a moved version can tell of a change: every write so far shares the counter of the save."""
+        return self.digest is None and self.refuses is None
 
 
 def storage_of(handle: Handle) -> int:
     """The storage key of a save; 0 for a tensor without storage, which no write can name."""
     return internals.storage_key(handle.alias) or 0
-
-
-def suspect(handle: Handle, *, may_touch: bool = False) -> Suspect:
-    """Mark a handle; before the first write that may touch its bytes, remember them by their fingerprint."""
-    version = handle.version
-    marked = version if isinstance(version, Suspect) else Suspect(version)
-    handle.version = marked
-    if may_touch and marked.digest is None:
-        marked.digest = fingerprint(handle.alias)
-    return marked
 
 
 def version_at_save(handle: Handle) -> int:
@@ -90,15 +86,31 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
+class History:
+    """The nodes of past saves and their places, newest last: two rows, as a pair each would cost a tuple more."""
+
+    __slots__ = ("nodes", "places")
+
+    def __init__(self) -> None:
+        self.nodes: deque[int] = deque(maxlen=HISTORY)
+        self.places: deque[Place | None] = deque(maxlen=HISTORY)
+
+    def place_of(self, node: int) -> Place | None:
+        """Where a node last saved; None once forgotten."""
+        rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
+        return next((place for number, place in rows if number == node), None)
+
+
 def hooks(
-    live: LiveSaves[Handle], history: deque[tuple[int, Place | None]], changed: Callable[[Handle], torch.Tensor]
+    live: LiveSaves[Handle], history: History, changed: Callable[[Handle], torch.Tensor]
 ) -> tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]:
     """The pack and unpack hooks of one thread. `changed(handle)` is called where the version no longer matches.
 
     Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
     2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
-    new, reference, unsorted = Handle, ref, live.unsorted
+    new, reference, unsorted, kinds = Handle, ref, live.unsorted, KINDS
+    add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of = internals.next_node, sys._getframe
 
     def pack(tensor: torch.Tensor) -> Handle:
@@ -111,11 +123,16 @@ def hooks(
         handle.version = alias._version
         handle.tensor = reference(tensor)
         handle.node = node = next_node() - 1
-        handle.place = place = place_of(frame_of(1))
+        frame = frame_of(1)
+        code = frame.f_code
+        # Most saves are made right below a user's line: then no call is needed to find it.
+        place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
+        handle.place = place
         unsorted.append(reference(handle))
         if len(unsorted) > live.limit:
             live.sweep()
-        history.append((node, place))
+        add_node(node)
+        add_place(place)
         return handle
 
     def unpack(handle: Handle) -> torch.Tensor:

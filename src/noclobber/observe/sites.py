@@ -10,29 +10,30 @@ from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 Place = tuple[CodeType, int, "Place | None"]
 """(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
 
-_KINDS: dict[str, int] = {}
-_USER, _LIBRARY, _SKIP = 0, 1, 2
+KINDS: dict[str, int] = {}
+"""Whose code a file is, as a number, by its `co_filename`; filled as files are met."""
+USER, _LIBRARY, _SKIP = 0, 1, 2
 
 
 def _kind(path: str) -> int:
     owner = owner_of(path)
-    kind = _USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else _SKIP
-    _KINDS[path] = kind
+    kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else _SKIP
+    KINDS[path] = kind
     return kind
 
 
 def place_of(frame: FrameType | None) -> Place | None:
     """The place of the innermost user frame at or above `frame`; of the innermost library frame where there is none."""
     inside: Place | None = None
-    kinds = _KINDS
+    kinds = KINDS
     while frame is not None:
         code = frame.f_code
         kind = kinds.get(code.co_filename)
         if kind is None:
             kind = _kind(code.co_filename)
-        if kind == 0:
+        if kind == USER:
             return (code, frame.f_lasti, inside)
-        if kind == 1 and inside is None:
+        if kind == _LIBRARY and inside is None:
             inside = (code, frame.f_lasti, None)
         frame = frame.f_back
     return inside

@@ -240,7 +240,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     key = internals.storage_key(stale.tensor)
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
-    place = memory.place_of_save(number)
+    place = memory.thread.history.place_of(number)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
     entries = _from_recent(memory, key, stale.expected, stale.current, number)
     produced = None if stale.tensor.grad_fn is None else (stale.tensor.grad_fn, stale.tensor.output_nr)
