@@ -239,8 +239,8 @@ def batch_norm_statistics():
 
 
 RAISED = [
-    method, operator_equals, set_item, set_item_with_a_mask, out, out_of_two, foreach, functional_in_place, under_no_grad,
-    in_inference_mode, through_views_and_aliases, library_initialiser, embedding_max_norm, in_a_thread, scripted,
+    method, operator_equals, set_item, set_item_with_a_mask, out, out_of_two, foreach, functional_in_place,
+    under_no_grad, in_inference_mode, through_views_and_aliases, library_initialiser, embedding_max_norm, in_a_thread, scripted,
     custom_operator_registered_later, gradient_accumulation, custom_backward,
 ]  # fmt: skip
 SILENT = [

@@ -127,7 +127,7 @@ def peak(around):
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 for _ in range(2):
     peak(contextlib.nullcontext()), peak(noclobber.watch())
-print(min(peak(contextlib.nullcontext()) for _ in range(4)), min(peak(noclobber.watch()) for _ in range(4)))
+print(min(peak(contextlib.nullcontext()) for _ in range(9)), min(peak(noclobber.watch()) for _ in range(9)))
 """
 
 
