@@ -5,8 +5,14 @@ import torch
 
 import noclobber
 
-T = [torch.tensor([1.5, 2.5]), torch.tensor(1.7), torch.tensor([3, 4], dtype=torch.int32),
-     torch.tensor(2, dtype=torch.int8), torch.tensor([1.1, 2.3], dtype=torch.bfloat16), torch.tensor(1.1, dtype=torch.float16)]  # fmt: skip
+T = [
+    torch.tensor([1.5, 2.5]),
+    torch.tensor(1.7),
+    torch.tensor([3, 4], dtype=torch.int32),
+    torch.tensor(2, dtype=torch.int8),
+    torch.tensor([1.1, 2.3], dtype=torch.bfloat16),
+    torch.tensor(1.1, dtype=torch.float16),
+]
 CALLS = {
     "number ** tensor": lambda t, n: n**t,
     "tensor ** number": lambda t, n: t**n,

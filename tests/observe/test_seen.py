@@ -239,13 +239,33 @@ def batch_norm_statistics():
 
 
 RAISED = [
-    method, operator_equals, set_item, set_item_with_a_mask, out, out_of_two, foreach, functional_in_place,
-    under_no_grad, in_inference_mode, through_views_and_aliases, library_initialiser, embedding_max_norm, in_a_thread, scripted,
-    custom_operator_registered_later, gradient_accumulation, custom_backward,
-]  # fmt: skip
+    method,
+    operator_equals,
+    set_item,
+    set_item_with_a_mask,
+    out,
+    out_of_two,
+    foreach,
+    functional_in_place,
+    under_no_grad,
+    in_inference_mode,
+    through_views_and_aliases,
+    library_initialiser,
+    embedding_max_norm,
+    in_a_thread,
+    scripted,
+    custom_operator_registered_later,
+    gradient_accumulation,
+    custom_backward,
+]
 SILENT = [
-    storage_fill, data_write, data_assignment, an_alias_made_by_set, fused_optimizer, batch_norm_statistics,
-]  # fmt: skip
+    storage_fill,
+    data_write,
+    data_assignment,
+    an_alias_made_by_set,
+    fused_optimizer,
+    batch_norm_statistics,
+]
 
 
 @pytest.mark.parametrize("program", RAISED, ids=lambda p: p.__name__)
