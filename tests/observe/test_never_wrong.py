@@ -186,6 +186,15 @@ def test_version_numbers_of_the_message_are_pytorchs():
     assert str(bare.value) == str(seen.value)
 
 
+def test_the_producer_of_the_message_is_pytorchs():
+    for program in (through_a_view, an_input, a_weight_by_an_optimizer, by_out, inside_a_function):
+        with pytest.raises(RuntimeError) as bare:
+            program()
+        with pytest.raises(RuntimeError) as seen, noclobber.watch():
+            program()
+        assert str(bare.value) == str(seen.value), program.__name__
+
+
 def test_under_anomaly_mode_the_hint_is_pytorchs():
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

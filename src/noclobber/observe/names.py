@@ -24,31 +24,33 @@ class Name(NamedTuple):
     kind: Kind
 
 
-def name_of(key: int | None, shape: tuple[int, ...] | None = None, frame: FrameType | None = None) -> Name | None:
-    """The name of the tensor on a storage: a parameter or buffer of a module in sight, else a local of that shape.
+def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = None) -> Name | None:
+    """The name of a tensor: a parameter or buffer on its storage, else a local that is it or that shows the same bytes.
 
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
     if key is None:
         return None
-    frames = list(_user_frames(frame or sys._getframe(1)))
     best: Name | None = None
-    for one in frames:
+    for one in _user_frames(frame or sys._getframe(1)):
         for label, value in _values(one):
-            found = _in_module(label, value, key) if isinstance(value, torch.nn.Module) else None
-            if found is None and best is None and isinstance(value, torch.Tensor) and _is_on(value, key):
-                best = _local(label, value, shape)
-            if found is not None:
-                return found
-            if best is None and isinstance(value, torch.Tensor) and _is_on(_gradient(value), key):
-                best = Name(f"{label}.grad", "tensor")
+            if isinstance(value, torch.nn.Module):
+                found = _in_module(label, value, key)
+                if found is not None:
+                    return found
+            elif best is None and isinstance(value, torch.Tensor):
+                if value is tensor or (_is_on(value, key) and _same_place(value, tensor)):
+                    best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
+                elif _is_on(_gradient(value), key):
+                    best = Name(f"{label}.grad", "tensor")
     return best
 
 
-def _local(label: str, value: torch.Tensor, shape: tuple[int, ...] | None) -> Name | None:
-    if shape is not None and tuple(value.shape) != shape:
-        return None
-    return Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
+def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return one.shape == other.shape and one.storage_offset() == other.storage_offset()
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:

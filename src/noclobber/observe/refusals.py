@@ -67,7 +67,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     site = site_of(place_of(frame))
     if tensor is None:
         return Refusal(message, site, op)
-    name = name_of(internals.storage_key(tensor), tuple(tensor.shape), frame)
+    name = name_of(tensor, internals.storage_key(tensor), frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
     return Refusal(message, site, op, about, _created(tensor, message, memory))
@@ -135,8 +135,10 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return Refusal(message, site, saved=site, call="save")
     if "its base or another view of its base has been modified" in message and last is not None:
         return Refusal(message, site, last.written.op, written=site_of(last.place))
-    if last is not None and _passed_through(error, "apply") and about_writing(message):
-        # A custom Function is judged once its forward has ended; its last write is what is forbidden.
+    inside = last is not None and last.node == internals.next_node() and _passed_through(error, "apply")
+    if inside and last is not None and about_writing(message):
+        # A custom Function is judged once its forward has ended; its last write is what is forbidden. Its node is made
+        # before its forward runs, so no write from before the call has the same number.
         return Refusal(message, site, last.written.op, written=site_of(last.place))
     return Refusal(message, site, call="backward" if _passed_through(error, "_engine_run_backward") else "write")
 

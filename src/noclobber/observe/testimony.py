@@ -61,7 +61,7 @@ def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     """How a reader knows a tensor. Looks through the user's frames for its name."""
     shape = tuple(alias.shape)
-    name = name_of(key, shape, sys._getframe(1))
+    name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
     where = region(geometry(alias))
     return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
@@ -184,13 +184,12 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
-def stale_message(tensor: torch.Tensor, producer: tuple[Any, int] | None, current: int, expected: int) -> str:
+def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
     """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
     clause = ""
     if producer is not None:
-        node, number = producer
-        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node.name())
-        clause = f", which is output {number} of {name},"
+        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer[0])
+        clause = f", which is output {producer[1]} of {name},"
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{tensor.type()} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
@@ -198,26 +197,35 @@ def stale_message(tensor: torch.Tensor, producer: tuple[Any, int] | None, curren
     )
 
 
-def _producer(handle: Handle, node: Any, field: str) -> tuple[Any, int] | None:
+def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
     """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
 
-    Where the tensor itself is gone, what made it when it was saved.
+    Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
+    the node that autograd would make for it anew.
     """
     if node is not None and field.startswith(_OUTPUTS):
         number = field.removeprefix("result") if field.startswith("result") else ""
-        return node, int(number or 0)
+        return node.name(), int(number or 0)
     tensor = handle.tensor()
     if tensor is not None:
-        try:
-            return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
-        except RuntimeError:
-            return None
+        return produced(tensor)
     if node is None or field not in _INPUTS or not node.next_functions:
         return None
     producer, number = node.next_functions[min(_INPUTS[field], len(node.next_functions) - 1)]
     if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
         return None
-    return producer, number
+    return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
+
+
+_VIEWS = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "SelectBackward0", "SliceBackward0", "ViewBackward0"}
+
+
+def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """What made a tensor; asking is what PyTorch does itself before it raises."""
+    try:
+        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
+    except RuntimeError:
+        return None
 
 
 def stale_saves(roots: list[Any], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
@@ -243,7 +251,6 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     place = memory.thread.history.place_of(number)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
     entries = _from_recent(memory, key, stale.expected, stale.current, number)
-    produced = None if stale.tensor.grad_fn is None else (stale.tensor.grad_fn, stale.tensor.output_nr)
-    message = stale_message(stale.tensor, produced, stale.current, stale.expected)
+    message = stale_message(stale.tensor, produced(stale.tensor), stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), _call(backward))
     return Clobber(save, _writes(entries, stale.current, tensor), read, stale.current, message)
