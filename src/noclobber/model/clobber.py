@@ -51,6 +51,7 @@ class LiveSaves(Generic[Handle]):
         self.unsorted: list[ref[Handle]] = []
         """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
+        self._filed = 0
 
     def sort(self) -> None:
         """File what was added since the last call under its storage."""
@@ -59,12 +60,15 @@ class LiveSaves(Generic[Handle]):
             reference = unsorted.pop()
             handle = reference()
             if handle is not None:
+                self._filed += 1
                 storage = storage_of(handle)
                 bucket = by_storage.get(storage)
                 if bucket is None:
                     by_storage[storage] = [reference]
                 else:
                     bucket.append(reference)
+        if self._filed > self.limit:
+            self.sweep()
 
     def at(self, storage: int) -> list[Handle]:
         """The live handles on a storage, in no particular order."""
@@ -88,4 +92,5 @@ class LiveSaves(Generic[Handle]):
             for storage, bucket in self.by_storage.items()
             if (alive := [reference for reference in bucket if reference() is not None])
         }
-        self.limit = max(FEWEST_BEFORE_SWEEP, 2 * len(self.unsorted))
+        self._filed = sum(map(len, self.by_storage.values()))
+        self.limit = max(FEWEST_BEFORE_SWEEP, 2 * (len(self.unsorted) + self._filed))

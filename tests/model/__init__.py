@@ -1,0 +1,1 @@
+"""Tests of the model: plain Python, no torch."""

@@ -1,0 +1,75 @@
+"""Sites: exact spans from instructions, in characters; whose code a file is."""
+
+import linecache
+import sys
+import sysconfig
+
+import pytest
+
+from noclobber.model.source import Owner, Site, Span, claim_for_user, owner_of, site_of_frame, site_of_traceback
+
+
+def site_in(text, path, wanted):
+    """The first site of a program whose span reads `wanted`."""
+    linecache.cache[path] = (len(text), None, text.splitlines(True), path)
+    code = compile(text, path, "exec")
+    for offset in range(0, len(code.co_code), 2):
+        span = Site(code, offset).span()
+        line = text.splitlines()[span.line - 1]
+        if span.line == span.end_line and line[span.column - 1 : span.end_column - 1] == wanted:
+            return Site(code, offset)
+    raise AssertionError(f"no instruction for {wanted!r}")
+
+
+def test_two_writes_on_one_line_are_told_apart():
+    text = "a.add_(1); b.add_(2)\n"
+    assert site_in(text, "/p/two.py", "b.add_(2)").span() == Span("/p/two.py", 1, 12, 1, 21)
+
+
+def test_columns_count_characters():
+    text = "名前 = 'é'; h.add_(1)\n"
+    assert site_in(text, "/p/wide.py", "h.add_(1)").span() == Span("/p/wide.py", 1, 11, 1, 20)
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("/home/me/train.py", Owner.USER),
+        ("train.py", Owner.USER),
+        ("<stdin>", Owner.USER),
+        ("<ipython-input-3-abc>", Owner.USER),
+        ("/tmp/ipykernel_77/1234.py", Owner.USER),
+        ("<frozen runpy>", Owner.LIBRARY),
+        ("<string>", Owner.LIBRARY),
+        (sysconfig.get_paths()["purelib"] + "/timm/layers.py", Owner.LIBRARY),
+        (sysconfig.get_paths()["stdlib"] + "/functools.py", Owner.LIBRARY),
+        (owner_of.__code__.co_filename, Owner.NOCLOBBER),
+    ],
+)
+def test_whose_code_a_file_is(path, owner):
+    assert owner_of(path) is owner
+
+
+def test_a_pseudo_file_can_be_claimed():
+    claim_for_user("<claimed by a test>")
+    assert owner_of("<claimed by a test>") is Owner.USER
+
+
+def test_a_library_line_is_kept_as_inside():
+    path = sysconfig.get_paths()["purelib"] + "/lib/a.py"
+    space = {}
+    exec(compile("def call(f):\n    return f()\n", path, "exec"), space)
+    found = space["call"](lambda: site_of_frame(sys._getframe(1)))
+    assert found.span().path == __file__
+    assert found.inside.span() == Span(path, 2, found.inside.span().column, 2, found.inside.span().end_column)
+
+
+def test_the_innermost_user_frame_of_a_traceback():
+    def fails():
+        raise ValueError
+
+    try:
+        fails()
+    except ValueError as error:
+        found = site_of_traceback(error.__traceback__)
+    assert found.code is fails.__code__

@@ -1,0 +1,125 @@
+"""What can't be seen shows in the coverage; facts about PyTorch that the ways of seeing rely on."""
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import noclobber
+from noclobber.observe import internals, writes
+
+
+def unseen(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with noclobber.watch() as seen:
+            program()
+    return " ".join(seen.report.coverage.unseen)
+
+
+def save_on_cpu():
+    with torch.autograd.graph.save_on_cpu():
+        torch.ones(2, requires_grad=True).exp()
+
+
+def checkpointed():
+    checkpoint(torch.exp, torch.ones(2, requires_grad=True), use_reentrant=False)
+
+
+def transforms():
+    torch.func.grad(lambda x: x.exp().sum())(torch.ones(2))
+
+
+def sparse_write():
+    torch.sparse_coo_tensor([[0]], [1.0], (2,)).mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (save_on_cpu, "saved-tensor hooks"),
+        (checkpointed, "saved-tensor hooks"),
+        (transforms, "torch.func"),
+        (sparse_write, "without a storage"),
+    ],
+)
+def test_what_is_not_seen_is_said(program, words):
+    assert words in unseen(program)
+    assert unseen(lambda: torch.ones(2).add_(1)) == ""
+
+
+def test_saves_outside_the_hooks_are_still_checked():
+    def program():
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.graph.save_on_cpu():
+            x.sin()
+        y = x.exp()
+        y.add_(1)
+        y.sum().backward()
+
+    with pytest.raises(noclobber.ClobberError), noclobber.watch():
+        program()
+
+
+def test_a_release_without_a_private_name_is_told_plainly(monkeypatch):
+    monkeypatch.setattr(internals, "REQUIRED", ("_C._autograd._no_such_name",))
+    with pytest.raises(RuntimeError, match=r"does not know torch .*lacks torch\._C\._autograd\._no_such_name"):
+        noclobber.install()
+    assert not internals.key_is_set()
+
+
+def test_the_spare_key_answers():
+    assert writes.key_answers()
+    assert not internals.key_is_set()
+
+
+def schema(name, overload="default"):
+    return getattr(getattr(torch.ops.aten, name), overload)._schema
+
+
+def test_schemas_that_do_not_say_what_they_write():
+    """If a release mends these, the table in writes.py can go."""
+    for name in ("native_batch_norm", "batch_norm_update_stats"):
+        assert not schema(name).is_mutable
+        assert {argument for _, argument in writes.written_by(schema(name)).arguments} == {
+            "running_mean",
+            "running_var",
+        }
+
+
+def test_fused_optimizers_move_no_version():
+    """If a release mends this, they need no word of their own (landscape F4)."""
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    torch.optim.SGD([p], lr=1.0, fused=True).step()
+    assert p._version == 0
+    assert writes.written_by(schema("_fused_sgd_")).uncounted
+
+
+def test_ordinary_schemas():
+    assert writes.written_by(schema("add_", "Tensor")) == writes.Written("aten::add_", ((0, "self"),), False)
+    assert writes.written_by(schema("add", "Tensor")) is None
+    assert writes.makes_many_views(schema("unbind", "int"))
+    assert not writes.makes_many_views(schema("unsafe_chunk"))
+    assert not writes.makes_many_views(schema("select", "int"))
+
+
+def test_nested_watches_and_install_share_one_recorder():
+    def wrong():
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        y.data.zero_()
+        y.sum().backward()
+
+    installed = noclobber.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        with noclobber.watch() as outer:
+            with noclobber.watch() as inner:
+                wrong()
+            wrong()
+    installed.uninstall()
+    assert [finding.count for finding in inner.findings] == [1]
+    assert [finding.count for finding in outer.findings] == [2]
+    assert not internals.key_is_set()
