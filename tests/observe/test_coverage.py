@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch._dynamo
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
@@ -31,6 +32,10 @@ def transforms():
     torch.func.grad(lambda x: x.exp().sum())(torch.ones(2))
 
 
+def compiled():
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+
+
 def sparse_write():
     torch.sparse_coo_tensor([[0]], [1.0], (2,)).mul_(2)
 
@@ -42,10 +47,15 @@ def sparse_write():
         (checkpointed, "saved-tensor hooks"),
         (transforms, "torch.func"),
         (sparse_write, "without a storage"),
+        (compiled, "compiled regions"),
     ],
 )
 def test_what_is_not_seen_is_said(program, words):
     assert words in unseen(program)
+
+
+def test_nothing_is_said_where_all_is_seen():
+    torch._dynamo.utils.counters.clear()
     assert unseen(lambda: torch.ones(2).add_(1)) == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
@@ -57,8 +58,15 @@ def _settle() -> None:
 
 def coverage() -> Coverage:
     """What is seen at present."""
-    unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in RECORDER.unseen.items())
+    counts = RECORDER.unseen | ({"the inside of compiled regions": regions} if (regions := _compiled()) else {})
+    unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     return Coverage("dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.watching, False, unseen)
+
+
+def _compiled() -> int:
+    """How many frames torch.compile has compiled in this process; what runs in them dispatches no operators."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("frames", {}).get("ok", 0))
 
 
 def event_of(error: BaseException) -> Refusal | Clobber | None:
