@@ -37,7 +37,7 @@ class Scaled(nn.Module):
 
 
 def training_step(rank, **how):
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3, inplace=True), nn.Linear(8, 1)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(8, 1)
     net = DDP(nn.Sequential(*layers), **how)
     optimizer = torch.optim.AdamW(net.parameters())
     for _ in range(3):
@@ -124,6 +124,20 @@ def functional_all_reduce(rank, w):
     functional.wait_tensor(w)
 
 
+def communication_hook(rank):
+    net = DDP(nn.Linear(3, 3))
+    w = torch.ones(3)
+
+    def hook(state, bucket):
+        w.zero_()  # written
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    net.register_comm_hook(None, hook)
+    x = torch.ones(3, requires_grad=True)
+    product = x * w  # saved
+    torch.autograd.backward([product.sum(), net(torch.ones(2, 3)).sum()])
+
+
 def stale_save(rank):
     net = DDP(nn.Linear(3, 3))
     h = net(torch.ones(2, 3)).sigmoid()  # saved
@@ -152,6 +166,7 @@ PROGRAMS = {
     "same_bytes": partial(two_forwards, new_scale=1.0),
     "no_broadcast": partial(two_forwards, forward_sync_buffers=False),
     "batch_norm": two_forwards_of_batch_norm,
+    "communication_hook": communication_hook,
     "stale_save": stale_save,
     **{write.__name__: partial(collective, write=write) for write in COLLECTIVES},
     "all_reduce_in_graph": partial(collective, write=all_reduce, in_graph=True),
@@ -185,6 +200,7 @@ def watched(program, rank, on_write="record"):
         "error": error and str(error).splitlines()[0],
         "left": left,
         "findings": [[one.code, where] for one, where in zip(watch.findings, lines, strict=True)],
+        "notes": [note for one in watch.findings for note in one.notes],
         "unseen": list(watch.report.coverage.unseen),
         "writes": watch.report.coverage.writes,
     }

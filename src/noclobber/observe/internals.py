@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -126,6 +128,12 @@ def key_is_set() -> bool:
     return bool(HAS_KEY and C._dispatch_tls_is_dispatch_key_included(KEY))
 
 
+def counting() -> AbstractContextManager[None]:
+    """Below a dispatch mode, let what runs inside move version counters: gloo gathers with a counted `copy_`."""
+    guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)
+    return guard
+
+
 def library(namespace: str) -> Any:
     """A handle to register kernels of a namespace with (torch.library.Library is not typed)."""
     make: Any = torch.library.Library
@@ -135,3 +143,8 @@ def library(namespace: str) -> Any:
 def takes_numbers(operator: str) -> bool:
     """Whether the overloads of an operator ("aten::add_") take a Python number where their schema says Tensor."""
     return bool(C._should_allow_numbers_as_tensors(operator.partition("::")[2]))
+
+
+def operators_may_have_changed() -> tuple[int, ...]:
+    """Counts that grow when operators are defined: from Python, by a loaded library, by an imported extension."""
+    return (len(getattr(torch.library, "_defs", ())), len(torch.ops.loaded_libraries), len(sys.modules))

@@ -27,6 +27,8 @@ class Thread(threading.local):
         self.withdrawn = False
         self.step: Step | None = None
         self.muted = False
+        self.preserving = 0
+        """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
 

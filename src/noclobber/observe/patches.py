@@ -112,6 +112,26 @@ def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
     patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
 
 
+def in_preserved_versions(patches: Patches, thread: Any) -> None:
+    """Count in `thread.preserving` the blocks it is in that put version counters back as they were.
+
+    DistributedDataParallel writes its buffers in one, FSDP2 its parameters (torch 2.13).
+    """
+    owner: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
+    native_enter, native_exit = owner.__enter__, owner.__exit__
+
+    def __enter__(self: Any) -> None:
+        thread.preserving += 1
+        native_enter(self)
+
+    def __exit__(self: Any, *exception: object) -> None:
+        thread.preserving = max(0, thread.preserving - 1)
+        native_exit(self, *exception)
+
+    patches.put(owner, "__enter__", __enter__)
+    patches.put(owner, "__exit__", __exit__)
+
+
 def on_saved_tensors(patches: Patches, restore: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
     """Pass what `ctx.saved_tensors` of a custom Function gives through `restore`."""
     native: Any = torch._C._FunctionBase.saved_tensors
@@ -141,6 +161,7 @@ _HOOKS = (
     (torch.nn.Module, "register_full_backward_hook"),
     (torch.nn.Module, "register_full_backward_pre_hook"),
     (torch.nn.Module, "register_backward_hook"),
+    (torch.nn.parallel.DistributedDataParallel, "register_comm_hook"),
 )
 
 

@@ -78,6 +78,7 @@ class Recorder:
         if watching:
             patches.on_saved_tensors(self._patches, saves.originals)
             patches.on_data_assignment(self._patches, self.data_assigned)
+            patches.in_preserved_versions(self._patches, self.thread)
             patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
         self._undo_steps = steps.listen(self.before_step, self.after_step)
         self.enter()
@@ -116,7 +117,7 @@ class Recorder:
         if not thread.entered:
             return
         thread.entered = thread.muted = False
-        thread.step = None
+        thread.step, thread.preserving = None, 0
         if self.by_key:
             internals.set_key(False)
         elif thread.mode is not None:
@@ -167,6 +168,9 @@ class Recorder:
         The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the
         counter of its saves; one made from `.data` or wrapped in a Parameter may have its own.
         """
+        preserving = self.thread.preserving
+        if preserving:
+            record = record._replace(written=record.written._replace(uncounted=True))
         apart = record.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
         for handle in handles:
             marked = handle.version
@@ -182,7 +186,7 @@ class Recorder:
                 written[-1] = entry
         if record.written.op == "aten::detach_":
             self._forbid_detached(tensor, handles)
-        if self.stop_writes and not record.written.is_statistics:
+        if self.stop_writes and not (preserving or record.written.is_statistics or record.written.is_collective):
             self._stop(handles, record)
 
     def _stop(self, handles: list[Handle], record: Record) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,6 +29,11 @@ class Written(NamedTuple):
     def is_statistics(self) -> bool:
         """Whether these are the running statistics of batch norm, which training keeps and never reads back."""
         return self.op.partition("::")[2].startswith(_BATCH_NORM)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether several processes take part: stopped in one, it leaves the others waiting for it."""
+        return self.op.startswith(_COLLECTIVES)
 
 
 class Sink(NamedTuple):
@@ -55,6 +62,9 @@ _UNCOUNTED = (
 """Mutating overloads without a kernel that bumps the version (torch 2.13; landscape F4, F5)."""
 
 
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
+
+
 def written_by(schema: Any) -> Written | None:
     """What an overload writes by its schema, or by the table above where the schema lies; None for nothing."""
     namespace, _, name = schema.name.partition("::")
@@ -70,7 +80,8 @@ def written_by(schema: Any) -> Written | None:
     )
     if not arguments:
         return None
-    return Written(schema.name, arguments, namespace == "aten" and name.startswith(_UNCOUNTED))
+    uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
+    return Written(schema.name, arguments, uncounted)
 
 
 def makes_many_views(schema: Any) -> bool:
@@ -99,6 +110,7 @@ def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 _registered: set[str] = set()
 _libraries: dict[str, Any] = {}
+_scanned: tuple[int, ...] = ()
 _sink: Sink | None = None
 
 
@@ -119,7 +131,15 @@ def connect(sink: Sink) -> None:
 
 
 def rescan() -> None:
-    """Register kernels for the operators that were defined since the last look."""
+    """Register kernels for the operators that were defined since the last look, if there may be any.
+
+    Asking for all names takes 3 ms, which is dear for a `watch` around each step.
+    """
+    global _scanned
+    now = internals.operators_may_have_changed()
+    if now == _scanned:
+        return
+    _scanned = now
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in C._dispatch_get_all_op_names():
@@ -235,7 +255,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors(written, args, kwargs):
             sink.before(written, tensor)
         try:
-            result = func(*args, **kwargs)
+            with internals.counting() if written.is_collective else nullcontext():
+                result = func(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
@@ -268,6 +289,7 @@ def _written_cache(func: Any) -> Written | str | None:
     return _cache[func]
 
 
+@cache
 def key_answers() -> bool:
     """Self-test: does a kernel on the spare key see an `add_` in this release?"""
     if not internals.HAS_KEY:

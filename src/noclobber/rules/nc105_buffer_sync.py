@@ -73,10 +73,19 @@ def find(event: Clobber | Refusal) -> Finding | None:
         notes.append(
             "DistributedDataParallel copies the buffers of rank 0 into every rank at the start of each forward"
         )
+        writes = _broadcasts(writes)
     return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
 
 
+def _broadcasts(writes: tuple[Write, ...]) -> tuple[Write, ...]:
+    """One write for each broadcast: that of a lone buffer is received into the buffer and then copied onto itself."""
+    return tuple(write for write in writes if write.op.startswith("c10d::") or not _is_spread(write)) or writes
+
+
 def _is_spread(write: Write) -> bool:
-    return (
-        write.op.startswith("c10d::") or "broadcast" in write.op or (write.site is not None and in_parallel(write.site))
-    )
+    """Whether ranks were made alike: several buffers travel as one and are then copied, uncounted, into each."""
+    if write.op.startswith("c10d::") or "broadcast" in write.op:
+        return True
+    if write.op == "aten::copy_" and write.via == "unversioned":
+        return True
+    return write.site is not None and in_parallel(write.site)
