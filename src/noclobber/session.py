@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -97,7 +98,7 @@ class Session:
         from noclobber import render
 
         known = getattr(error, "__notes__", [])
-        text = render.render(Report(tuple(findings)), "full") if findings else ""
+        text = render.render(Report(_merged(findings)), "full") if findings else ""
         if text and text not in known:
             error.add_note(text)
 
@@ -116,6 +117,15 @@ class Session:
 
             coverage = subscription.coverage()
         return Report(self.findings, coverage, program or {})
+
+
+def _merged(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Equal findings once, with their count."""
+    first: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.identity(), finding)
+    counts = Counter(finding.identity() for finding in findings)
+    return tuple(finding.repeated(counts[identity]) for identity, finding in first.items())
 
 
 def without_own_frames(error: BaseException) -> None:

@@ -129,6 +129,7 @@ def _suspicion(message: StaleMessage) -> list[str]:
     )
     words = (
         f"most likely an optimizer: {ground}, and of the questions that quote only this message and whose cause could "
-        "be told, 62 % were an `optimizer.step()` before a backward that still needed the weights"
+        "be told, 62 % were an `optimizer.step()` before a backward that still needed the weights; where no optimizer "
+        "has stepped yet, suspect a tensor that is filled part by part (NC101, NC102)"
     )
     return [words]

@@ -61,7 +61,7 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if now == "carried":
         return (
             Suggestion(
-                "detach what is carried to the next iteration (`h = h.detach()`) instead of `retain_graph=True`"
+                f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
             ),
             Suggestion(
                 "where nothing is carried, run the forward inside the loop, or every backward before the first step"
@@ -75,10 +75,20 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             ),
         )
     return (
-        Suggestion(f"run every backward before the steps{_places(clobber, write)}"),
+        Suggestion(
+            f"run every backward before the steps{_places(clobber, write)}; with `inputs=` its own parameters, a "
+            "backward adds nothing to the gradients that the step uses"
+        ),
         Suggestion("or run the forward again after the step, so that this backward meets the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
     )
+
+
+def _detached(clobber: Clobber) -> str:
+    """The state of an LSTM is a pair of tensors, which has no `detach` of its own."""
+    if node_in_words(clobber.save.node).startswith("lstm"):
+        return "`state = tuple(t.detach() for t in state)`"
+    return "`h = h.detach()`"
 
 
 def _places(clobber: Clobber, write: Write) -> str:
