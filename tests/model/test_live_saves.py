@@ -7,11 +7,11 @@ from noclobber.model.clobber import FEWEST_BEFORE_SWEEP, LiveSaves
 
 class Handle:
     def __init__(self, storage):
-        self.storage = storage
+        self.alias = storage
 
 
 def table():
-    return LiveSaves(lambda handle: handle.storage)
+    return LiveSaves(lambda storage: storage)
 
 
 def test_live_handles_are_found_by_storage():

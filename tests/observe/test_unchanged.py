@@ -1,6 +1,7 @@
 """Observing changes nothing: values, lifetimes, memory, and PyTorch itself once it ends."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -127,12 +128,14 @@ def peak(around):
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 for _ in range(2):
     peak(contextlib.nullcontext()), peak(noclobber.watch())
-print(min(peak(contextlib.nullcontext()) for _ in range(9)), min(peak(noclobber.watch()) for _ in range(9)))
+print(min(peak(contextlib.nullcontext()) for _ in range(3)), min(peak(noclobber.watch()) for _ in range(3)))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a resident set can be reset on Linux only")
 def test_peak_memory_is_the_same_within_one_percent():
-    run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    # Every tensor is mapped by itself: what the heap keeps after a free would blur the peak.
+    environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environ)
     bare, watched = map(int, run.stdout.split())
     assert watched < bare * 1.01  # 160 MB of activations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from noclobber.model.events import Read, Save, Write
@@ -33,7 +33,13 @@ class Clobber:
         return self.message is not None
 
 
-Handle = TypeVar("Handle")
+class Aliased(Protocol):
+    """What a handle must have: something that stands for the storage it keeps alive."""
+
+    alias: Any
+
+
+Handle = TypeVar("Handle", bound=Aliased)
 
 
 class LiveSaves(Generic[Handle]):
@@ -44,7 +50,7 @@ class LiveSaves(Generic[Handle]):
     when a write asks, and swept when the list has doubled: memory follows the saves alive, not the steps run.
     """
 
-    def __init__(self, storage_of: Callable[[Handle], int]) -> None:
+    def __init__(self, storage_of: Callable[[Any], int | None]) -> None:
         self._storage_of = storage_of
         self.by_storage: dict[int, list[ref[Handle]]] = {}
         """The sorted part; a storage without an entry here, once sorted, has no live save."""
@@ -60,8 +66,10 @@ class LiveSaves(Generic[Handle]):
             reference = unsorted.pop()
             handle = reference()
             if handle is not None:
+                storage = storage_of(handle.alias)
+                if storage is None:
+                    continue
                 self._filed += 1
-                storage = storage_of(handle)
                 bucket = by_storage.get(storage)
                 if bucket is None:
                     by_storage[storage] = [reference]

@@ -49,7 +49,7 @@ class Recorder:
         self.by_key = True
         self.python_in_backward = False
         """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
-        self.live: LiveSaves[Handle] = LiveSaves(saves.storage_of)
+        self.live: LiveSaves[Handle] = LiveSaves(internals.storage_key)
         self.memory = Memory()
         self.backwards: list[Backward] = []
         self.unseen: dict[str, int] = {}

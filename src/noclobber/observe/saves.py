@@ -13,7 +13,7 @@ import xxhash
 
 from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals
-from noclobber.observe.sites import KINDS, USER, Place, place_of
+from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
 HISTORY = 16_384
 """Places of past saves kept for graphs that were freed, newest last."""
@@ -54,11 +54,6 @@ class Suspect:
     def harmless(self) -> bool:
         """Whether only a moved version can tell of a change: every write so far shares the counter of the save."""
         return self.digest is None and self.refuses is None
-
-
-def storage_of(handle: Handle) -> int:
-    """The storage key of a save; 0 for a tensor without storage, which no write can name."""
-    return internals.storage_key(handle.alias) or 0
 
 
 def version_at_save(handle: Handle) -> int:
@@ -123,9 +118,12 @@ def hooks(
         handle.version = alias._version
         handle.tensor = reference(tensor)
         handle.node = node = next_node() - 1
-        frame = frame_of(1)
+        frame: Any = frame_of(1)
         code = frame.f_code
-        # Most saves are made right below a user's line: then no call is needed to find it.
+        # The common way up, through PyTorch's own frames to a user's, without a call.
+        while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
+            frame = frame.f_back
+            code = frame.f_code
         place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
         handle.place = place
         unsorted.append(reference(handle))

@@ -12,12 +12,12 @@ Place = tuple[CodeType, int, "Place | None"]
 
 KINDS: dict[str, int] = {}
 """Whose code a file is, as a number, by its `co_filename`; filled as files are met."""
-USER, _LIBRARY, _SKIP = 0, 1, 2
+USER, _LIBRARY, SKIP = 0, 1, 2
 
 
 def _kind(path: str) -> int:
     owner = owner_of(path)
-    kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else _SKIP
+    kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
     KINDS[path] = kind
     return kind
 
