@@ -37,7 +37,6 @@ class Save:
     site: Site | None = None
     order: int = 0
     is_output: bool = False
-    shape_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
