@@ -35,7 +35,6 @@ class Save:
     tensor: Tensor
     version: int
     site: Site | None = None
-    order: int = 0
     is_output: bool = False
 
 
@@ -45,7 +44,6 @@ class Step:
 
     optimizer: str
     site: Site | None = None
-    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
