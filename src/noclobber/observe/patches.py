@@ -112,8 +112,8 @@ def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
     patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
 
 
-def in_preserved_versions(patches: Patches, thread: Any) -> None:
-    """Count in `thread.preserving` the blocks it is in that put version counters back as they were.
+def in_preserved_versions(patches: Patches, preserved: Callable[[int], None]) -> None:
+    """Call `preserved` with 1 and -1 where a block begins and ends that puts version counters back as they were.
 
     DistributedDataParallel writes its buffers in one, FSDP2 its parameters (torch 2.13).
     """
@@ -121,11 +121,11 @@ def in_preserved_versions(patches: Patches, thread: Any) -> None:
     native_enter, native_exit = owner.__enter__, owner.__exit__
 
     def __enter__(self: Any) -> None:
-        thread.preserving += 1
+        preserved(1)
         native_enter(self)
 
     def __exit__(self: Any, *exception: object) -> None:
-        thread.preserving = max(0, thread.preserving - 1)
+        preserved(-1)
         native_exit(self, *exception)
 
     patches.put(owner, "__enter__", __enter__)

@@ -13,7 +13,7 @@ from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal, Step
 from noclobber.observe import graph, internals, log, patches, refusals, saves, steps, testimony, writes
-from noclobber.observe.log import Backward, Record
+from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.memory import Memory
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import caller, place_of, site_of
@@ -46,6 +46,8 @@ class Recorder:
         self.listeners: list[Listener] = []
         self.watching = False
         self.stop_writes = False
+        self.careful = 0
+        """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
         self.by_key = True
         self.python_in_backward = False
         """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
@@ -63,11 +65,9 @@ class Recorder:
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
         if watching:
-            before = log.writes_to_saves(
-                self.live, self.memory.recent, self.backwards, self.thread, self.meet, self.without_storage
-            )
+            before = log.writes_to_saves(self.live, self.memory, self.backwards, self, self.meet, self.without_storage)
         else:
-            before = log.every_write(self.memory.recent, self.backwards, self.thread, self.without_storage)
+            before = log.every_write(self.memory, self.backwards, self.without_storage)
         writes.connect(writes.Sink(before, self.write_failed, self.views_made))
         patches.around_backward(self._patches, self._around_backward)
         patches.around_threads(self._patches, self.enter, self.leave)
@@ -78,7 +78,7 @@ class Recorder:
         if watching:
             patches.on_saved_tensors(self._patches, saves.originals)
             patches.on_data_assignment(self._patches, self.data_assigned)
-            patches.in_preserved_versions(self._patches, self.thread)
+            patches.in_preserved_versions(self._patches, self.versions_preserved)
             patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
         self._undo_steps = steps.listen(self.before_step, self.after_step)
         self.enter()
@@ -92,6 +92,7 @@ class Recorder:
             self._undo_steps = None
         self._patches.undo()
         self.watching = self.stop_writes = self.python_in_backward = False
+        self.careful = 0
         self.memory.forget()
         self.unseen = {}
 
@@ -117,7 +118,8 @@ class Recorder:
         if not thread.entered:
             return
         thread.entered = thread.muted = False
-        thread.step, thread.preserving = None, 0
+        thread.step = None
+        self.versions_preserved(-thread.preserving)
         if self.by_key:
             internals.set_key(False)
         elif thread.mode is not None:
@@ -152,6 +154,17 @@ class Recorder:
         """The program registered a hook that will run in the midst of a backward."""
         self.python_in_backward = True
 
+    def versions_preserved(self, more: int) -> None:
+        """This thread enters (1) or leaves (-1) a block that puts version counters back as they were."""
+        if self.thread.preserving + more >= 0:
+            self.thread.preserving += more
+            self.careful += more
+
+    def stop(self, writes: bool) -> None:
+        """Whether to stop writes to what was saved."""
+        self.careful += writes - self.stop_writes
+        self.stop_writes = writes
+
     def without_storage(self) -> None:
         """A write went to a tensor that has no storage to join it to."""
         self.not_seen("writes to tensors without a storage (sparse, nested)")
@@ -162,7 +175,7 @@ class Recorder:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def meet(self, handles: list[Handle], tensor: torch.Tensor, record: Record) -> None:
+    def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
         """A write met live saves of its storage: keep it with each.
 
         The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the
@@ -170,28 +183,28 @@ class Recorder:
         """
         preserving = self.thread.preserving
         if preserving:
-            record = record._replace(written=record.written._replace(uncounted=True))
-        apart = record.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
+            noted = noted._replace(written=noted.written._replace(uncounted=True))
+        apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
         for handle in handles:
             marked = handle.version
             if not isinstance(marked, Suspect):
                 marked = handle.version = Suspect(marked)
-            if apart and marked.digest is None and testimony.may_touch(handle.alias, record.geometry):
+            if apart and marked.digest is None and testimony.may_touch(handle.alias, noted.geometry):
                 marked.digest = saves.fingerprint(handle.alias)
             written = marked.writes
-            entry = (record, handle.alias._version)
+            entry = (noted, handle.alias._version)
             if len(written) < MOST_WRITES:
                 written.append(entry)
             else:
                 written[-1] = entry
-        if record.written.op == "aten::detach_":
+        if noted.written.detaches:
             self._forbid_detached(tensor, handles)
-        if self.stop_writes and not (preserving or record.written.is_statistics or record.written.is_collective):
-            self._stop(handles, record)
+        if self.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
+            self._stop(handles, noted)
 
-    def _stop(self, handles: list[Handle], record: Record) -> None:
+    def _stop(self, handles: list[Handle], noted: Record) -> None:
         found = [
-            clobber for handle in handles if (clobber := testimony.clobber_to_come(handle, record)).writes[0].overlaps
+            clobber for handle in handles if (clobber := testimony.clobber_to_come(handle, noted)).writes[0].overlaps
         ]
         if found:
             error = ClobberError(testimony.STOPPED)
@@ -241,8 +254,8 @@ class Recorder:
         if not handles:
             assign()
             return
-        record = log.record(_ASSIGNED, tensor, key or 0, caller(), self.thread.step, len(self.backwards))
-        self.meet(handles, tensor, record)
+        noted = record(_ASSIGNED, tensor, key or 0, caller(), self.thread.step, len(self.backwards))
+        self.meet(handles, tensor, noted)
         assign()
         for handle in handles:
             handle.alias = saves.alias_of(tensor)
@@ -266,10 +279,10 @@ class Recorder:
                     continue
                 handles = self.live.at(key) if self.watching else None
                 if handles or not self.watching:
-                    record = log.record(written, parameter, key, place, step, len(self.backwards))
-                    self.memory.recent.append(record)
+                    noted = record(written, parameter, key, place, step, len(self.backwards))
+                    self.memory.recent.append(noted)
                     if handles:
-                        self.meet(handles, parameter, record)
+                        self.meet(handles, parameter, noted)
             thread.muted = True
             internals.set_key(False)
         thread.step = step

@@ -53,7 +53,7 @@ def _settle() -> None:
             _subscribers.clear()
             raise
     RECORDER.listeners = list(_subscribers)
-    RECORDER.stop_writes = any(one.on_write == "raise" for one in _subscribers)
+    RECORDER.stop(any(one.on_write == "raise" for one in _subscribers))
 
 
 def coverage() -> Coverage:

@@ -12,7 +12,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe import graph, internals, saves
-from noclobber.observe.log import Backward, Geometry, Record, geometry
+from noclobber.observe.records import Backward, Geometry, Record, geometry
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.saves import Handle, Suspect
@@ -94,10 +94,9 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     key = internals.storage_key(alias)
     save = _save(handle, node, version, key)
     suspect = handle.version
+    entries = _from_recent(memory, key, version, current, handle.node)
     if isinstance(suspect, Suspect):
-        entries = suspect.writes
-    else:
-        entries = _from_recent(memory, key, version, current, handle.node)
+        entries = sorted(entries + suspect.writes, key=lambda entry: (entry[1], entry[0].node))
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
     writes = _writes(entries, current, save.tensor)

@@ -17,13 +17,15 @@ C = internals.C
 
 
 class Written(NamedTuple):
-    """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; and the
-    position of the flag without which it writes nothing (batch norm's `training`)."""
+    """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; the
+    position of the flag without which it writes nothing (batch norm's `training`); and whether it cuts the tensor off
+    its graph, which PyTorch notices by other means than versions."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
     uncounted: bool
     flag: int | None = None
+    detaches: bool = False
 
     @property
     def is_statistics(self) -> bool:
@@ -81,7 +83,7 @@ def written_by(schema: Any) -> Written | None:
     if not arguments:
         return None
     uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
-    return Written(schema.name, arguments, uncounted)
+    return Written(schema.name, arguments, uncounted, detaches=schema.name == "aten::detach_")
 
 
 def makes_many_views(schema: Any) -> bool:

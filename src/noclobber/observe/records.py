@@ -1,0 +1,68 @@
+"""One write as it was seen, and one backward call under way: small records, made on every write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from noclobber.model.events import Step
+from noclobber.observe import internals
+from noclobber.observe.sites import Place
+from noclobber.observe.writes import Written
+
+Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
+"""Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
+
+
+class Record(NamedTuple):
+    """One write as it was seen, turned into a model Write only when a finding is made."""
+
+    written: Written
+    place: Place | None
+    key: int
+    version: int | None
+    geometry: Geometry | None
+    step: Step | None
+    backwards: int
+    """Backward calls under way."""
+    node: int
+    """The sequence number of the next autograd node."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backward:
+    """A backward call under way; compared by identity."""
+
+    place: Place | None
+    outputs: Any
+    call: str
+
+
+_new = tuple.__new__
+
+
+def geometry(tensor: torch.Tensor) -> Geometry:
+    """The geometry of a tensor."""
+    try:
+        return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
+    except (RuntimeError, NotImplementedError):
+        return (None, tensor.shape, None, tensor.dtype)
+
+
+def record(
+    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, backwards: int
+) -> Record:
+    """Note a write that is about to happen."""
+    fields = (
+        written,
+        place,
+        key,
+        internals.version_of(tensor),
+        geometry(tensor),
+        step,
+        backwards,
+        internals.next_node(),
+    )
+    return _new(Record, fields)
