@@ -16,6 +16,7 @@ from noclobber.model.error import ClobberError, ClobberWarning
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
+from noclobber.model.silent import Event
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,9 +26,12 @@ OnWrite = Literal["record", "raise"]
 class Session:
     """What one run, one `watch` block or one `install` has found. Nothing heavy is imported before `start`."""
 
-    def __init__(self, *, on_write: OnWrite = "record", watching: bool = True, notes: bool = False) -> None:
+    def __init__(
+        self, *, on_write: OnWrite = "record", watching: bool = True, contents: bool = False, notes: bool = False
+    ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
+        self.contents = contents
         self._notes = notes
         self._found: dict[tuple[object, ...], Finding] = {}
         self._counts: dict[tuple[object, ...], int] = {}
@@ -60,6 +64,12 @@ class Session:
         if error is not None and self._notes:
             self._annotate(error, findings)
 
+    def noticed(self, event: Event) -> None:
+        """The recorder saw something silent go wrong."""
+        finding = self._explained(event)
+        if finding is not None:
+            self._keep(finding)
+
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
         if self._notes:
@@ -82,7 +92,7 @@ class Session:
                 self._annotate(error, [finding])
         without_own_frames(error)
 
-    def _explained(self, event: Clobber | Refusal) -> Finding | None:
+    def _explained(self, event: Event) -> Finding | None:
         try:
             return rules.explain(event)
         except Exception as failure:
@@ -151,17 +161,21 @@ class watch:
     silent the program goes on as it would, and leaving the block warns with a ClobberWarning. With `on_write="raise"` a
     write to bytes that backward still needs raises a ClobberError at its own line, before the bytes change; a silent
     change that could not be stopped raises when it is read.
+
+    `contents=True` compares the bytes of what backward reads with those that were saved, which finds the writes that
+    PyTorch does not count or does not see: numpy, kernels, other processes.
     """
 
-    def __init__(self, *, on_write: OnWrite = "record") -> None:
+    def __init__(self, *, contents: bool = False, on_write: OnWrite = "record") -> None:
         if on_write not in ("record", "raise"):
             raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
         self._on_write: OnWrite = on_write
+        self._contents = contents
         self._sessions: list[Session] = []
         self._last = Session()
 
     def __enter__(self) -> watch:
-        session = Session(on_write=self._on_write, notes=True)
+        session = Session(on_write=self._on_write, contents=self._contents, notes=True)
         session.start()
         self._sessions.append(session)
         self._last = session

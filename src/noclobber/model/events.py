@@ -9,9 +9,10 @@ from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 
 Kind = Literal["parameter", "buffer", "tensor"]
-Via = Literal["operator", "step", "data", "set_data", "swap", "unversioned", "foreign"]
+Via = Literal["operator", "step", "data", "set_data", "swap", "unversioned", "undeclared", "foreign", "process"]
 """How bytes changed: a counted operator, an optimizer step, a write through `.data` or another alias with its own
-version counter, `t.data = u`, `swap_tensors`, an operator that bumps no counter, or code that torch never saw."""
+version counter, `t.data = u`, `swap_tensors`, an operator that bumps no counter, an operator whose schema does not say
+that it writes, code that torch never saw (numpy, a kernel), or another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ..."""
+    """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ...
+
+    `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off, and it knows
+    nothing of what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x").
+    """
 
     node: str
     field: str
@@ -36,6 +41,7 @@ class Save:
     version: int
     site: Site | None = None
     is_output: bool = False
+    unchecked: Literal["", "hooks", "ctx"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """A tensor's memory was handed to code that torch does not see. `by` is "numpy", "from_numpy", "data_ptr" ..."""
+
+    by: str
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
-    """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_"; `overlaps` says whether the bytes
-    written are among the bytes saved (exact for strided views; True where only the storage is known)."""
+    """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_", and "" for foreign code;
+    `overlaps` says whether the bytes written are among the bytes saved (exact for strided views; True where only the
+    storage is known). `since` is set where the line is not known: the bytes were last seen whole there, and found
+    changed at `site`. `handed` is how foreign code came by the memory, when known."""
 
     op: str
     site: Site | None = None
@@ -60,6 +76,8 @@ class Write:
     tensor: Tensor = field(default_factory=Tensor)
     overlaps: bool = True
     step: Step | None = None
+    since: Site | None = None
+    handed: Handed | None = None
     in_forward: bool = True
     """False where the write ran while a backward was under way (a hook, a custom Function's backward, accumulation)."""
 

@@ -70,6 +70,17 @@ def current_node() -> Any:
     return C._current_autograd_node()
 
 
+# Not by their names on a tensor, which may be replaced while noclobber is on (aliases.py).
+address: Callable[[torch.Tensor], int] = C.TensorBase.data_ptr
+to_numpy: Callable[[torch.Tensor], Any] = C.TensorBase.numpy
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers with the mark turned round that says they are to be negated; copies nothing."""
+    view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
+    return view(tensor)
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """What tells whether two tensors share memory: where their storage begins; None without one (sparse, opaque).
 
@@ -80,11 +91,11 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     """
     if type(tensor) in _PLAIN:
         try:
-            address = tensor.data_ptr()
+            begin = address(tensor)
         except RuntimeError:
-            address = 0
-        if address:
-            return int(address - tensor.storage_offset() * tensor.itemsize)
+            begin = 0
+        if begin:
+            return int(begin - tensor.storage_offset() * tensor.itemsize)
     return _identity(tensor)
 
 

@@ -11,12 +11,14 @@ import torch
 
 from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
-from noclobber.model.events import Refusal, Step
+from noclobber.model.events import Refusal
+from noclobber.model.silent import Event
 from noclobber.observe import graph, internals, log, patches, refusals, saves, steps, testimony, writes
-from noclobber.observe.records import Backward, Record, record
+from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint
 from noclobber.observe.memory import Memory
+from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import caller, place_of, site_of
+from noclobber.observe.sites import caller, place_of
 
 _ASSIGNED = writes.Written("data=", (), True)
 MOST_WRITES = 16
@@ -32,6 +34,9 @@ class Listener(Protocol):
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Called when a changed save is read, or a write is stopped."""
 
+    def noticed(self, event: Event) -> None:
+        """Called when something silent went wrong that is no clobber of a save."""
+
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """Called when an operator refuses to write; the error may still be caught by the program."""
 
@@ -45,6 +50,8 @@ class Recorder:
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.watching = False
+        self.contents: Contents | None = None
+        self.later: list[testimony.Later] = []
         self.stop_writes = False
         self.careful = 0
         """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
@@ -57,13 +64,14 @@ class Recorder:
         self.unseen: dict[str, int] = {}
         self.thread = self.memory.thread
         self._patches = patches.Patches()
-        self._undo_steps: Callable[[], None] | None = None
+        self._steps = steps.Steps(self.memory, self.backwards, self.meet)
 
-    def arm(self, *, watching: bool, by_key: bool | None = None) -> None:
+    def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
         internals.require()
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
+        self.contents = Contents() if contents else None
         if watching:
             before = log.writes_to_saves(self.live, self.memory, self.backwards, self, self.meet, self.without_storage)
         else:
@@ -80,16 +88,14 @@ class Recorder:
             patches.on_data_assignment(self._patches, self.data_assigned)
             patches.in_preserved_versions(self._patches, self.versions_preserved)
             patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
-        self._undo_steps = steps.listen(self.before_step, self.after_step)
+        self._steps.listen(self.live if watching else None, self.by_key)
         self.enter()
 
     def disarm(self) -> None:
         """Stop seeing and put PyTorch back as it was found."""
         self.leave()
         writes.disconnect()
-        if self._undo_steps is not None:
-            self._undo_steps()
-            self._undo_steps = None
+        self._steps.stop()
         self._patches.undo()
         self.watching = self.stop_writes = self.python_in_backward = False
         self.careful = 0
@@ -109,7 +115,7 @@ class Recorder:
         else:
             thread.mode = writes.enter_mode()
         if self.watching:
-            thread.hooks = saves.hooks(self.live, thread.history, self.changed)
+            thread.hooks = saves.hooks(self.live, thread.history, self.changed, self.contents)
             self.put_back(first=True)
 
     def leave(self) -> None:
@@ -189,8 +195,8 @@ class Recorder:
             marked = handle.version
             if not isinstance(marked, Suspect):
                 marked = handle.version = Suspect(marked)
-            if apart and marked.digest is None and testimony.may_touch(handle.alias, noted.geometry):
-                marked.digest = saves.fingerprint(handle.alias)
+            if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
+                handle.digest = fingerprint(handle.alias)
             written = marked.writes
             entry = (noted, handle.alias._version)
             if len(written) < MOST_WRITES:
@@ -260,53 +266,14 @@ class Recorder:
         for handle in handles:
             handle.alias = saves.alias_of(tensor)
 
-    # -- optimizer steps ---------------------------------------------------------------------------------------------
-
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One record for all parameters; then PyTorch's own optimizers run unlogged."""
-        thread = self.thread
-        if not thread.entered:
-            return
-        self.unmute()
-        place = caller(2)
-        step = Step(type(optimizer).__name__, site_of(place))
-        mute = self.by_key and steps.writes_only_parameters(optimizer, args, kwargs)
-        if mute:
-            written = writes.Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
-            for parameter in steps.parameters(optimizer):
-                key = internals.storage_key(parameter)
-                if key is None:
-                    continue
-                handles = self.live.at(key) if self.watching else None
-                if handles or not self.watching:
-                    noted = record(written, parameter, key, place, step, len(self.backwards))
-                    self.memory.recent.append(noted)
-                    if handles:
-                        self.meet(handles, parameter, noted)
-            thread.muted = True
-            internals.set_key(False)
-        thread.step = step
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The step has ended."""
-        self.thread.step = None
-        self.unmute()
-
-    def unmute(self) -> None:
-        """Listen again, also after a step that raised and so never reached `after_step`."""
-        thread = self.thread
-        if thread.muted:
-            thread.muted = False
-            thread.step = None
-            internals.set_key(True)
-
     # -- reads -------------------------------------------------------------------------------------------------------
 
-    def changed(self, handle: Handle) -> torch.Tensor:
-        """A save is unpacked and its version moved, or a write met it. Raises what PyTorch would raise."""
+    def changed(self, handle: Handle, digest: Digest) -> torch.Tensor:
+        """A save is unpacked and its version moved, its bytes are others, or a write met it.
+
+        `digest` is the fingerprint at read, None where it was not taken. Raises what PyTorch would raise.
+        """
         alias, version, current = handle.alias, handle.version, int(handle.alias._version)
-        if isinstance(version, Suspect) and version.harmless and current == version.version:
-            return alias
         node, expected = internals.current_node(), saves.version_at_save(handle)
         if current != expected:
             clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
@@ -317,19 +284,33 @@ class Recorder:
                 refusals.remember(error, clobber)
                 self.tell([clobber], error)
             raise error
-        if not isinstance(version, Suspect):
-            return alias
-        if version.refuses is not None:
+        if isinstance(version, Suspect) and version.refuses is not None:
             error = ClobberError(version.refuses)
             refusals.remember(error, refusals.refusal_of_read(handle, version.refuses, self._read()))
             raise error
-        if testimony.bytes_differ(handle, version) and testimony.is_read(handle, node):
+        if handle.digest is None:
+            return alias
+        if digest is None:
+            digest = fingerprint(alias)
+        if isinstance(digest, OnDevice):
+            self.later.append(testimony.later(handle, node, digest, self._read()))
+        elif digest != handle.digest and testimony.is_read(handle, node):
             clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
             stopped = ClobberError(testimony.CHANGED) if self.stop_writes else None
             self.tell([clobber] if clobber else [], stopped)
             if stopped is not None:
                 raise stopped
         return alias
+
+    def _settle(self) -> None:
+        """Compare the fingerprints that stayed on a device, all at once: the program waits for it only here."""
+        waiting, self.later = self.later, []
+        differ = torch.stack([one.differs.cpu() for one in waiting]).tolist()
+        found = [clobber for one, changed in zip(waiting, differ, strict=True) if changed for clobber in one.clobbers]
+        stopped = ClobberError(testimony.CHANGED) if self.stop_writes and found else None
+        self.tell(found, stopped)
+        if stopped is not None:
+            raise stopped
 
     def guarded(self, make: Callable[[], T]) -> T | None:
         """What `make` makes; None where noclobber itself fails, which must not change what the program gets."""
@@ -349,13 +330,15 @@ class Recorder:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.thread.entered:
                 return engine(t_outputs, *args, **kwargs)
-            self.unmute()
+            self._steps.unmute()
             call = "backward" if kwargs.get("accumulate_grad") else "grad"
             backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
             quiet = self.by_key and not self.python_in_backward and not self.stop_writes and internals.key_is_set()
             self.backwards.append(backward)
             if quiet:
                 internals.set_key(False)
+            if self.contents is not None:
+                self.contents.begin(sharing=quiet)
             try:
                 result = engine(t_outputs, *args, **kwargs)
             except RuntimeError as error:
@@ -365,6 +348,10 @@ class Recorder:
                 self.backwards.remove(backward)
                 if quiet and self.thread.entered:
                     internals.set_key(True)
+                if self.contents is not None:
+                    self.contents.begin(sharing=False)
+            if self.later:
+                self._settle()
             self.thread.boundary = internals.next_node()
             if call == "backward":
                 self.memory.accumulated.append((self.thread.boundary, backward.place))
@@ -399,6 +386,11 @@ class Recorder:
             refusal = self.guarded(lambda: refusals.refusal_of_freed(message, roots, backward, self.memory))
             if refusal is not None:
                 refusals.remember(error, refusal)
+
+    def notice(self, event: Event) -> None:
+        """Hand something else that went wrong to whoever listens."""
+        for listener in self.listeners:
+            listener.noticed(event)
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Hand clobbers to whoever listens."""

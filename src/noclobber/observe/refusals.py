@@ -12,9 +12,9 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
-from noclobber.observe.records import Backward
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
+from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 

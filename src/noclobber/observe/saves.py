@@ -9,10 +9,10 @@ from typing import Any
 from weakref import ref
 
 import torch
-import xxhash
 
 from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals
+from noclobber.observe.contents import Contents, Digest
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
 HISTORY = 16_384
@@ -26,12 +26,15 @@ class Handle:
     torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save, or a Suspect once a write that may
     overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `tensor` refers weakly
     to the very tensor that was saved. `node` is the sequence number of the node that saves, unique within its thread.
+    `digest` is the fingerprint of the bytes: of all saves where contents are watched, else of those that a write met
+    which need not move the version, taken before that write.
     """
 
-    __slots__ = ("__weakref__", "alias", "node", "place", "tensor", "version")
+    __slots__ = ("__weakref__", "alias", "digest", "node", "place", "tensor", "version")
 
     alias: torch.Tensor
     version: int | Suspect
+    digest: Digest
     tensor: ref[torch.Tensor]
     place: Place | None
     node: int
@@ -40,37 +43,19 @@ class Handle:
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("digest", "refuses", "version", "writes")
+    __slots__ = ("refuses", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.digest: int | None = None
-        """The fingerprint of the bytes before the first write that may touch them and need not move the version."""
         self.writes: list[Any] = []
         self.refuses: str | None = None
         """The error that PyTorch would raise when unpacking, where it is not about versions."""
-
-    @property
-    def harmless(self) -> bool:
-        """Whether only a moved version can tell of a change: every write so far shares the counter of the save."""
-        return self.digest is None and self.refuses is None
 
 
 def version_at_save(handle: Handle) -> int:
     """The version counter when the tensor was saved."""
     version = handle.version
     return version.version if isinstance(version, Suspect) else version
-
-
-def fingerprint(tensor: torch.Tensor) -> int | None:
-    """xxh3_64 of a tensor's bytes in index order; None where there are none to read (meta, fake, sparse, opaque)."""
-    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    try:
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        return xxhash.xxh3_64_intdigest(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
-    except (RuntimeError, TypeError, NotImplementedError):
-        return None
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,16 +82,21 @@ class History:
 
 
 def hooks(
-    live: LiveSaves[Handle], history: History, changed: Callable[[Handle], torch.Tensor]
+    live: LiveSaves[Handle],
+    history: History,
+    changed: Callable[[Handle, Digest], torch.Tensor],
+    contents: Contents | None,
 ) -> tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]:
-    """The pack and unpack hooks of one thread. `changed(handle)` is called where the version no longer matches.
+    """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.
 
+    `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read.
     Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
     2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
     new, reference, unsorted, kinds = Handle, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of = internals.next_node, sys._getframe
+    at_save = contents.at_save if contents is not None else None
 
     def pack(tensor: torch.Tensor) -> Handle:
         handle = new()
@@ -116,6 +106,7 @@ def hooks(
             alias = alias_of(tensor)
         handle.alias = alias
         handle.version = alias._version
+        handle.digest = None if at_save is None else at_save(alias)
         handle.tensor = reference(tensor)
         handle.node = node = next_node() - 1
         frame: Any = frame_of(1)
@@ -136,10 +127,21 @@ def hooks(
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
         if alias._version != handle.version:
-            return changed(handle)
+            return changed(handle, None)
         return alias
 
-    return pack, unpack
+    if contents is None:
+        return pack, unpack
+    at_read = contents.at_read
+
+    def unpack_and_compare(handle: Handle) -> torch.Tensor:
+        alias = handle.alias
+        digest = at_read(alias)
+        if alias._version != handle.version or digest != handle.digest:
+            return changed(handle, digest)
+        return alias
+
+    return pack, unpack_and_compare
 
 
 def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:

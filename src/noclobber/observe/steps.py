@@ -8,6 +8,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from noclobber.model.clobber import LiveSaves
+from noclobber.model.events import Step
+from noclobber.observe import internals
+from noclobber.observe.memory import Memory
+from noclobber.observe.records import Backward, Record, record
+from noclobber.observe.saves import Handle
+from noclobber.observe.sites import caller, site_of
+from noclobber.observe.writes import Written
+
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The tensors that a step may write: every parameter that has a gradient."""
@@ -27,25 +36,66 @@ def writes_only_parameters(optimizer: torch.optim.Optimizer, args: tuple[Any, ..
     )
 
 
-def listen(
-    before: Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None],
-    after: Callable[[torch.optim.Optimizer], None],
-) -> Callable[[], None]:
-    """Call `before` and `after` around every step of every optimizer; returns what undoes it.
+class Steps:
+    """Listens to the steps of every optimizer; tells `met` of the live saves that a step is about to overwrite."""
 
-    `after` is not called where the step raises (Optimizer.profile_hook_step, torch 2.13).
-    """
+    def __init__(
+        self,
+        memory: Memory,
+        backwards: list[Backward],
+        met: Callable[[list[Handle], torch.Tensor, Record], None],
+    ) -> None:
+        self._memory = memory
+        self._backwards = backwards
+        self._met = met
+        self._live: LiveSaves[Handle] | None = None
+        self._by_key = True
+        self._hooks: list[Any] = []
 
-    def on_pre(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        before(optimizer, args, kwargs)
+    def listen(self, live: LiveSaves[Handle] | None, by_key: bool) -> None:
+        """Begin; without `live` every parameter's write is remembered, else those that meet a live save."""
+        self._live, self._by_key = live, by_key
+        # The second is not called where the step raises (Optimizer.profile_hook_step, torch 2.13).
+        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
 
-    def on_post(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        after(optimizer)
+    def stop(self) -> None:
+        """End."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
-    handles = [register_optimizer_step_pre_hook(on_pre), register_optimizer_step_post_hook(on_post)]
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One record for all parameters; then PyTorch's own optimizers run unlogged."""
+        thread = self._memory.thread
+        if not thread.entered:
+            return
+        self.unmute()
+        place = caller(1)
+        step = Step(type(optimizer).__name__, site_of(place))
+        if self._by_key and writes_only_parameters(optimizer, args, kwargs):
+            written = Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
+            for parameter in parameters(optimizer):
+                key = internals.storage_key(parameter)
+                if key is None:
+                    continue
+                handles = self._live.at(key) if self._live is not None else None
+                if handles or self._live is None:
+                    noted = record(written, parameter, key, place, step, len(self._backwards))
+                    self._memory.recent.append(noted)
+                    if handles:
+                        self._met(handles, parameter, noted)
+            thread.muted = True
+            internals.set_key(False)
+        thread.step = step
 
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._memory.thread.step = None
+        self.unmute()
 
-    return undo
+    def unmute(self) -> None:
+        """Listen again, also after a step that raised and so never reached `_after`."""
+        thread = self._memory.thread
+        if thread.muted:
+            thread.muted = False
+            thread.step = None
+            internals.set_key(True)

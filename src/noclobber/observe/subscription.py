@@ -20,6 +20,10 @@ class Subscriber(Listener, Protocol):
         """Whether saves are wanted, not only writes."""
 
     @property
+    def contents(self) -> bool:
+        """Whether the bytes of saves are to be compared as well as their versions."""
+
+    @property
     def on_write(self) -> str:
         """ "raise" to stop writes to live saves."""
 
@@ -43,12 +47,14 @@ def unsubscribe(one: Subscriber) -> Coverage:
 
 def _settle() -> None:
     watching = any(one.watching for one in _subscribers)
-    if RECORDER.listeners and (not _subscribers or watching != RECORDER.watching):
+    contents = watching and any(one.contents for one in _subscribers)
+    armed = (RECORDER.watching, RECORDER.contents is not None)
+    if RECORDER.listeners and (not _subscribers or armed != (watching, contents)):
         RECORDER.disarm()
         RECORDER.listeners = []
     if _subscribers and not RECORDER.listeners:
         try:
-            RECORDER.arm(watching=watching)
+            RECORDER.arm(watching=watching, contents=contents)
         except RuntimeError:
             _subscribers.clear()
             raise
@@ -58,9 +64,15 @@ def _settle() -> None:
 
 def coverage() -> Coverage:
     """What is seen at present."""
-    counts = RECORDER.unseen | ({"the inside of compiled regions": regions} if (regions := _compiled()) else {})
+    unread = RECORDER.contents.unread if RECORDER.contents is not None else 0
+    counts = dict(RECORDER.unseen)
+    if unread:
+        counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
+    if regions := _compiled():
+        counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
-    return Coverage("dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.watching, False, unseen)
+    by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
+    return Coverage(by, RECORDER.watching, contents, unseen)
 
 
 def _compiled() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -12,9 +12,10 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe import graph, internals, saves
-from noclobber.observe.records import Backward, Geometry, Record, geometry
+from noclobber.observe.contents import OnDevice
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
+from noclobber.observe.records import Backward, Geometry, Record, geometry
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import site_of
 from noclobber.observe.writes import Written
@@ -67,11 +68,6 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
 
 
-def bytes_differ(handle: Handle, suspect: Suspect) -> bool:
-    """Whether a save's bytes are no longer those before the first write that met it."""
-    return suspect.digest is not None and saves.fingerprint(handle.alias) != suspect.digest
-
-
 def is_read(handle: Handle, node: Any) -> bool:
     """Batch norm keeps its running statistics and reads them in evaluation only (torch 2.13; landscape F33)."""
     if node is None or not hasattr(node, "_saved_training") or not node._saved_training:
@@ -104,6 +100,8 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     if current != version:
         message = stale_message(alias, _producer(handle, node, save.field), current, version)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
+    elif not any(write.overlaps for write in writes):
+        writes = (Write("", via="foreign"),)
     return Clobber(save, writes, Read(save.node, site_of(backward.place), _call(backward)), current, message)
 
 
@@ -117,6 +115,28 @@ def clobber_to_come(handle: Handle, record: Record) -> Clobber:
     save = _save(handle, node, saves.version_at_save(handle), internals.storage_key(handle.alias))
     writes = _writes([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None)
+
+
+class Later(NamedTuple):
+    """A read whose fingerprint is still on its device: whether it differs, and what to say if so.
+
+    It holds nothing of the save, whose memory backward is about to give back; so the tensor has no name.
+    """
+
+    differs: torch.Tensor
+    clobbers: tuple[Clobber, ...]
+
+
+def later(handle: Handle, node: Any, digest: OnDevice, backward: Backward) -> Later:
+    """What is known of a read on a device, before its bytes have been compared."""
+    alias, suspect, version = handle.alias, handle.version, saves.version_at_save(handle)
+    before = handle.digest
+    differs = before.value != digest.value if isinstance(before, OnDevice) else torch.tensor(True)
+    tensor = Tensor(tuple(alias.shape), str(alias.dtype).removeprefix("torch."), str(alias.device))
+    save = Save(node.name() if node is not None else "", "", tensor, version, site_of(handle.place))
+    writes = _writes(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
+    read = Read(save.node, site_of(backward.place), _call(backward))
+    return Later(differs, (Clobber(save, writes or (Write("", via="foreign"),), read, version),))
 
 
 def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
@@ -169,7 +189,7 @@ def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> 
                 written,
                 touches,
                 record.step,
-                record.backwards == 0,
+                in_forward=record.backwards == 0,
             )
         )
     return tuple(made)

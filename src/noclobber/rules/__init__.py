@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.silent import Event
 
 
 class Rule(Protocol):
@@ -30,7 +29,7 @@ class Rule(Protocol):
     SEVERITY: Severity
     MESSAGES: Sequence[re.Pattern[str]]
 
-    def find(self, event: Clobber | Refusal) -> Finding | None:
+    def find(self, event: Event) -> Finding | None:
         """The finding for an event, None where another rule must speak."""
         ...
 
@@ -43,7 +42,7 @@ def catalogue() -> tuple[Rule, ...]:
     return tuple(sorted(rules, key=lambda rule: rule.CODE))
 
 
-def explain(event: Clobber | Refusal) -> Finding | None:
+def explain(event: Event) -> Finding | None:
     """The first rule's word on an event; None where no rule knows it (an error that is not about writing in place)."""
     for rule in catalogue():
         finding = rule.find(event)

@@ -41,8 +41,8 @@ from __future__ import annotations
 import re
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause, overlapping
 from noclobber.rules.cures import cures
 from noclobber.rules.keeps import reason
@@ -58,7 +58,7 @@ MESSAGES = (
 )
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch raises and that no more special cause explains."""
     if not isinstance(event, Clobber) or cause(event) != "stale":
         return None

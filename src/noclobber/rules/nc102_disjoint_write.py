@@ -35,8 +35,8 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause
 from noclobber.rules.rewriting import in_loop
 from noclobber.rules.story import story
@@ -48,7 +48,7 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch raises although every write missed the saved bytes."""
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None

@@ -42,8 +42,8 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause, is_step, overlapping
 from noclobber.rules.labels import subject, writer_in_words
 from noclobber.rules.stepping import step_cures, step_note
@@ -55,7 +55,7 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch raises and that an optimizer's step is to blame for."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None

@@ -34,9 +34,9 @@ from __future__ import annotations
 
 import re
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
+from noclobber.model.silent import Event
 from noclobber.rules.labels import inside_label
 from noclobber.rules.wording import node_in_words
 
@@ -58,7 +58,7 @@ _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, where one graph really serves two"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refusal whose message says that the graph is freed."""
     if not isinstance(event, Refusal) or not any(pattern.search(event.message) for pattern in MESSAGES):
         return None

@@ -40,8 +40,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal, Write
+from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause, in_parallel, overlapping
 from noclobber.rules.keeps import reason
 from noclobber.rules.labels import subject
@@ -53,7 +54,7 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A buffer rewritten by a module's own upkeep between a forward that kept it and its backward."""
     if not isinstance(event, Clobber) or cause(event) != "sync":
         return None

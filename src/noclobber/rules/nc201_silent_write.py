@@ -34,8 +34,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal, Write
+from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause, overlapping
 from noclobber.rules.cures import cures
 from noclobber.rules.keeps import reason
@@ -48,7 +49,7 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch does not notice: a write through another counter, `t.data = u` or a swap."""
     if not isinstance(event, Clobber) or cause(event) != "silent":
         return None

@@ -37,8 +37,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal, Write
+from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.keeps import reason
 from noclobber.rules.labels import subject, writer_in_words
@@ -52,7 +53,7 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch does not notice, because the operator that wrote moves no counter."""
     if not isinstance(event, Clobber) or cause(event) != "unversioned":
         return None

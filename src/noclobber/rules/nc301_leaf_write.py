@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import cloned_argument, computes, guarded, renamed
 from noclobber.rules.refusing import (
     APPLIED,
@@ -70,7 +70,7 @@ _INITS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoull
 _GUARD = "inside `with torch.no_grad():`"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write to a leaf; the cause is read from the text of the write."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

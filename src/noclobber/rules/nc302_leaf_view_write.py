@@ -34,9 +34,8 @@ from __future__ import annotations
 
 import re
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
 from noclobber.rules.refusing import APPLIED, blamed, finding, messages, named, recognised, suggest, words_at, writes_it
@@ -49,7 +48,7 @@ MESSAGES = messages(r"a view of a leaf Variable that requires grad (?:is being|h
 _SURGERY = re.compile(r"init|reset|bias|weight|prior|prune|clip|mask", re.IGNORECASE)
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write through a view of a leaf."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -32,9 +32,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import SHAPE_OPS, by_iteration, renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 from noclobber.rules.wording import op_in_words
@@ -51,7 +51,7 @@ MESSAGES = messages(
 _SEVERAL = "one operation made several views; autograd cannot rebuild the history of one of them after a write"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, one of several views."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

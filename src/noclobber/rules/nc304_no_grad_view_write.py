@@ -34,9 +34,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import guarded, writes_numbers
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
@@ -46,7 +45,7 @@ SEVERITY: Severity = "error"
 MESSAGES = messages(r"view (?:which )?was created in (?:no_grad|inference) mode")
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, a view that was made with gradients off."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

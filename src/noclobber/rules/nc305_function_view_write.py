@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import re
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 from noclobber.rules.rewriting import Form, form
@@ -53,7 +53,7 @@ _OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
 _HOOK = "BackwardHookFunction"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, a view that a Function returned."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -34,9 +34,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
@@ -57,7 +56,7 @@ _CLONE = Suggestion("or take a `.clone()` of it outside of inference mode")
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refusal that concerns a tensor made in inference mode."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -32,9 +32,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import cloned_value, renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
@@ -49,7 +48,7 @@ MESSAGES = messages(
 )
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write whose elements share memory with each other, or with what is read."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

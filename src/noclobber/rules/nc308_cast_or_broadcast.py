@@ -30,9 +30,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 from noclobber.rules.rewriting import Form, form
@@ -50,7 +50,7 @@ MESSAGES = messages(
 )
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
     refusal = recognised(event, MESSAGES)
     if refusal is None or not _writes(refusal):

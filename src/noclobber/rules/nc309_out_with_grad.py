@@ -29,9 +29,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import without_out
 from noclobber.rules.refusing import blamed, finding, messages, recognised, suggest
 
@@ -44,7 +43,7 @@ MESSAGES = messages(
 )
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused `out=`."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

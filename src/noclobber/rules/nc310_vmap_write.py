@@ -38,9 +38,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import renamed
 from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
@@ -58,7 +57,7 @@ _ONCE = "under `vmap` the tensor written exists once, the value written once for
 _CANVAS = "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write inside `vmap`."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -42,9 +42,9 @@ from __future__ import annotations
 
 import re
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.refusing import finding, messages, recognised, says
 from noclobber.rules.wording import op_in_words
 
@@ -60,7 +60,7 @@ MESSAGES = messages(
 _NAMED = re.compile(r"in-place\s+operation\s+\(([\w:.]+)\)")
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused write to a tensor that a transform does not wrap."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

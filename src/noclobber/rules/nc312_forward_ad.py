@@ -49,9 +49,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says
 
 CODE = "NC312"
@@ -68,7 +67,7 @@ MESSAGES = messages(
 _CARRIED = "a tensor carries its tangent along: what is done to the one in place has to be done to the other"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refusal of forward-mode differentiation that is about writing in place or about views."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -39,9 +39,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event
 from noclobber.rules.editing import cloned_argument
 from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says, suggest
 
@@ -61,7 +60,7 @@ MESSAGES = messages(
 _BECOMES = "an input that is marked dirty becomes the result of the Function, with its history"
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """A refused declaration of `ctx.mark_dirty`."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -29,9 +29,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.silent import Event
 from noclobber.rules.editing import renamed
 from noclobber.rules.othertexts import TEXTS
 from noclobber.rules.refusing import blamed, finding, recognised, suggest, writes_it
@@ -50,7 +50,7 @@ _WORDS = {
 }
 
 
-def find(event: Clobber | Refusal) -> Finding | None:
+def find(event: Event) -> Finding | None:
     """Any other refusal that is about writing in place, saves, views or versions."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Sequence
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Applicability, Edit, Finding, Label, Role, Severity, Suggestion, label
+from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.labels import inside_label, subject
 from noclobber.rules.sourcetext import path_to, statement
@@ -24,7 +24,7 @@ def messages(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern.replace(" ", _GAP)) for pattern in patterns)
 
 
-def recognised(event: Clobber | Refusal, patterns: Sequence[re.Pattern[str]]) -> Refusal | None:
+def recognised(event: Event, patterns: Sequence[re.Pattern[str]]) -> Refusal | None:
     """The event where it is a refusal with one of these texts."""
     if isinstance(event, Refusal) and any(pattern.search(event.message) for pattern in patterns):
         return event

@@ -1,0 +1,92 @@
+"""Silent wrongs that are no clobber of a save: what is recomputed, handed on, cut off or lost. Frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Refusal, Save, Tensor, Write
+from noclobber.model.source import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A checkpointed region was computed anew for backward and gave other bytes than in forward.
+
+    `region` is the call of `checkpoint`; `save` the first tensor that differs (of a reentrant region an output), with
+    the place in forward where it was saved; `writes` are those since then to what the region reads, when known.
+    """
+
+    region: Site | None
+    save: Save
+    writes: tuple[Write, ...]
+    read: Read
+    reentrant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradientWrite:
+    """Code that runs in backward wrote into a gradient that another part of the graph still gets.
+
+    `by` is what it was, `name` the name of the Function or of the hook's own function.
+    """
+
+    write: Write
+    by: Literal["function", "hook"]
+    name: str
+    read: Read
+    registered: Site | None = None
+    """Where the hook was registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclared:
+    """A custom Function wrote an input that is in the graph, and did not say so with `mark_dirty`."""
+
+    function: str
+    write: Write
+    call: Site | None
+    """The `.apply` line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untracked:
+    """A tensor in the graph was given values that autograd knows nothing of, and was then differentiated through.
+
+    `how`: under `no_grad`, through `.data`, or by `t.data = u`. `source` is the value written, where that itself is in
+    a graph, which is cut off there; None where the write has a derivative of its own (`mul_`, `relu_`): it is left out.
+    """
+
+    write: Write
+    how: Literal["no_grad", "data", "assigned"]
+    tensor: Tensor
+    read: Read
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """A gradient is asked with respect to a tensor that was overwritten after it was made: it is that of the new value.
+
+    `made` is where it got the value that it had before, when known.
+    """
+
+    tensor: Tensor
+    write: Write
+    read: Read
+    made: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostHook:
+    """A tensor that is a view was overwritten, and the hooks that were registered on it before do not run any more."""
+
+    tensor: Tensor
+    hook: Site | None
+    write: Write
+    read: Read
+
+
+Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook
+"""Whatever a rule may explain."""
