@@ -58,16 +58,6 @@ def around_threads(patches: Patches, enter: Callable[[], None], leave: Callable[
     patches.put(threading.Thread, "_bootstrap_inner", _bootstrap_inner)
 
 
-def on_data_assignment(patches: Patches, assigned: Callable[[torch.Tensor, Callable[[], None]], None]) -> None:
-    """Call `assigned(tensor, assign)` for `tensor.data = other`, where no operator runs."""
-    native: Any = torch._C.TensorBase.data
-
-    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        assigned(tensor, lambda: native.__set__(tensor, value))
-
-    patches.put(torch.Tensor, "data", property(native.__get__, set_data, native.__delete__, native.__doc__))
-
-
 def on_new_operators(patches: Patches, rescan: Callable[[], None]) -> None:
     """Call `rescan` after a library defines operators or a shared object of operators is loaded."""
 

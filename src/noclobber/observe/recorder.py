@@ -13,14 +13,13 @@ from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.model.silent import Event
-from noclobber.observe import graph, internals, log, patches, refusals, saves, steps, testimony, writes
+from noclobber.observe import assigning, graph, internals, log, patches, refusals, saves, steps, testimony, writes
 from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint
 from noclobber.observe.memory import Memory
-from noclobber.observe.records import Backward, Record, record
+from noclobber.observe.records import Backward, Record
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import caller, place_of
+from noclobber.observe.sites import place_of
 
-_ASSIGNED = writes.Written("data=", (), True)
 MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
 
@@ -63,7 +62,7 @@ class Recorder:
         self.backwards: list[Backward] = []
         self.unseen: dict[str, int] = {}
         self.thread = self.memory.thread
-        self._patches = patches.Patches()
+        self.patches = patches.Patches()
         self._steps = steps.Steps(self.memory, self.backwards, self.meet)
 
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
@@ -77,17 +76,17 @@ class Recorder:
         else:
             before = log.every_write(self.memory, self.backwards, self.without_storage)
         writes.connect(writes.Sink(before, self.write_failed, self.views_made))
-        patches.around_backward(self._patches, self._around_backward)
-        patches.around_threads(self._patches, self.enter, self.leave)
-        patches.on_new_operators(self._patches, writes.rescan)
-        patches.around_custom_backward(self._patches, self.listening)
-        patches.on_backward_hooks(self._patches, self.backward_hooks)
-        patches.on_foreign_hooks(self._patches, self.foreign_hooks)
+        patches.around_backward(self.patches, self._around_backward)
+        patches.around_threads(self.patches, self.enter, self.leave)
+        patches.on_new_operators(self.patches, writes.rescan)
+        patches.around_custom_backward(self.patches, self.listening)
+        patches.on_backward_hooks(self.patches, self.backward_hooks)
+        patches.on_foreign_hooks(self.patches, self.foreign_hooks)
         if watching:
-            patches.on_saved_tensors(self._patches, saves.originals)
-            patches.on_data_assignment(self._patches, self.data_assigned)
-            patches.in_preserved_versions(self._patches, self.versions_preserved)
-            patches.around_disabled_hooks(self._patches, self.withdraw, self.put_back)
+            patches.on_saved_tensors(self.patches, saves.originals)
+            assigning.arm(self)
+            patches.in_preserved_versions(self.patches, self.versions_preserved)
+            patches.around_disabled_hooks(self.patches, self.withdraw, self.put_back)
         self._steps.listen(self.live if watching else None, self.by_key)
         self.enter()
 
@@ -96,9 +95,10 @@ class Recorder:
         self.leave()
         writes.disconnect()
         self._steps.stop()
-        self._patches.undo()
+        self.patches.undo()
         self.watching = self.stop_writes = self.python_in_backward = False
         self.careful = 0
+        self.contents, self.later = None, []
         self.memory.forget()
         self.unseen = {}
 
@@ -246,25 +246,6 @@ class Recorder:
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
         self.memory.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
-
-    def data_assigned(self, tensor: torch.Tensor, assign: Callable[[], None]) -> None:
-        """`tensor.data = other`: an input that was saved is now backed by the other's bytes, and nothing counts it.
-
-        PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
-        """
-        key = internals.storage_key(tensor) if self.thread.entered else None
-        handles = [h for h in self.live.at(key) if h.tensor() is tensor] if key else []
-        if handles and not tensor._is_view() and tensor.grad_fn is not None:
-            producer = tensor.grad_fn._sequence_nr()
-            handles = [handle for handle in handles if handle.node != producer]
-        if not handles:
-            assign()
-            return
-        noted = record(_ASSIGNED, tensor, key or 0, caller(), self.thread.step, len(self.backwards))
-        self.meet(handles, tensor, noted)
-        assign()
-        for handle in handles:
-            handle.alias = saves.alias_of(tensor)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
