@@ -34,16 +34,17 @@ def _install() -> Iterator[None]:
         handle.uninstall()
 
 
-def _watch() -> AbstractContextManager[object]:
+def _watch(contents: bool = False) -> AbstractContextManager[object]:
     import noclobber
 
-    return noclobber.watch()
+    return noclobber.watch(contents=contents)
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "bare": nullcontext,
     "install": _install,
     "watch": _watch,
+    "contents": lambda: _watch(contents=True),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "allow-mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
 }
@@ -130,7 +131,8 @@ def table(results: list[Result]) -> str:
     known = {workload.name: workload for workload in WORKLOADS}
     for one in results:
         workload = known[one.workload]
-        target = {"install": f"{workload.install:.2f}", "watch": f"{workload.watch:.2f}"}.get(one.mode, "")
+        ratio = getattr(workload, one.mode, None)
+        target = "" if ratio is None else f"{ratio:.2f}"
         rows.append(
             f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode}"
             f" | {one.median:.2f} | {one.least:.2f} | {one.most:.2f} | {one.pairs} | {target} |"

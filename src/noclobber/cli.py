@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser(
         "run",
-        usage="noclobber run [--format FORMAT] [-o FILE] [--raise] SCRIPT [ARGS...] | -m MODULE | -c CODE",
+        usage="noclobber run [--format FORMAT] [-o FILE] [--no-contents] [--raise] SCRIPT [ARGS...] | -m MODULE | "
+        "-c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is the program's own; 1 "
         "where it ended well but an error was found.",
@@ -89,6 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_format(run)
     run.add_argument("-o", dest="output", metavar="FILE", help="write the report to FILE instead")
+    run.add_argument(
+        "--no-contents", dest="contents", action="store_false",
+        help="compare only versions, not the bytes of what is saved: cheaper, and blind to numpy and kernels",
+    )  # fmt: skip
     run.add_argument(
         "--raise", dest="on_write", action="store_const", const="raise", default="record",
         help="stop at the first write that breaks a gradient, before it happens",
@@ -145,7 +150,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     output = os.path.realpath(options.output) if options.output else None
     if output is not None and (why := _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
-    run = Run(options.on_write)
+    run = Run(options.on_write, options.contents)
     try:
         run.carry_out(words)
     except NotAProgram as reason:
@@ -250,7 +255,7 @@ def _explain(options: argparse.Namespace) -> int:
         print((rule.__doc__ or "").strip())
         return 0
     if what == "-" or " " in what:
-        from noclobber.rules.message import explanation
+        from noclobber.rules.shared.message import explanation
 
         print(explanation(_stdin(errors="replace") if what == "-" else what).rstrip("\n"))
         return 0

@@ -24,8 +24,9 @@ class Run:
     inside noclobber meanwhile.
     """
 
-    def __init__(self, on_write: Literal["record", "raise"]) -> None:
+    def __init__(self, on_write: Literal["record", "raise"], contents: bool) -> None:
         self.on_write = on_write
+        self.contents = contents
         self.stderr = sys.stderr
         self.status = 0
         self.crashes: list[Exception] = []
@@ -44,7 +45,7 @@ class Run:
         with self.kept_apart():
             from noclobber.session import Session
 
-            self._session = Session(on_write=self.on_write)
+            self._session = Session(on_write=self.on_write, contents=self.contents)
         after_import("torch", self._torch_is_there)
         error = program.execute(loaded)
         if error is not None and self._watched and self._session is not None:

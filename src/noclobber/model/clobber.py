@@ -78,6 +78,12 @@ class LiveSaves(Generic[Handle]):
         if self._filed > self.limit:
             self.sweep()
 
+    def any(self) -> bool:
+        """Whether there may be a live save at all."""
+        if self.unsorted:
+            self.sort()
+        return bool(self.by_storage)
+
     def at(self, storage: int) -> list[Handle]:
         """The live handles on a storage, in no particular order."""
         if self.unsorted:

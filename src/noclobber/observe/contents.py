@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import ctypes
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -17,9 +20,35 @@ BLOCK = 1024 * 1024
 """Bytes copied at a time where a tensor's bytes do not lie one after another: the copy is not to raise the peak."""
 _WEIGHTS = 4096
 
-_hash = xxhash.xxh3_64_intdigest
-_numpy: Callable[[torch.Tensor], Any] = internals.to_numpy
+hash_of: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+_address = internals.address
 _UNREADABLE = (TypeError, RuntimeError, NotImplementedError, ValueError)
+_bytes_at: dict[int, Callable[[int], Any]] = {}
+"""By size: what shows the memory at an address as bytes. `Tensor.numpy` would do, but a tensor that was once seen as an
+array can't be resized any more (torch 2.13; test_a_tensor_can_still_be_resized)."""
+
+
+def _viewer(size: int) -> Callable[[int], Any]:
+    """What shows `size` bytes of the CPU's memory from an address on; whoever looks must hold the tensor."""
+    at = _bytes_at.get(size)
+    if at is None:
+        if len(_bytes_at) > 4096:
+            _bytes_at.clear()
+        at = _bytes_at[size] = (ctypes.c_char * size).from_address
+    return at
+
+
+class Plan(NamedTuple):
+    """How to read a tensor of some layout: what shows its bytes from the first to the last, and what takes those out
+    that belong to it; None where there are no gaps, whatever the order of the dimensions."""
+
+    at: Callable[[int], Any]
+    pieces: Callable[[Any], Iterable[bytes]] | None
+
+    def digest(self, address: int) -> int:
+        """The fingerprint of a tensor of this layout that begins at an address."""
+        memory = self.at(address)
+        return hash_of(memory if self.pieces is None else b"".join(self.pieces(memory)))
 
 
 class OnDevice:
@@ -36,72 +65,104 @@ Digest = int | OnDevice | None
 
 
 def fingerprint(tensor: torch.Tensor) -> Digest:
-    """xxh3_64 of a tensor's bytes in index order; of tensors on a device a weighted sum, left there."""
-    try:
-        return _hash(_numpy(tensor))
-    except _UNREADABLE:
-        return _fingerprint_of_any(tensor)
+    """xxh3_64 of a tensor's bytes; of tensors on a device a weighted sum, left there.
 
-
-def _fingerprint_of_any(tensor: torch.Tensor) -> Digest:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    Each element counts once, also where a tensor is expanded. Marks (conjugated, negated) and the type make no
+    difference: it is meant to be compared with another fingerprint of the same tensor.
+    """
+    if not _has_memory(type(tensor)):
         return None
     try:
-        plain = _plain(tensor.detach())
-        if plain.device.type != "cpu":
-            return None if plain.device.type == "meta" else OnDevice(weighted(plain))
-        if 0 in plain.shape:
-            return 0
-        return _in_blocks(_numpy(plain))
+        if not tensor.is_cpu:
+            strided = tensor.layout is torch.strided and not tensor.is_meta
+            return OnDevice(weighted(tensor.detach())) if strided else None
+        address = _address(tensor)
+        if not address:
+            return 0 if 0 in tensor.shape else None
+        if tensor.is_contiguous():
+            return hash_of(_viewer(tensor.nbytes)(address))
+        plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
+        return _scattered(tensor) if plan is None else plan.digest(address)
     except _UNREADABLE:
         return None
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The stored numbers themselves, without a copy: not conjugated or negated, of a type that numpy has, each once."""
-    if tensor.is_quantized:
-        tensor = tensor.int_repr()
-    if tensor.is_conj():
-        tensor = tensor.conj()
-    if tensor.is_neg():
-        tensor = internals.neg_view(tensor)
-    if tensor.dtype in _AS:
-        tensor = tensor.view(_AS[tensor.dtype])
-    for dimension, stride in reversed(list(enumerate(tensor.stride()))):
-        if stride == 0 and tensor.shape[dimension] > 1:
-            tensor = tensor.narrow(dimension, 0, 1)
-    return tensor
+_contiguous: dict[int, Plan] = {}
 
 
-_AS = {torch.bfloat16: torch.int16} | {
-    dtype: torch.uint8 for name in dir(torch) if name.startswith("float8_") and (dtype := getattr(torch, name))
-}
-"""Types that numpy lacks, and one of the same size that it has."""
+def plan_of(tensor: torch.Tensor) -> Plan | None:
+    """How to read a small tensor in the CPU's memory, at save and again at read; None for all others."""
+    try:
+        if type(tensor) not in _real or not tensor.is_cpu:
+            return None
+        if not tensor.is_contiguous():
+            return _strided(tensor.shape, tensor.stride(), tensor.itemsize) if tensor.nbytes < LARGE else None
+        size = tensor.nbytes
+        plan = _contiguous.get(size)
+        if plan is None and 0 < size < LARGE:
+            plan = _contiguous[size] = Plan(_viewer(size), None)
+        return plan
+    except _UNREADABLE:
+        return None
 
 
-def _in_blocks(array: Any) -> int:
-    """The fingerprint of an array in any order of strides."""
-    # The longest strides first: a transposed array is contiguous then.
-    array = array.transpose(sorted(range(array.ndim), key=lambda dimension: -array.strides[dimension]))
-    if array.flags.c_contiguous:
-        return _hash(array)
-    if array.nbytes <= BLOCK or array.ndim == 0:
-        return _hash(array.tobytes())
+@lru_cache(maxsize=4096)
+def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan | None:
+    """How to read a tensor that is not contiguous; None where it is more than a few rows, equally far apart."""
+    rows, length, apart = 1, itemsize, 0
+    for stride, size in sorted(zip((stride * itemsize for stride in strides), shape, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        if rows == 1 and stride == length:
+            length *= size
+        elif rows == 1 and stride > length:
+            rows, apart = size, stride
+        elif rows > 1 and stride == rows * apart:
+            rows *= size
+        else:
+            return None
+    if rows > 64 or (rows > 1 and rows * length > BLOCK):
+        return None
+    end = (rows - 1) * apart + length
+    if rows == 1:
+        return Plan(_viewer(end), None)
+    return Plan(_viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart))))
+
+
+_real: set[type] = {torch.Tensor, torch.nn.Parameter}
+
+
+def _has_memory(kind: type) -> bool:
+    """Whether tensors of a class hold their numbers themselves: those that dispatch in Python (fake) need not."""
+    if kind not in _real and getattr(kind, "__torch_dispatch__", None) == torch.Tensor.__torch_dispatch__:
+        _real.add(kind)
+    return kind in _real
+
+
+def _scattered(tensor: torch.Tensor) -> int:
+    """The fingerprint of a tensor whose bytes lie in many pieces, by way of copies."""
+    once = tensor.detach()
+    for dimension, stride in enumerate(once.stride()):
+        if stride == 0:
+            once = once.narrow(dimension, 0, 1)
+    # The longest strides first, so that as much as possible is copied in one piece.
+    once = once.permute(sorted(range(once.dim()), key=lambda dimension: -once.stride(dimension)))
     state = xxhash.xxh3_64()
-    _feed(state, array)
+    with internals.unlogged():
+        _feed(state, once)
     return int(state.intdigest())
 
 
-def _feed(state: Any, array: Any) -> None:
-    """Add the bytes of an array to a running fingerprint, at most about BLOCK of them copied at a time."""
-    row = array.nbytes // len(array)
-    if row > BLOCK and array.ndim > 1:
-        for part in array:
+def _feed(state: Any, tensor: torch.Tensor) -> None:
+    """Add the bytes of a tensor to a running fingerprint, at most about BLOCK of them copied at a time."""
+    size = tensor.numel() * tensor.itemsize
+    if size <= BLOCK:
+        copy = tensor.contiguous()
+        state.update(_viewer(size)(_address(copy)))
+    else:
+        rows = max(1, BLOCK * len(tensor) // size)
+        for part in tensor.split(rows) if len(tensor) > 1 else tensor.unbind():
             _feed(state, part)
-        return
-    rows = max(1, BLOCK // max(row, 1))
-    for start in range(0, len(array), rows):
-        state.update(array[start : start + rows].tobytes())
 
 
 def weighted(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,20 +209,14 @@ class Contents:
 
     def at_save(self, alias: torch.Tensor) -> Digest:
         """The fingerprint of what is being saved."""
-        try:
-            array = _numpy(alias)
-            if array.nbytes < LARGE:
-                return _hash(array)
-        except _UNREADABLE:
-            digest = _fingerprint_of_any(alias)
-            self.unread += digest is None
-            return digest
         key = _identity(alias)
-        known = self._saved.get(key)
+        known = self._saved.get(key) if key is not None else None
         if known is not None and known[0]() is not None:
             return known[1]
         digest = fingerprint(alias)
-        if alias.untyped_storage().resizable():
+        if digest is None:
+            self.unread += 1
+        elif key is not None:
             self._saved[key] = (ref(alias), digest)
             if len(self._saved) > self._limit:
                 self._saved = {key: entry for key, entry in self._saved.items() if entry[0]() is not None}
@@ -170,17 +225,11 @@ class Contents:
 
     def at_read(self, alias: torch.Tensor) -> Digest:
         """The fingerprint of what is about to be read."""
-        try:
-            array = _numpy(alias)
-            if array.nbytes < LARGE:
-                return _hash(array)
-        except _UNREADABLE:
-            return _fingerprint_of_any(alias)
-        key = _identity(alias)
-        digest = self._read.get(key)
+        key = _identity(alias) if self.sharing else None
+        digest = self._read.get(key) if key is not None else None
         if digest is None:
             digest = fingerprint(alias)
-            if self.sharing and alias.untyped_storage().resizable():
+            if key is not None:
                 self._read[key] = digest
         return digest
 
@@ -193,5 +242,13 @@ class Contents:
         self._read.clear()
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (internals.address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """What tells a large tensor's bytes, while it lives; None for a small one and for memory of others."""
+    try:
+        if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
+            return None
+        if not tensor.untyped_storage().resizable():
+            return None
+        return (_address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+    except _UNREADABLE:
+        return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,15 +70,8 @@ def current_node() -> Any:
     return C._current_autograd_node()
 
 
-# Not by their names on a tensor, which may be replaced while noclobber is on (aliases.py).
+# Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py).
 address: Callable[[torch.Tensor], int] = C.TensorBase.data_ptr
-to_numpy: Callable[[torch.Tensor], Any] = C.TensorBase.numpy
-
-
-def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers with the mark turned round that says they are to be negated; copies nothing."""
-    view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
-    return view(tensor)
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
@@ -125,7 +118,9 @@ top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
 
 KEY: Any = C._parse_dispatch_key(KEY_NAME) if hasattr(C, "_parse_dispatch_key") else None
 include: Any = getattr(C, "_dispatch_tls_set_dispatch_key_included", None)
-HAS_KEY: bool = KEY is not None and include is not None
+KEYS_BELOW: Any = C._dispatch_keyset_full_after(KEY) if hasattr(C, "_dispatch_keyset_full_after") else None
+"""What a kernel on the spare key hands a call on to."""
+HAS_KEY: bool = KEY is not None and include is not None and KEYS_BELOW is not None
 """Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
 
 
@@ -137,6 +132,31 @@ def set_key(on: bool) -> None:
 def key_is_set() -> bool:
     """Whether this thread's operators go through the spare key."""
     return bool(HAS_KEY and C._dispatch_tls_is_dispatch_key_included(KEY))
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep noclobber's own operators out of the write log."""
+    on = key_is_set()
+    if on:
+        set_key(False)
+    try:
+        yield
+    finally:
+        if on:
+            set_key(True)
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Keep noclobber's own operators from the program's dispatch modes; selective checkpoints count what they see."""
+    if not C._len_torch_dispatch_stack():
+        return nullcontext()
+    hidden: AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
+    return hidden
+
+
+transforms_active: Callable[[], bool] = C._are_functorch_transforms_active
+"""Whether this thread is inside torch.func."""
 
 
 def counting() -> AbstractContextManager[None]:

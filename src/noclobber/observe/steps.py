@@ -14,7 +14,7 @@ from noclobber.observe import internals
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.saves import Handle
-from noclobber.observe.sites import caller, site_of
+from noclobber.observe.sites import Place, caller, site_of
 from noclobber.observe.writes import Written
 
 
@@ -74,19 +74,23 @@ class Steps:
         step = Step(type(optimizer).__name__, site_of(place))
         if self._by_key and writes_only_parameters(optimizer, args, kwargs):
             written = Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
-            for parameter in parameters(optimizer):
-                key = internals.storage_key(parameter)
-                if key is None:
-                    continue
-                handles = self._live.at(key) if self._live is not None else None
-                if handles or self._live is None:
-                    noted = record(written, parameter, key, place, step, len(self._backwards))
-                    self._memory.recent.append(noted)
-                    if handles:
-                        self._met(handles, parameter, noted)
+            if self._live is None or self._live.any() or self._memory.rereads.any():
+                self._about_to_write(optimizer, written, place, step)
             thread.muted = True
             internals.set_key(False)
         thread.step = step
+
+    def _about_to_write(self, optimizer: torch.optim.Optimizer, written: Written, place: Place | None, step: Step) -> None:
+        for parameter in parameters(optimizer):
+            key = internals.storage_key(parameter)
+            if key is None:
+                continue
+            handles = self._live.at(key) if self._live is not None else None
+            if handles or self._live is None or self._memory.is_reread(key):
+                noted = record(written, parameter, key, place, step, len(self._backwards))
+                self._memory.recent.append(noted)
+                if handles:
+                    self._met(handles, parameter, noted)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._memory.thread.step = None

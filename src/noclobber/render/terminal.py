@@ -110,7 +110,7 @@ def _watched(coverage: Coverage) -> str:
     if coverage.writes:
         parts.append(f"in-place writes (by {one_line(coverage.writes)})")
     if coverage.saves:
-        parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions, not bytes'})")
+        parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
     if not parts:
         return "nothing found, as nothing was watched"
     return f"nothing found; watched: {' and '.join(parts)}"
