@@ -43,6 +43,19 @@ def mlp() -> Step:
     return training_step(model, lambda: F.cross_entropy(model(x), y))
 
 
+def mlp_of_array() -> Step:
+    """The MLP on one numpy array that the program fills anew for each step: foreign code may write to what is saved."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    rows, y = torch.randn(16, 32).numpy(), torch.randint(10, (16,))
+    array = rows.copy()
+
+    def loss() -> Tensor:
+        array[:] = rows
+        return F.cross_entropy(model(torch.from_numpy(array)), y)
+
+    return training_step(model, loss)
+
+
 def lstm_cell() -> Step:
     """An LSTMCell of width 32, called 200 times on 8 rows."""
     cell = nn.LSTMCell(16, 32)
@@ -139,6 +152,7 @@ def resnet50(width: int, pixels: int, batch: int, classes: int) -> Step:
 
 WORKLOADS = (
     Workload("mlp", "MLP, 3 layers of width 32", mlp, 1.25, 1.4, 1.35),
+    Workload("mlp-array", "the same MLP, on a numpy array", mlp_of_array, 1.25, 1.4, 2.1),
     Workload("lstm", "LSTMCell x 200, width 32", lstm_cell, 1.55, 2.2, 2.6),
     Workload("gpt-tiny", "GPT of 6 layers, tiny tensors", lambda: gpt(16, 2, 32, 8, 1), 1.2, 1.5, 1.45),
     Workload("resnet-tiny", "ResNet-50, tiny tensors", lambda: resnet50(2, 32, 2, 10), 1.5, 1.9, 1.6),

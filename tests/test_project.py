@@ -50,7 +50,8 @@ def test_one_file_imports_rich() -> None:
 
 
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["dependencies"] + project["optional-dependencies"]["fix"]
     used = set[str]().union(*(imported(module) for module in MODULES)) - set(sys.stdlib_module_names) - {"noclobber"}
     assert used - {"numpy"} == {
         re.split(r"\W", wanted)[0] for wanted in declared
@@ -88,6 +89,7 @@ BREACHES = [
     ("torch", "model/events.py", "\nimport torch\n"),
     ("plain", "rules/__init__.py", "\nimport subprocess\n"),
     ("rules", "rules/nc101_stale_save.py", "\nfrom noclobber.rules import nc104_freed_graph\n"),
+    ("proof", "fix/prove.py", "\nimport torch\n"),
     ("acyclic", "model/source.py", "\nfrom noclobber.model import report\n"),
 ]
 

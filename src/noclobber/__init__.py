@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from noclobber.model.error import ClobberError, ClobberWarning
-from noclobber.session import install, watch
+from noclobber.session import install, preserve, watch
 
-__all__ = ["ClobberError", "ClobberWarning", "install", "watch"]
+__all__ = ["ClobberError", "ClobberWarning", "install", "preserve", "watch"]

@@ -1,4 +1,4 @@
-"""The command line: the verbs `run`, `explain` and `report`. All that noclobber prints, it prints here."""
+"""The command line: the verbs `run`, `fix`, `explain` and `report`. All that noclobber prints, it prints here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line, `sys.argv[1:]` by default; the exit status. Raises SystemExit where argparse does."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
-    if words[:1] == ["run"]:
+    if words[:1] in (["run"], ["fix"]):
         words, program = _split(words)
     parser = _parser()
     options, unknown = parser.parse_known_args(words)
@@ -34,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb is None:
         parser.print_help(sys.stderr)
         return REFUSED
+    if options.verb in ("run", "fix") and (not program or (program[0] in ("-m", "-c") and len(program) == 1)):
+        options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
     if options.verb == "run":
-        if not program or (program[0] in ("-m", "-c") and len(program) == 1):
-            options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
         return _run(options, program)
+    options.program = program
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a source line may hold what this terminal cannot show
     try:
@@ -62,7 +63,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
             return words[:index], joined + words[index + 1 :]
         if word == "-" or not word.startswith("-"):
             break
-        index += 2 if word in ("-o", "--format") else 1
+        index += 2 if word in ("-o", "--format", "--backwards", "--seconds") else 1
     return words[:index], words[index:]
 
 
@@ -100,6 +101,28 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.set_defaults(parser=run)
 
+    fix = verbs.add_parser(
+        "fix",
+        usage="noclobber fix [--diff | --write] [--backwards N] [--seconds S] SCRIPT [ARGS...] | -m MODULE",
+        help="mend a program's in-place writes, with proof",
+        description="Run a program, mend each in-place write that breaks a gradient, and show the patch as a diff. A "
+        "patch is shown once the program has been run with it and has given the right gradients. The exit status is 0 "
+        "where all that was found is mended or nothing was found.",
+        epilog="example: noclobber fix --write train.py --epochs 1",
+        allow_abbrev=False,
+    )
+    how = fix.add_mutually_exclusive_group()
+    how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
+    how.add_argument("--write", action="store_true", help="write the patch, to files under the current folder only")
+    fix.add_argument(
+        "--backwards", type=_positive, default=3, metavar="N",
+        help="compare the gradients of N backward calls, from the first finding on (default 3)",
+    )  # fmt: skip
+    fix.add_argument(
+        "--seconds", type=_positive, default=60, metavar="S", help="end each run after S seconds (default 60)"
+    )
+    fix.set_defaults(carry_out=_fix, parser=fix)
+
     explain = verbs.add_parser(
         "explain",
         help="explain a code, or an error of PyTorch",
@@ -125,6 +148,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="full", help="full (default), concise, github or json")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _version() -> int:
@@ -238,6 +267,33 @@ def _write(path: str, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
+
+
+def _fix(options: argparse.Namespace) -> int:
+    """`noclobber fix`: the patch on stdout, what it mends and how it was proven on stderr."""
+    from noclobber.fix.verb import CannotFix, fix
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"noclobber: {text} ...", file=sys.stderr, flush=True)
+
+    try:
+        fixed = fix(
+            options.program,
+            writing=options.write,
+            backwards=options.backwards,
+            seconds=options.seconds,
+            tell=tell,
+        )
+    except CannotFix as reason:
+        return _refuse(str(reason))
+    except KeyboardInterrupt:
+        print("noclobber: interrupted; nothing was changed", file=sys.stderr)
+        return 130
+    print(fixed.diff, end="", flush=True)
+    for line in fixed.words:
+        print(f"noclobber: {line}" if line == fixed.words[-1] else line, file=sys.stderr)
+    return fixed.status
 
 
 def _explain(options: argparse.Namespace) -> int:

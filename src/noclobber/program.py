@@ -45,11 +45,12 @@ class Program:
         return self.code is None and self.module == "__main__"
 
 
-def load(words: Sequence[str]) -> Program:
+def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path: None) -> Program:
     """The program that `python WORDS...` would run: SCRIPT, a folder or zip file, -m MODULE, -c CODE, or - for stdin.
 
     Raises NotAProgram where it cannot be read or compiled; nothing of it has run then. Whether there is such a MODULE
-    only `execute` can tell, because to look is to import its parents.
+    only `execute` can tell, because to look is to import its parents. `read` may give the script another text than its
+    file has.
     """
     first, rest = words[0], list(words[1:])
     if first == "-m":
@@ -64,9 +65,11 @@ def load(words: Sequence[str]) -> Program:
     path = os.path.join(os.getcwd(), first)
     if pkgutil.get_importer(path) is not None:
         return Program([first, *rest], path)
+    source = read(path)
     try:
-        with open(path, "rb") as file:
-            source = file.read()
+        if source is None:
+            with open(path, "rb") as file:
+                source = file.read()
     except OSError as error:
         raise NotAProgram(f"cannot open `{first}`: {error.strerror}") from None
     names = {"__loader__": SourceFileLoader("__main__", path), "__file__": path, "__cached__": None}

@@ -15,8 +15,10 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError, ClobberWarning
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
+from noclobber.model.kept import Kept
 from noclobber.model.report import Coverage, Report
 from noclobber.model.silent import Event
+from noclobber.model.source import Site
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,11 +29,20 @@ class Session:
     """What one run, one `watch` block or one `install` has found. Nothing heavy is imported before `start`."""
 
     def __init__(
-        self, *, on_write: OnWrite = "record", watching: bool = True, contents: bool = False, notes: bool = False
+        self,
+        *,
+        on_write: OnWrite = "record",
+        watching: bool = True,
+        contents: bool = False,
+        keeping: bool = False,
+        notes: bool = False,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
         self.contents = contents
+        self.keeping = keeping
+        self._kept: Counter[tuple[str, Site | None, Site | None]] = Counter()
+        self._copies: Counter[tuple[str, Site | None, Site | None]] = Counter()
         self._notes = notes
         self._found: dict[tuple[object, ...], Finding] = {}
         self._counts: dict[tuple[object, ...], int] = {}
@@ -69,6 +80,11 @@ class Session:
         finding = self._explained(event)
         if finding is not None:
             self._keep(finding)
+
+    def kept(self, op: str, write: Site | None, save: Site | None, size: int) -> None:
+        """The recorder copied bytes of a save before a write."""
+        self._kept[op, write, save] += size
+        self._copies[op, write, save] += 1
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
@@ -116,6 +132,14 @@ class Session:
     def findings(self) -> tuple[Finding, ...]:
         """What was found so far, equal findings once with their count, in the order they were first seen."""
         return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
+
+    @property
+    def keepings(self) -> tuple[Kept, ...]:
+        """What was kept so far, the most first."""
+        return tuple(
+            Kept(write, op, save, size, self._copies[op, write, save])
+            for (op, write, save), size in self._kept.most_common()
+        )
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Everything a renderer needs. Raises what noclobber itself failed with, if it did."""
@@ -210,6 +234,57 @@ class watch:
     def report(self) -> Report:
         """Findings with the coverage: what was watched and what could not be."""
         return self._last.report()
+
+
+class preserve:
+    """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
+
+    Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
+    backward then gets what was saved, also when it runs after the block. A change that torch never sees (numpy, another
+    process) can't be kept from it: then backward raises a ClobberError. `report()` says what was kept, line by line.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []
+        self._last = Session()
+
+    def __enter__(self) -> preserve:
+        session = Session(contents=True, keeping=True, notes=True)
+        session.start()
+        self._sessions.append(session)
+        self._last = session
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = self._last = self._sessions.pop()
+        if error is not None:
+            session.escaped(error)
+        session.stop()
+        if session.failure is not None:
+            warnings.warn(f"noclobber: internal error: {session.failure!r}", ClobberWarning, stacklevel=2)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Keep what backward needs in every call of a function."""
+
+        @functools.wraps(function)
+        def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return kept
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """What this block, or the last one ended, copied: a record for each pair of lines, the most bytes first."""
+        return self._last.keepings
+
+    def report(self) -> str:
+        """The same in words, a line for each pair of lines."""
+        from noclobber import render
+
+        return render.kept(self.kept)
 
 
 def _warn_about(session: Session) -> None:

@@ -18,7 +18,6 @@ from noclobber.observe import internals
 
 from .programs import RIGHT, SILENT
 
-
 WATCH, CONTENTS = noclobber.watch, functools.partial(noclobber.watch, contents=True)
 AROUND = pytest.mark.parametrize("around", [WATCH, CONTENTS, noclobber.install], ids=["watch", "contents", "install"])
 EITHER = pytest.mark.parametrize("around", [WATCH, CONTENTS], ids=["watch", "contents"])

@@ -119,6 +119,56 @@ silent_write = finding(
     suggestions=advice("do it after backward, in a `torch.no_grad()` block, without `.data`"),
 )
 
+_ENV = File(
+    "rollout.py",
+    {
+        14: "        self.frame = torch.zeros(size).numpy()",
+        18: "        self.frame[:] = self.render()",
+        27: "    out = policy(torch.from_numpy(env.frame))",
+        31: "    loss.backward()",
+    },
+)
+foreign_write = finding(
+    "NC202",
+    "foreign-write",
+    "code outside of torch overwrites a tensor that backward still needs",
+    _ENV.save(
+        27, "policy(torch.from_numpy(env.frame))", "`x` is saved here: linear (addmm) keeps its input (version 0)"
+    ),
+    _ENV.label("create", 27, "torch.from_numpy(env.frame)", "`from_numpy` shares the memory of an array here"),
+    _ENV.write(18, "self.frame[:]", "numpy overwrites it somewhere from here on, before line 31 of rollout.py"),
+    notes=(
+        "torch does not see this write, so no version is counted and PyTorch raises nothing",
+        "the gradient of the weight is computed from the input, that of the input from the weight",
+        "backward reads it at line 31 of rollout.py, in AddmmBackward0",
+    ),
+    suggestions=advice(
+        "give the tensor bytes of its own: `torch.tensor(buf)` copies",
+        _ENV.edit(27, "torch.from_numpy(env.frame)", "torch.from_numpy(env.frame).clone()"),
+    ),
+)
+
+_PRUNED = File("prune.py", {7: "        hidden.data.mul_(keep)", 21: "    net(x, keep).square().mean().backward()"})
+untracked_write = finding(
+    "NC208",
+    "untracked-write",
+    "`hidden` is changed through `.data`: the gradient is as if that had not happened",
+    _PRUNED.write(7, "hidden.data.mul_(keep)", "`mul_` changes `hidden` here"),
+    _PRUNED.read(21, "net(x, keep).square().mean().backward()", "backward goes through it here"),
+    severity="warning",
+    notes=(
+        "of a write through `.data` nothing is recorded: backward goes through what made the old values, without the "
+        "derivative of `mul_`",
+    ),
+    suggestions=(
+        *advice(
+            "let autograd see it: compute the new value out of place",
+            _PRUNED.edit(7, "hidden.data.mul_(keep)", "hidden = hidden.mul(keep)"),
+        ),
+        *advice("where the gradient is meant to pass unchanged, say so: `hidden = hidden + (new - hidden).detach()`"),
+    ),
+)
+
 _LEAF = File("fit.py", {3: "w = torch.zeros(3, requires_grad=True)", 8: "    w -= 0.1 * w.grad"})
 leaf_write = finding(
     "NC301",

@@ -120,10 +120,10 @@ def test_nothing_found_says_what_was_watched_and_never_clean() -> None:
     text = render(Report(coverage=Coverage("dispatch key", unseen=unseen)), "full")
     first, *others = text.splitlines()
     assert "in-place writes" in first
-    assert "not bytes" in first
+    assert "versions only" in first
     assert others == [f"not watched: {one}" for one in unseen]
     assert "clean" not in text
-    assert "not bytes" not in footer(Report(coverage=Coverage(contents=True)))
+    assert "versions only" not in footer(Report(coverage=Coverage(contents=True)))
     assert render(Report(), "concise") == render(Report(), "github") == ""
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from noclobber.model.events import Save, Tensor
-from noclobber.rules.keeps import ROWS, reason, row_of
-from noclobber.rules.rewriting import NO_TWIN
+from noclobber.rules.shared.keeps import ROWS, reason, row_of
+from noclobber.rules.shared.rewriting import NO_TWIN
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MAKES: dict[str, Make] = {

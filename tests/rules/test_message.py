@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from noclobber.rules import rule_of_message
-from noclobber.rules.message import StaleMessage, explanation, parse
+from noclobber.rules.shared.message import StaleMessage, explanation, parse
 
 HEAD = "one of the variables needed for gradient computation has been modified by an inplace operation"
 OLD_HINT = (

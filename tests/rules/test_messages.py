@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from noclobber.model.events import Refusal
 from noclobber.rules import catalogue, explain, rule_of_message
-from noclobber.rules.message import explanation
+from noclobber.rules.shared.message import explanation
 
 from .messages import SAVES, WRITES, Program
 from .messages_views import FUNCTIONS, ORDINARY, TRANSFORMS, VIEWS

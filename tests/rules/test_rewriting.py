@@ -7,7 +7,7 @@ import linecache
 
 import pytest
 
-from noclobber.rules.rewriting import NO_TWIN, Form, form, out_of_place
+from noclobber.rules.shared.rewriting import NO_TWIN, Form, form, out_of_place
 
 from .places import Program
 

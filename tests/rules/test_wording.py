@@ -6,8 +6,8 @@ import pytest
 
 from noclobber.model.events import Save, Tensor, Write
 from noclobber.model.overlap import Region
-from noclobber.rules.labels import later
-from noclobber.rules.wording import (
+from noclobber.rules.shared.labels import later
+from noclobber.rules.shared.wording import (
     bytes_in_words,
     is_custom,
     keeps,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
 from noclobber.observe import internals, saves
-from noclobber.observe.records import record
+from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.writes import Written
 
@@ -19,31 +20,53 @@ _ASSIGNED = Written("data=", (), True)
 
 
 def arm(recorder: Recorder) -> None:
-    """See every assignment until the recorder disarms."""
+    """See every assignment, and where `.data` is read, until the recorder disarms."""
     native: Any = torch._C.TensorBase.data
+    take, data_taken = native.__get__, recorder.untold.data_taken
+
+    def get_data(tensor: torch.Tensor) -> torch.Tensor:
+        data_taken(tensor)
+        taken: torch.Tensor = take(tensor)
+        return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        _assigned(recorder, tensor, lambda: native.__set__(tensor, value))
+        _assigned(recorder, tensor, value, lambda: native.__set__(tensor, value))
 
-    data = property(native.__get__, set_data, native.__delete__, native.__doc__)
+    data = property(get_data, set_data, native.__delete__, native.__doc__)
     recorder.patches.put(torch.Tensor, "data", data)
 
 
-def _assigned(recorder: Recorder, tensor: torch.Tensor, assign: Callable[[], None]) -> None:
+def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, assign: Callable[[], None]) -> None:
     """An input that was saved is now backed by the other's bytes, and nothing counts it.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
     key = internals.storage_key(tensor) if recorder.thread.entered else None
-    handles = [handle for handle in recorder.live.at(key) if handle.tensor() is tensor] if key else []
+    handles = [handle for handle in recorder.live.at(key) if _is_of(handle, tensor, recorder)] if key else []
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn._sequence_nr()
         handles = [handle for handle in handles if handle.node != producer]
-    if not handles:
+    reread = key is not None and recorder.memory.is_reread(key)
+    cuts = key is not None and isinstance(value, torch.Tensor) and value.requires_grad
+    if not handles and not reread and not cuts:
         assign()
         return
     noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, len(recorder.backwards))
+    if reread:
+        recorder.memory.recent.append(noted)
+    if cuts:
+        recorder.untold.assigned(noted, tensor, value)
     recorder.meet(handles, tensor, noted)
     assign()
-    for handle in handles:
-        handle.alias = saves.alias_of(tensor)
+    if not recorder.keeping:
+        for handle in handles:
+            handle.alias = saves.alias_of(tensor)
+            recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+
+
+def _is_of(handle: saves.Handle, tensor: torch.Tensor, recorder: Recorder) -> bool:
+    """Whether PyTorch would read back this very tensor: what `create_graph` saves of an input is that input again."""
+    if handle.tensor() is tensor:
+        return True
+    again = any(first <= handle.node < end for first, end in recorder.memory.created)
+    return again and tensor.is_leaf and geometry(handle.alias) == geometry(tensor)

@@ -64,6 +64,13 @@ Digest = int | OnDevice | None
 """None where there are no bytes to read: meta, fake and sparse tensors, subclasses."""
 
 
+def same(one: Digest, other: Digest) -> bool:
+    """Whether two fingerprints are known to be equal; waits for the device that they are on."""
+    if isinstance(one, OnDevice) and isinstance(other, OnDevice):
+        return bool((one.value == other.value).item())
+    return one is not None and one == other
+
+
 def fingerprint(tensor: torch.Tensor) -> Digest:
     """xxh3_64 of a tensor's bytes; of tensors on a device a weighted sum, left there.
 
@@ -93,7 +100,7 @@ _contiguous: dict[int, Plan] = {}
 def plan_of(tensor: torch.Tensor) -> Plan | None:
     """How to read a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
-        if type(tensor) not in _real or not tensor.is_cpu:
+        if type(tensor) not in _real or not tensor.is_cpu or not _address(tensor):
             return None
         if not tensor.is_contiguous():
             return _strided(tensor.shape, tensor.stride(), tensor.itemsize) if tensor.nbytes < LARGE else None
@@ -146,7 +153,8 @@ def _scattered(tensor: torch.Tensor) -> int:
         if stride == 0:
             once = once.narrow(dimension, 0, 1)
     # The longest strides first, so that as much as possible is copied in one piece.
-    once = once.permute(sorted(range(once.dim()), key=lambda dimension: -once.stride(dimension)))
+    strides = once.stride()
+    once = once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
     state = xxhash.xxh3_64()
     with internals.unlogged():
         _feed(state, once)
@@ -161,7 +169,8 @@ def _feed(state: Any, tensor: torch.Tensor) -> None:
         state.update(_viewer(size)(_address(copy)))
     else:
         rows = max(1, BLOCK * len(tensor) // size)
-        for part in tensor.split(rows) if len(tensor) > 1 else tensor.unbind():
+        parts = torch.split(tensor, rows) if len(tensor) > 1 else torch.unbind(tensor)
+        for part in parts:
             _feed(state, part)
 
 
@@ -247,7 +256,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     try:
         if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
             return None
-        if not tensor.untyped_storage().resizable():
+        if not internals.storage(tensor).resizable():
             return None
         return (_address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
     except _UNREADABLE:

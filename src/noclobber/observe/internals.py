@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 C: Any = torch._C
 KEY_NAME = "TESTING_ONLY_GenericMode"
@@ -25,6 +26,9 @@ REQUIRED = (
     "_C._should_allow_numbers_as_tensors",
     "_C._functorch.get_unwrapped",
     "_C._functorch.is_functorch_wrapped_tensor",
+    "_C._are_functorch_transforms_active",
+    "_C._storage_Use_Count",
+    "_C.TensorBase._use_count",
     "autograd._engine_run_backward",
 )
 """Without these there is no save registry. The dispatch key is optional: a TorchDispatchMode stands in for it."""
@@ -70,8 +74,10 @@ def current_node() -> Any:
     return C._current_autograd_node()
 
 
-# Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py).
+# Not by their names on a tensor, which may be replaced while noclobber is on (aliases.py).
 address: Callable[[torch.Tensor], int] = C.TensorBase.data_ptr
+storage: Callable[[torch.Tensor], Any] = C.TensorBase.untyped_storage
+"""A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
@@ -99,7 +105,7 @@ def _identity(tensor: torch.Tensor) -> int | None:
     try:
         while C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = C._functorch.get_unwrapped(tensor)
-        return int(tensor.untyped_storage()._cdata)
+        return int(storage(tensor)._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
@@ -115,6 +121,19 @@ def version_of(tensor: torch.Tensor) -> int | None:
 push_hooks: Callable[[Any, Any], None] = C._autograd._push_saved_tensors_default_hooks
 pop_hooks: Callable[[], None] = C._autograd._pop_saved_tensors_default_hooks
 top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
+
+
+def remove_hooks(hooks: tuple[Any, Any]) -> None:
+    """Take a pair of hooks off this thread's stack, also from below others."""
+    above = []
+    while (top := top_hooks(True)) is not None:
+        pop_hooks()
+        if top == hooks:
+            break
+        above.append(top)
+    for others in reversed(above):
+        push_hooks(*others)
+
 
 KEY: Any = C._parse_dispatch_key(KEY_NAME) if hasattr(C, "_parse_dispatch_key") else None
 include: Any = getattr(C, "_dispatch_tls_set_dispatch_key_included", None)
@@ -155,8 +174,61 @@ def no_modes() -> AbstractContextManager[Any]:
     return hidden
 
 
+set_eval_frame: Callable[[Any], Any] = C._dynamo.eval_frame.set_eval_frame
+"""By which torch.compile begins (a callback, or False) and ends (None) to look at the frames that this thread runs."""
+
+
+def never_compile(function: Callable[..., Any], *, nor_its_calls: bool = True) -> None:
+    """Have torch.compile run a Python function as it is, and what it calls."""
+    eval_frame = C._dynamo.eval_frame
+    skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, skip if nor_its_calls else usual)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+plain: Callable[[], AbstractContextManager[None]] = C.DisableTorchFunction
+"""Keeps what noclobber asks of tensors from the program's `__torch_function__` modes."""
+
 transforms_active: Callable[[], bool] = C._are_functorch_transforms_active
 """Whether this thread is inside torch.func."""
+
+
+def let_through() -> None:
+    """Make the operators that take functions (`cond`, Functions under torch.func) pass over the spare key.
+
+    They look their kernels up in Python and would find none (torch 2.13); those to come copy the list.
+    """
+    ops: Any = torch._ops
+    passed_over = ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    if KEY not in passed_over:
+        passed_over.append(KEY)
+        for one in ops._higher_order_ops.values():
+            one.fallthrough(KEY)
+
+
+_own_hooks = 0
+
+
+def hook(register: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
+    """Register a hook of noclobber's own; whatever else is registered in this process is the program's."""
+    global _own_hooks
+    handle = register(function)
+    _own_hooks += 1
+    return handle
+
+
+def program_has_hooks() -> bool:
+    """Whether the program ever registered a hook of any kind. Counts those of nodes too, which no patch could see."""
+    return bool(RemovableHandle.next_id != _own_hooks)
+
+
+use_count: Callable[[torch.Tensor], int] = C.TensorBase._use_count
+"""How many hold a tensor: whatever refers to it from Python counts as one."""
+
+
+def storage_holders(identity: int) -> int:
+    """How many tensors share a storage, given by its `_cdata`; a Python object that stands for it counts as one."""
+    return int(C._storage_Use_Count(identity))
 
 
 def counting() -> AbstractContextManager[None]:

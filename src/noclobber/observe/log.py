@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.saves import Handle
 from noclobber.observe.sites import place_of
+from noclobber.observe.untracked import Untold
 from noclobber.observe.writes import Written
 
 
@@ -28,17 +30,24 @@ def every_write(
         if key is None:
             without_storage()
             return
-        recent.append(record(written, tensor, key, place_of(frame_of(2)), thread.step, len(backwards)))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards)))
         if len(recent) > memory.limit:
             memory.prune(lambda key: False)
 
     return before
 
 
+Look = Callable[[Written, torch.Tensor, int, FrameType], None]
+
+
 class Careful(Protocol):
-    """Who says whether every write must be looked at, as one may have to be stopped or counts no version."""
+    """Who says whether every write must be looked at, as one may have to be stopped or counts no version.
+
+    `attentive` are those who for the moment want to hear of every write, with the frame it comes from.
+    """
 
     careful: int
+    attentive: list[Look]
 
 
 def writes_to_saves(
@@ -47,32 +56,42 @@ def writes_to_saves(
     backwards: list[Backward],
     asked: Careful,
     met: Callable[[list[Handle], torch.Tensor, Record], None],
+    untold: Untold,
     without_storage: Callable[[], None],
-) -> Callable[[Written, torch.Tensor], None]:
+) -> Callable[[Written, torch.Tensor], Callable[[], None] | None]:
     """For `watch`: hand a write to `met` where its storage has live saves.
 
     A tensor in the graph shares its version counter with what was saved of it, so remembering the write is enough: the
     moved version will lead to it. One made from `.data` may have a counter of its own.
     """
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.recent, memory.thread
-    storage_key, plain = internals.storage_key, torch.Tensor
+    storage_key, plain, attentive = internals.storage_key, torch.Tensor, asked.attentive
+    tracking, taken = torch.is_grad_enabled, untold.taken
 
-    def before(written: Written, tensor: torch.Tensor) -> None:
+    def before(written: Written, tensor: torch.Tensor) -> Callable[[], None] | None:
         key = storage_key(tensor)
         if key is None:
             without_storage()
-            return
+            return None
+        after = untold.before(written, tensor, key, frame_of(1)) if taken or not tracking() else None
+        if attentive and (frame := frame_of(1).f_back) is not None:
+            for look in tuple(attentive):
+                look(written, tensor, key, frame)
         in_graph = tensor.requires_grad
         if not in_graph or type(tensor) is not plain or written.uncounted or asked.careful or written.detaches:
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
-                met(handles, tensor, record(written, tensor, key, place_of(frame_of(2)), thread.step, len(backwards)))
-                return
-            if not in_graph:
-                return
-        recent.append(record(written, tensor, key, place_of(frame_of(2)), thread.step, len(backwards)))
+                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards))
+                met(handles, tensor, noted)
+                if memory.is_reread(key):
+                    recent.append(noted)
+                return after
+            if not in_graph and not memory.is_reread(key):
+                return after
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards)))
         if len(recent) > memory.limit:
-            memory.prune(lambda key: bool(live.at(key)))
+            memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
+        return after
 
     return before

@@ -5,16 +5,39 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
-from noclobber.model.events import Step
-from noclobber.observe import saves
-from noclobber.observe.records import Record
+import torch
+
+from noclobber.model.clobber import LiveSaves
+from noclobber.model.events import Step, Tensor, Write
+from noclobber.observe import internals, saves
+from noclobber.observe.records import Backward, Record
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import WriteMode
 
 RECENT = 8192
 """Writes kept, whether or not anything was saved of what they write, before those that nobody can need are dropped."""
+
+
+class Reread:
+    """Memory that the program's own hooks or a checkpoint will read again: the storage's key, the version, and a weak
+    reference to the tensor, which is None for good once the program has dropped it."""
+
+    __slots__ = ("__weakref__", "alias", "tensor", "version")
+
+    def __init__(self, key: int, tensor: torch.Tensor) -> None:
+        self.alias = key
+        self.tensor = ref(tensor)
+        self.version = internals.version_of(tensor) or 0
+
+
+class Mark(NamedTuple):
+    """A moment: the last write remembered then, and the number of the next autograd node."""
+
+    last: Record | None
+    node: int
 
 
 class Thread(threading.local):
@@ -28,10 +51,22 @@ class Thread(threading.local):
         self.withdrawn = False
         self.step: Step | None = None
         self.muted = False
+        self.given: list[list[Any]] = []
+        """What the custom Functions whose forward is under way were given, innermost last (undeclared.py)."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
+
+
+class Watch(saves.Watch, Protocol):
+    """Who watches over saves whose memory foreign code may hold (aliases.py)."""
+
+    def writes(self, handle: saves.Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
+        """Who changed the bytes of a save that is being read."""
+
+    def disarm(self) -> None:
+        """Forget everything."""
 
 
 class Memory:
@@ -42,8 +77,14 @@ class Memory:
         """Writes to tensors in the graph, oldest first: they move the version counter of whatever was saved of them."""
         self.limit = RECENT
         self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        self.created: deque[tuple[int, int]] = deque(maxlen=RECENT // 64)
+        """The numbers of the nodes that backward calls with `create_graph` made: the first, one past the last."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """Where `backward()` was called, with the number of the node that came next."""
+        self.rereads: LiveSaves[Reread] = LiveSaves(int)
+        """Memory that is read again though no handle of ours keeps it: writes to it are remembered as well."""
+        self.aliases: Watch | None = None
+        """Who watches over saves whose memory foreign code may hold, where contents are watched."""
         self.thread = Thread()
 
     def prune(self, needed: Callable[[int], bool]) -> None:
@@ -56,9 +97,27 @@ class Memory:
         self.recent[:] = [record for record in old if storages[record.key]] + new
         self.limit = max(RECENT, 2 * len(self.recent))
 
+    def expect(self, reread: Reread) -> None:
+        """Remember writes to this memory while `reread` lives."""
+        self.rereads.unsorted.append(ref(reread))
+        if len(self.rereads.unsorted) > self.rereads.limit:
+            self.rereads.sweep()
+
+    def is_reread(self, key: int) -> bool:
+        """Whether writes to a storage are to be remembered though nothing of ours was saved of it."""
+        return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
+
+    def mark(self) -> Mark:
+        """Now, to be asked later what was written since."""
+        return Mark(self.recent[-1] if self.recent else None, internals.next_node())
+
     def forget(self) -> None:
         """Drop what is not kept per thread."""
+        if self.aliases is not None:
+            self.aliases.disarm()
+            self.aliases = None
         self.recent.clear()
         self.limit = RECENT
         self.views.clear()
         self.accumulated.clear()
+        self.created.clear()

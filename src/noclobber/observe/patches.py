@@ -90,18 +90,6 @@ def around_disabled_hooks(patches: Patches, withdraw: Callable[[], None], put_ba
     patches.put(autograd, "_saved_tensors_hooks_enable", _saved_tensors_hooks_enable)
 
 
-def on_foreign_hooks(patches: Patches, pushed: Callable[[], None]) -> None:
-    """Call `pushed` whenever the program or a library pushes saved-tensor hooks: they hide ours until popped."""
-    autograd: Any = internals.C._autograd
-    push = autograd._push_saved_tensors_default_hooks
-
-    def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
-        pushed()
-        push(pack, unpack)
-
-    patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
-
-
 def in_preserved_versions(patches: Patches, preserved: Callable[[int], None]) -> None:
     """Call `preserved` with 1 and -1 where a block begins and ends that puts version counters back as they were.
 
@@ -136,13 +124,17 @@ def on_saved_tensors(patches: Patches, restore: Callable[[Any, tuple[Any, ...]],
 def around_custom_backward(patches: Patches, listening: Callable[[], AbstractContextManager[None]]) -> None:
     """Run the backward of every custom Function, the only Python that autograd calls unasked, inside `listening()`."""
     owner = torch.autograd.function.BackwardCFunction
-    native: Any = owner.apply
+    for name in ("apply", "apply_boxed"):
+        if hasattr(owner, name):
+            patches.put(owner, name, _inside(listening, getattr(owner, name)))
 
+
+def _inside(listening: Callable[[], AbstractContextManager[None]], native: Any) -> Callable[..., Any]:
     def apply(self: Any, *args: Any) -> Any:
         with listening():
             return native(self, *args)
 
-    patches.put(owner, "apply", apply)
+    return apply
 
 
 _HOOKS = (
@@ -155,16 +147,16 @@ _HOOKS = (
 )
 
 
-def on_backward_hooks(patches: Patches, registered: Callable[[], None]) -> None:
-    """Call `registered` when the program registers code of its own to run in the midst of a backward."""
+def on_backward_hooks(patches: Patches, registered: Callable[[Any], None]) -> None:
+    """Call `registered` with the code of its own that the program registers to run in the midst of a backward."""
     for owner, name in _HOOKS:
         patches.put(owner, name, _telling(vars(owner)[name], registered))
 
 
-def _telling(method: Callable[..., Any], registered: Callable[[], None]) -> Callable[..., Any]:
+def _telling(method: Callable[..., Any], registered: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(method)
     def register(*args: Any, **kwargs: Any) -> Any:
-        registered()
+        registered(kwargs.get("hook", args[1] if len(args) > 1 else None))
         return method(*args, **kwargs)
 
     return register

@@ -13,16 +13,32 @@ from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.model.silent import Event
-from noclobber.observe import assigning, graph, internals, log, patches, refusals, saves, steps, testimony, writes
-from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint
+from noclobber.model.source import Site
+from noclobber.observe import (
+    aliases,
+    assigning,
+    checkpoints,
+    foreign_hooks,
+    functions,
+    gradients,
+    graph,
+    internals,
+    log,
+    meeting,
+    patches,
+    refusals,
+    replaced,
+    saves,
+    steps,
+    testimony,
+    writes,
+)
+from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint, same
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import place_of
-
-MOST_WRITES = 16
-"""Writes kept for one save, the first and the last ones."""
-
+from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.untracked import Untold
 
 T = TypeVar("T")
 
@@ -32,6 +48,9 @@ class Listener(Protocol):
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Called when a changed save is read, or a write is stopped."""
+
+    def kept(self, op: str, write: Site | None, save: Site | None, size: int) -> None:
+        """Called when bytes were copied for a save before a write, where they are preserved."""
 
     def noticed(self, event: Event) -> None:
         """Called when something silent went wrong that is no clobber of a save."""
@@ -52,8 +71,11 @@ class Recorder:
         self.contents: Contents | None = None
         self.later: list[testimony.Later] = []
         self.stop_writes = False
+        self.keeping = False
+        """Whether the bytes that backward still needs are kept before a write changes them."""
         self.careful = 0
         """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
+        self.attentive: list[log.Look] = []
         self.by_key = True
         self.python_in_backward = False
         """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
@@ -61,18 +83,26 @@ class Recorder:
         self.memory = Memory()
         self.backwards: list[Backward] = []
         self.unseen: dict[str, int] = {}
+        self.told = 0
+        """Clobbers found so far."""
         self.thread = self.memory.thread
         self.patches = patches.Patches()
+        self.untold = Untold(self)
+        self.replaced = replaced.Replaced(self)
         self._steps = steps.Steps(self.memory, self.backwards, self.meet)
 
-    def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
+    def arm(self, *, watching: bool, contents: bool = False, keeping: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
         internals.require()
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
         self.contents = Contents() if contents else None
+        self.keeping = keeping
+        self.careful += keeping
         if watching:
-            before = log.writes_to_saves(self.live, self.memory, self.backwards, self, self.meet, self.without_storage)
+            before = log.writes_to_saves(
+                self.live, self.memory, self.backwards, self, self.meet, self.untold, self.without_storage
+            )
         else:
             before = log.every_write(self.memory, self.backwards, self.without_storage)
         writes.connect(writes.Sink(before, self.write_failed, self.views_made))
@@ -80,27 +110,34 @@ class Recorder:
         patches.around_threads(self.patches, self.enter, self.leave)
         patches.on_new_operators(self.patches, writes.rescan)
         patches.around_custom_backward(self.patches, self.listening)
-        patches.on_backward_hooks(self.patches, self.backward_hooks)
-        patches.on_foreign_hooks(self.patches, self.foreign_hooks)
+        gradients.arm(self)
+        foreign_hooks.arm(self)
         if watching:
             patches.on_saved_tensors(self.patches, saves.originals)
             assigning.arm(self)
+            replaced.arm(self)
+            aliases.arm(self)
+            checkpoints.arm(self)
+            functions.arm(self)
             patches.in_preserved_versions(self.patches, self.versions_preserved)
             patches.around_disabled_hooks(self.patches, self.withdraw, self.put_back)
         self._steps.listen(self.live if watching else None, self.by_key)
         self.enter()
 
-    def disarm(self) -> None:
-        """Stop seeing and put PyTorch back as it was found."""
+    def disarm(self, *, forget: bool = True) -> None:
+        """Stop seeing and put PyTorch back as it was found; `forget` what was seen, unless it is to go on otherwise."""
         self.leave()
         writes.disconnect()
         self._steps.stop()
         self.patches.undo()
-        self.watching = self.stop_writes = self.python_in_backward = False
+        self.watching = self.keeping = self.stop_writes = self.python_in_backward = False
         self.careful = 0
         self.contents, self.later = None, []
-        self.memory.forget()
-        self.unseen = {}
+        if forget:
+            self.memory.forget()
+            self.untold.forget()
+            self.replaced.forget()
+            self.unseen = {}
 
     # -- this thread -------------------------------------------------------------------------------------------------
 
@@ -115,7 +152,8 @@ class Recorder:
         else:
             thread.mode = writes.enter_mode()
         if self.watching:
-            thread.hooks = saves.hooks(self.live, thread.history, self.changed, self.contents)
+            changed = self.changed_though_kept if self.keeping else self.changed
+            thread.hooks = saves.hooks(self.live, thread.history, changed, self.contents, self.memory.aliases)
             self.put_back(first=True)
 
     def leave(self) -> None:
@@ -131,7 +169,8 @@ class Recorder:
         elif thread.mode is not None:
             writes.leave_mode(thread.mode)
             thread.mode = None
-        self.withdraw()
+        if thread.hooks is not None and not thread.withdrawn:
+            internals.remove_hooks(thread.hooks)
         thread.hooks, thread.withdrawn = None, False
 
     def withdraw(self) -> None:
@@ -149,12 +188,6 @@ class Recorder:
             internals.push_hooks(*thread.hooks)
             if not first:
                 self.not_seen("saves inside torch.func transforms")
-
-    def foreign_hooks(self) -> None:
-        """The program pushed its own saved-tensor hooks; PyTorch makes no version check under them either."""
-        self.python_in_backward = True
-        if self.watching:
-            self.not_seen("saves under the program's own saved-tensor hooks (save_on_cpu, checkpoint)")
 
     def backward_hooks(self) -> None:
         """The program registered a hook that will run in the midst of a backward."""
@@ -182,51 +215,8 @@ class Recorder:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-        """A write met live saves of its storage: keep it with each.
-
-        The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the
-        counter of its saves; one made from `.data` or wrapped in a Parameter may have its own.
-        """
-        preserving = self.thread.preserving
-        if preserving:
-            noted = noted._replace(written=noted.written._replace(uncounted=True))
-        apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
-        for handle in handles:
-            marked = handle.version
-            if not isinstance(marked, Suspect):
-                marked = handle.version = Suspect(marked)
-            if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
-                handle.digest = fingerprint(handle.alias)
-            written = marked.writes
-            entry = (noted, handle.alias._version)
-            if len(written) < MOST_WRITES:
-                written.append(entry)
-            else:
-                written[-1] = entry
-        if noted.written.detaches:
-            self._forbid_detached(tensor, handles)
-        if self.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
-            self._stop(handles, noted)
-
-    def _stop(self, handles: list[Handle], noted: Record) -> None:
-        found = [
-            clobber for handle in handles if (clobber := testimony.clobber_to_come(handle, noted)).writes[0].overlaps
-        ]
-        if found:
-            error = ClobberError(testimony.STOPPED)
-            refusals.remember(error, found[0])
-            self.tell(found, error)
-            raise error
-
-    def _forbid_detached(self, tensor: torch.Tensor, handles: list[Handle]) -> None:
-        """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
-        producer = tensor.grad_fn
-        if producer is None:
-            return
-        for handle in handles:
-            marked = handle.version
-            if handle.tensor() is tensor and handle.node != producer._sequence_nr() and isinstance(marked, Suspect):
-                marked.refuses = refusals.DETACHED
+        """A write met live saves of its storage."""
+        meeting.meet(self, handles, tensor, noted)
 
     def write_failed(
         self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
@@ -249,15 +239,27 @@ class Recorder:
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
-    def changed(self, handle: Handle, digest: Digest) -> torch.Tensor:
+    def changed_though_kept(self, handle: Handle, digest: Digest) -> torch.Tensor:
+        """As `changed`, where bytes are preserved: raises ClobberError also where PyTorch is silent."""
+        return self.changed(handle, digest, silently=False)
+
+    def changed(self, handle: Handle, digest: Digest, silently: bool = True) -> torch.Tensor:
         """A save is unpacked and its version moved, its bytes are others, or a write met it.
 
-        `digest` is the fingerprint at read, None where it was not taken. Raises what PyTorch would raise.
+        `digest` is the fingerprint at read, None where it was not taken. Raises what PyTorch would raise, and where not
+        `silently` what it would not.
         """
         alias, version, current = handle.alias, handle.version, int(handle.alias._version)
         node, expected = internals.current_node(), saves.version_at_save(handle)
+        if isinstance(version, Suspect):
+            if version.kept is not None:
+                return version.kept
+            if version.refuses is not None and refusals.is_refused(handle, node):
+                raise refusals.detached(handle, self.reading())
+            if version.spared and same(handle.digest, fingerprint(alias) if digest is None else digest):
+                return alias
         if current != expected:
-            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
+            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
             message = clobber.message if clobber else testimony.stale_message(alias, None, current, expected)
             error = ClobberError(message)
             error.handles = {id(handle)}
@@ -265,19 +267,15 @@ class Recorder:
                 refusals.remember(error, clobber)
                 self.tell([clobber], error)
             raise error
-        if isinstance(version, Suspect) and version.refuses is not None:
-            error = ClobberError(version.refuses)
-            refusals.remember(error, refusals.refusal_of_read(handle, version.refuses, self._read()))
-            raise error
         if handle.digest is None:
             return alias
         if digest is None:
             digest = fingerprint(alias)
-        if isinstance(digest, OnDevice):
-            self.later.append(testimony.later(handle, node, digest, self._read()))
-        elif digest != handle.digest and testimony.is_read(handle, node):
-            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self._read(), self.memory))
-            stopped = ClobberError(testimony.CHANGED) if self.stop_writes else None
+        if isinstance(digest, OnDevice) and silently:
+            self.later.append(testimony.later(handle, node, digest, self.reading()))
+        elif not same(digest, handle.digest) and testimony.is_read(handle, node):
+            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
+            stopped = ClobberError(testimony.CHANGED) if self.stop_writes or not silently else None
             self.tell([clobber] if clobber else [], stopped)
             if stopped is not None:
                 raise stopped
@@ -302,7 +300,8 @@ class Recorder:
                 listener.failed(failure)
             return None
 
-    def _read(self) -> Backward:
+    def reading(self) -> Backward:
+        """The backward call under way; of a save that is read outside of one, where it is read."""
         if self.backwards:
             return self.backwards[-1]
         return Backward(place_of(sys._getframe(2)), (), "access")
@@ -314,8 +313,11 @@ class Recorder:
             self._steps.unmute()
             call = "backward" if kwargs.get("accumulate_grad") else "grad"
             backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
-            quiet = self.by_key and not self.python_in_backward and not self.stop_writes and internals.key_is_set()
+            quiet = self.by_key and not self.python_in_backward and not self.careful and internals.key_is_set()
+            self.replaced.backward_begins(backward, args[3] if len(args) > 3 else ())
+            unseen = self.untold.attach(backward)
             self.backwards.append(backward)
+            first = internals.next_node()
             if quiet:
                 internals.set_key(False)
             if self.contents is not None:
@@ -327,13 +329,16 @@ class Recorder:
                 raise
             finally:
                 self.backwards.remove(backward)
+                self.untold.detach(unseen)
                 if quiet and self.thread.entered:
                     internals.set_key(True)
                 if self.contents is not None:
                     self.contents.begin(sharing=False)
             if self.later:
                 self._settle()
-            self.thread.boundary = internals.next_node()
+            if (end := internals.next_node()) > first:
+                self.memory.created.append((first, end))
+            self.thread.boundary = end
             if call == "backward":
                 self.memory.accumulated.append((self.thread.boundary, backward.place))
             return result
@@ -368,6 +373,11 @@ class Recorder:
             if refusal is not None:
                 refusals.remember(error, refusal)
 
+    def kept(self, noted: Record, handle: Handle, size: int) -> None:
+        """Bytes were kept before a write, for a save."""
+        for listener in self.listeners:
+            listener.kept(noted.written.op, site_of(noted.place), site_of(handle.place), size)
+
     def notice(self, event: Event) -> None:
         """Hand something else that went wrong to whoever listens."""
         for listener in self.listeners:
@@ -375,6 +385,8 @@ class Recorder:
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Hand clobbers to whoever listens."""
+        self.told += len(clobbers)
+        self.untold.explained(clobbers)
         if clobbers:
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from weakref import ref
 
 import torch
@@ -57,13 +57,17 @@ class Handle(ref[torch.Tensor]):
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("refuses", "version", "writes")
+    __slots__ = ("kept", "refuses", "spared", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.writes: list[Any] = []
         self.refuses: str | None = None
         """The error that PyTorch would raise when unpacking, where it is not about versions."""
+        self.kept: torch.Tensor | None = None
+        """A copy of the bytes, made before the first write that changes them, where they are preserved."""
+        self.spared = False
+        """Whether writes moved the version, while bytes are preserved, that change others than those of the save."""
 
 
 def version_at_save(handle: Handle) -> int:
@@ -95,11 +99,22 @@ class History:
         return next((place for number, place in rows if number == node), None)
 
 
+class Watch(Protocol):
+    """Who is told of saves while some memory is in the hands of foreign code."""
+
+    handed: dict[int, Any]
+    """The storages that are; empty most of the time."""
+
+    def saved(self, handle: Handle) -> None:
+        """Called after a save, where anything is handed out."""
+
+
 def hooks(
     live: LiveSaves[Handle],
     history: History,
     changed: Callable[[Handle, Digest], torch.Tensor],
     contents: Contents | None,
+    watch: Watch | None = None,
 ) -> tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]:
     """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.
 
@@ -112,6 +127,7 @@ def hooks(
     next_node, frame_of = internals.next_node, sys._getframe
     at_save = contents.at_save if contents is not None else None
     address = internals.address
+    handed = {} if watch is None else watch.handed
 
     def pack(tensor: torch.Tensor) -> Handle:
         handle = new(tensor)
@@ -140,6 +156,8 @@ def hooks(
             live.sweep()
         add_node(node)
         add_place(place)
+        if handed and watch is not None:
+            watch.saved(handle)
         return handle
 
     def unpack(handle: Handle) -> torch.Tensor:
@@ -148,13 +166,15 @@ def hooks(
             return changed(handle, None)
         return alias
 
+    internals.never_compile(pack)
+    internals.never_compile(unpack)
     if contents is None:
         return pack, unpack
     at_read = contents.at_read
 
     def unpack_and_compare(handle: Handle) -> torch.Tensor:
         alias, plan = handle.alias, handle.plan
-        if plan is None or not (begin := address(alias)):
+        if plan is None or not (begin := address(alias)):  # a storage may have been given back meanwhile
             digest = at_read(alias)
         elif plan[1] is None:
             digest = hash_of(plan[0](begin))
@@ -164,6 +184,7 @@ def hooks(
             return changed(handle, digest)
         return alias
 
+    internals.never_compile(unpack_and_compare)
     return pack, unpack_and_compare
 
 

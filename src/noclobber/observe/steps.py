@@ -56,7 +56,10 @@ class Steps:
         """Begin; without `live` every parameter's write is remembered, else those that meet a live save."""
         self._live, self._by_key = live, by_key
         # The second is not called where the step raises (Optimizer.profile_hook_step, torch 2.13).
-        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        self._hooks = [
+            internals.hook(register_optimizer_step_pre_hook, self._before),
+            internals.hook(register_optimizer_step_post_hook, self._after),
+        ]
 
     def stop(self) -> None:
         """End."""
@@ -80,7 +83,9 @@ class Steps:
             internals.set_key(False)
         thread.step = step
 
-    def _about_to_write(self, optimizer: torch.optim.Optimizer, written: Written, place: Place | None, step: Step) -> None:
+    def _about_to_write(
+        self, optimizer: torch.optim.Optimizer, written: Written, place: Place | None, step: Step
+    ) -> None:
         for parameter in parameters(optimizer):
             key = internals.storage_key(parameter)
             if key is None:

@@ -24,6 +24,10 @@ class Subscriber(Listener, Protocol):
         """Whether the bytes of saves are to be compared as well as their versions."""
 
     @property
+    def keeping(self) -> bool:
+        """Whether the bytes that backward needs are to be kept before a write changes them."""
+
+    @property
     def on_write(self) -> str:
         """ "raise" to stop writes to live saves."""
 
@@ -48,13 +52,14 @@ def unsubscribe(one: Subscriber) -> Coverage:
 def _settle() -> None:
     watching = any(one.watching for one in _subscribers)
     contents = watching and any(one.contents for one in _subscribers)
-    armed = (RECORDER.watching, RECORDER.contents is not None)
-    if RECORDER.listeners and (not _subscribers or armed != (watching, contents)):
-        RECORDER.disarm()
+    keeping = any(one.keeping for one in _subscribers)
+    armed = (RECORDER.watching, RECORDER.contents is not None, RECORDER.keeping)
+    if RECORDER.listeners and (not _subscribers or armed != (watching, contents, keeping)):
+        RECORDER.disarm(forget=not _subscribers)
         RECORDER.listeners = []
     if _subscribers and not RECORDER.listeners:
         try:
-            RECORDER.arm(watching=watching, contents=contents)
+            RECORDER.arm(watching=watching, contents=contents, keeping=keeping)
         except RuntimeError:
             _subscribers.clear()
             raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,6 +32,14 @@ _HINTS = (
 )
 _INPUTS = {"self": 0, "input": 0, "other": 1, "mat1": 1, "mat2": -1, "weight": 1, "exponent": 1}
 _OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
+_GIVEN_INDICES = ("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Embedding", "Take", "Put")
+
+
+def is_output(field: str, node: Any) -> bool:
+    """Whether a node keeps what it computed itself under this name; the `indices` of indexing are what it was given."""
+    if field == "indices" and node is not None and node.name().startswith(_GIVEN_INDICES):
+        return False
+    return field.startswith(_OUTPUTS)
 
 
 def is_stale(message: str) -> bool:
@@ -59,6 +69,26 @@ def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
     return one.first() < other.end() and other.first() < one.end()
 
 
+def touch(one: Geometry | None, other: Geometry | None) -> bool:
+    """Whether two tensors of one storage share a byte: exact for strided ones, True where that can't be told."""
+    if one is None or other is None or one[0] is None or other[0] is None:
+        return True
+    return _touch(other[0] * other[3].itemsize - one[0] * one[3].itemsize, one[1:], other[1:])
+
+
+@lru_cache(maxsize=4096)
+def _touch(apart: int, one: Any, other: Any) -> bool:
+    """`apart` is how many bytes later the second tensor begins."""
+    first, second = (region((0, *layout)) for layout in (one, other))
+    return first is None or second is None or overlap(first, replace(second, offset=apart))
+
+
+def unnamed(alias: torch.Tensor) -> Tensor:
+    """A tensor as far as it can be told without looking at the user's variables, which keeps these alive for longer."""
+    dtype = str(alias.dtype).removeprefix("torch.")
+    return Tensor(tuple(alias.shape), dtype, str(alias.device), region=region(geometry(alias)))
+
+
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     """How a reader knows a tensor. Looks through the user's frames for its name."""
     shape = tuple(alias.shape)
@@ -68,14 +98,28 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
 
 
-def is_read(handle: Handle, node: Any) -> bool:
-    """Batch norm keeps its running statistics and reads them in evaluation only (torch 2.13; landscape F33)."""
-    if node is None or not hasattr(node, "_saved_training") or not node._saved_training:
+def is_read(handle: object, node: Any) -> bool:
+    """Whether what was packed is what the node reads: some operators fill a tensor themselves once it has been packed.
+
+    Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; landscape F33). As arguments
+    of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is computed anew.
+    """
+    trains = bool(getattr(node, "_saved_training", False))
+    filled = _FILLED.get(node.name() if node is not None else "", _STATISTICS if trains else ())
+    kept = (getattr(node, f"_raw_saved_{name}", None) for name in filled)
+    if any(raw is not None and raw.data is handle for raw in kept):
+        return False
+    suspect = getattr(handle, "version", None)
+    if not isinstance(suspect, Suspect) or not all(one.written.is_statistics for one, _ in suspect.writes):
         return True
-    return not field_of(handle, node).startswith("running_")
+    return not suspect.writes or bool(field_of(handle, node))
 
 
-def field_of(handle: Handle, node: Any) -> str:
+_STATISTICS = ("running_mean", "running_var")
+_FILLED = {"BatchNormWithUpdateBackward0": _STATISTICS, "RreluWithNoiseBackward0": ("noise",)}
+
+
+def field_of(handle: object, node: Any) -> str:
     """The name under which a node keeps a handle, of derivatives.yaml; empty where it is not found."""
     for saved in graph.saves_of(node) if node is not None else ():
         if graph.content(saved) is handle:
@@ -95,14 +139,32 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
         entries = sorted(entries + suspect.writes, key=lambda entry: (entry[1], entry[0].node))
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
-    writes = _writes(entries, current, save.tensor)
+    writes = writes_of(entries, current, save.tensor)
     message = None
     if current != version:
-        message = stale_message(alias, _producer(handle, node, save.field), current, version)
+        try:
+            message = stale_message(alias, _producer(handle, node, save.field), current, version)
+        except RuntimeError as refusal:  # of one of several views: PyTorch comes to this while it words the other
+            message = str(refusal)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
-    elif not any(write.overlaps for write in writes):
-        writes = (Write("", via="foreign"),)
-    return Clobber(save, writes, Read(save.node, site_of(backward.place), _call(backward)), current, message)
+    else:
+        explained = any(write.overlaps for write in writes)
+        if not any(write.via == "undeclared" for write in writes):
+            # An operator that lies is named itself, rather than the line inside it.
+            writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
+    return Clobber(save, writes, Read(save.node, site_of(backward.place), call_of(backward)), current, message)
+
+
+def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
+    """Writes that torch never saw; none where what it saw explains the change."""
+    if memory.aliases is not None:
+        return memory.aliases.writes(handle, tensor, backward, explained=explained)
+    return () if explained else (_window(handle, tensor, backward),)
+
+
+def _window(handle: Handle, tensor: Tensor, backward: Backward) -> Write:
+    """All that is known of a write that nobody saw: it was after the save and before the read."""
+    return Write("", site_of(backward.place), via="foreign", tensor=tensor, since=site_of(handle.place))
 
 
 def clobber_to_come(handle: Handle, record: Record) -> Clobber:
@@ -113,7 +175,7 @@ def clobber_to_come(handle: Handle, record: Record) -> Clobber:
     version = int(handle.alias._version)
     counted = not record.written.uncounted and record.version == version
     save = _save(handle, node, saves.version_at_save(handle), internals.storage_key(handle.alias))
-    writes = _writes([(record, version)], version + counted, save.tensor)
+    writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None)
 
 
@@ -134,19 +196,20 @@ def later(handle: Handle, node: Any, digest: OnDevice, backward: Backward) -> La
     differs = before.value != digest.value if isinstance(before, OnDevice) else torch.tensor(True)
     tensor = Tensor(tuple(alias.shape), str(alias.dtype).removeprefix("torch."), str(alias.device))
     save = Save(node.name() if node is not None else "", "", tensor, version, site_of(handle.place))
-    writes = _writes(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
-    read = Read(save.node, site_of(backward.place), _call(backward))
-    return Later(differs, (Clobber(save, writes or (Write("", via="foreign"),), read, version),))
+    writes = writes_of(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
+    read = Read(save.node, site_of(backward.place), call_of(backward))
+    return Later(differs, (Clobber(save, writes or (_window(handle, tensor, backward),), read, version),))
 
 
 def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
-    field = field_of(handle, node)
-    name = node.name() if node is not None else ""
-    site = site_of(handle.place)
-    return Save(name, field, tensor_of(handle.alias, key), version, site, is_output=field.startswith(_OUTPUTS))
+    field = handle.field or field_of(handle, node)
+    name, site = node.name() if node is not None else "", site_of(handle.place)
+    tensor = tensor_of(handle.alias, key)
+    return Save(name, field, tensor, version, site, is_output(field, node), handle.unchecked)
 
 
-def _call(backward: Backward) -> Literal["backward", "grad", "access"]:
+def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
+    """How the program asked for the read, in the model's words."""
     return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
 
 
@@ -171,7 +234,8 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
     ]
 
 
-def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> tuple[Write, ...]:
+def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> tuple[Write, ...]:
+    """The model's writes of records, each with the version before it; `current` is the version after the last one."""
     made = []
     for index, (record, before) in enumerate(entries):
         after = entries[index + 1][1] if index + 1 < len(entries) else current
@@ -198,6 +262,8 @@ def _writes(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> 
 def _via(record: Record, counted: bool) -> Via:
     if record.written.op == "data=":
         return "set_data"
+    if record.written.undeclared:
+        return "undeclared"
     if not counted:
         return "unversioned" if record.written.uncounted else "data"
     return "step" if record.step is not None else "operator"
@@ -211,32 +277,65 @@ def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, curren
         clause = f", which is output {producer[1]} of {name},"
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{tensor.type()} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
+        f"[{_type(tensor)} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
         + _HINTS[torch.is_anomaly_enabled()]
     )
+
+
+def _type(tensor: torch.Tensor) -> str:
+    """PyTorch translates the names of the older types only (python_error messages, torch 2.13)."""
+    if tensor.dtype not in _LATER_TYPES:
+        return tensor.type()
+    return f"{tensor.device.type.upper()}{_LATER_TYPES[tensor.dtype]}Type"
+
+
+_LATER_TYPES = {
+    torch.bool: "Bool",
+    torch.bfloat16: "BFloat16",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
 
 
 def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
     """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
 
     Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
-    the node that autograd would make for it anew.
+    the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
     """
-    if node is not None and field.startswith(_OUTPUTS):
+    if node is not None and is_output(field, node):
         number = field.removeprefix("result") if field.startswith("result") else ""
         return node.name(), int(number or 0)
     tensor = handle.tensor()
     if tensor is not None:
-        return produced(tensor)
+        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     if node is None or field not in _INPUTS or not node.next_functions:
         return None
     producer, number = node.next_functions[min(_INPUTS[field], len(node.next_functions) - 1)]
     if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
         return None
+    if producer.name() in _MANY_VIEWS:
+        raise RuntimeError(_MANY.format(number=number, name=producer.name().removesuffix("Backward0")))
     return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
 
 
-_VIEWS = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "SelectBackward0", "SliceBackward0", "ViewBackward0"}
+_MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+_MANY = (
+    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+    "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
+    "to be modified inplace. You should replace the inplace operation by an out-of-place one."
+)
+
+
+_VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in """
+    T Transpose Permute Select Slice View Alias AsStrided Diagonal Expand Narrow Real Imag ReshapeAlias Squeeze
+    Unfold Unsqueeze ViewAsComplex ViewAsReal
+    """.split()  # noqa: SIM905
+    for number in range(4)
+)
 
 
 def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
@@ -268,8 +367,8 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
     place = memory.thread.history.place_of(number)
-    save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=field.startswith(_OUTPUTS))
+    save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=is_output(field, node))
     entries = _from_recent(memory, key, stale.expected, stale.current, number)
     message = stale_message(stale.tensor, produced(stale.tensor), stale.current, stale.expected)
-    read = Read(node.name(), site_of(backward.place), _call(backward))
-    return Clobber(save, _writes(entries, stale.current, tensor), read, stale.current, message)
+    read = Read(node.name(), site_of(backward.place), call_of(backward))
+    return Clobber(save, writes_of(entries, stale.current, tensor), read, stale.current, message)

@@ -11,21 +11,27 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noclobber.observe import internals
+from noclobber.observe import internals, operators
 
 C = internals.C
 
 
 class Written(NamedTuple):
     """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; the
-    position of the flag without which it writes nothing (batch norm's `training`); and whether it cuts the tensor off
-    its graph, which PyTorch notices by other means than versions."""
+    position of the flag without which it writes nothing (batch norm's `training`); whether it cuts the tensor off its
+    graph, which PyTorch notices by other means than versions; and whether it writes though its schema does not say."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
     uncounted: bool
     flag: int | None = None
     detaches: bool = False
+    undeclared: bool = False
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether it changes where a tensor looks, and no bytes."""
+        return self.op == "data=" or self.op.partition("::")[2] in _MOVING
 
     @property
     def is_statistics(self) -> bool:
@@ -39,9 +45,10 @@ class Written(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """Where the kernels report. `before` is told of each written tensor and may raise to stop the write."""
+    """Where the kernels report. `before` is told of each written tensor and may raise to stop the write; what it
+    returns is called after the write, if not None."""
 
-    before: Callable[[Written, torch.Tensor], None]
+    before: Callable[[Written, torch.Tensor], Callable[[], None] | None]
     failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], None]
     views: Callable[[str], None]
 
@@ -63,6 +70,13 @@ _UNCOUNTED = (
 )
 """Mutating overloads without a kernel that bumps the version (torch 2.13; landscape F4, F5)."""
 
+
+_MOVING = frozenset(
+    """
+    as_strided_ detach_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+    """.split()  # noqa: SIM905
+)
+"""What PyTorch tags `inplace_view` (torch 2.13; tests/observe/test_schemas.py)."""
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
@@ -129,7 +143,13 @@ def connect(sink: Sink) -> None:
         if "_" not in _libraries:
             _libraries["_"] = internals.library("_")
             _libraries["_"].fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
+            internals.let_through()
     rescan()
+
+
+def sink() -> Sink | None:
+    """Where the kernels report at present."""
+    return _sink
 
 
 def rescan() -> None:
@@ -158,17 +178,19 @@ def _register(name: str) -> None:
         schema = op._schema
     except (AttributeError, RuntimeError):
         return
-    written = written_by(schema)
+    written, compared = written_by(schema), False
     if written is not None:
         kernel = _write_kernel(op, written)
     elif makes_many_views(schema):
         kernel = _views_kernel(op, schema.name)
+    elif compared := operators.is_foreign(namespace):
+        kernel = operators.kernel(op, schema.name)
     else:
         return
     library = _libraries.get(namespace)
     if library is None:
         library = _libraries[namespace] = internals.library(namespace)
-    library.impl(rest, kernel, internals.KEY_NAME)
+    library.impl(rest, kernel, internals.KEY_NAME, with_keyset=compared)
 
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
@@ -180,19 +202,23 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
         if sink is None:
             include(key, False)
             return call(*args, **kwargs)
+        after = None
         if only_first and isinstance(args[0], torch.Tensor):
-            sink[0](written, args[0])
+            after = sink[0](written, args[0])
         else:
             for tensor in tensors(written, args, kwargs):
-                sink[0](written, tensor)
+                after = sink[0](written, tensor) or after
         include(key, False)
         try:
-            return call(*args, **kwargs)
+            result = call(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
         finally:
             include(key, True)
+        if after is not None:
+            after()
+        return result
 
     return kernel
 
@@ -241,6 +267,7 @@ def disconnect() -> None:
     """Stop reporting. A thread that is still inside leaves by itself at its next write."""
     global _sink
     _sink = None
+    operators.compare(None)
 
 
 class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -249,13 +276,18 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         sink, written = _sink, _written_cache(func)
-        if sink is None or written is None:
+        if sink is None:
+            return func(*args, **kwargs)
+        if written is None:
+            if operators.is_foreign(func.namespace):
+                return operators.around(func._schema.name, args, kwargs, lambda: func(*args, **kwargs))
             return func(*args, **kwargs)
         if isinstance(written, str):
             sink.views(written)
             return func(*args, **kwargs)
+        after = None
         for tensor in tensors(written, args, kwargs):
-            sink.before(written, tensor)
+            after = sink.before(written, tensor) or after
         try:
             with internals.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
@@ -266,6 +298,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
             # would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
+        if after is not None:
+            after()
         return result
 
 

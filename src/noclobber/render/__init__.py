@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from noclobber.render.data import json
+from noclobber.render.kept import kept as kept
 from noclobber.render.lines import concise, github
 
 if TYPE_CHECKING:

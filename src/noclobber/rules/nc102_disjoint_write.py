@@ -37,10 +37,10 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.causes import cause
-from noclobber.rules.rewriting import in_loop
-from noclobber.rules.story import story
-from noclobber.rules.wording import bytes_in_words, name_in_words, nbytes
+from noclobber.rules.shared.causes import cause
+from noclobber.rules.shared.rewriting import in_loop
+from noclobber.rules.shared.story import story
+from noclobber.rules.shared.wording import bytes_in_words, name_in_words, nbytes
 
 CODE = "NC102"
 NAME = "disjoint-write"

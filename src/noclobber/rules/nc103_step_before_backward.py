@@ -44,10 +44,10 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
-from noclobber.rules.causes import cause, is_step, overlapping
-from noclobber.rules.labels import subject, writer_in_words
-from noclobber.rules.stepping import step_cures, step_note
-from noclobber.rules.story import story
+from noclobber.rules.shared.causes import cause, is_step, overlapping
+from noclobber.rules.shared.labels import subject, writer_in_words
+from noclobber.rules.shared.stepping import step_cures, step_note
+from noclobber.rules.shared.story import story
 
 CODE = "NC103"
 NAME = "step-before-backward"

@@ -37,8 +37,8 @@ import re
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
-from noclobber.rules.labels import inside_label
-from noclobber.rules.wording import node_in_words
+from noclobber.rules.shared.labels import inside_label
+from noclobber.rules.shared.wording import node_in_words
 
 CODE = "NC104"
 NAME = "freed-graph"

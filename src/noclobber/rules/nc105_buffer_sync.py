@@ -43,10 +43,10 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.causes import cause, in_parallel, overlapping
-from noclobber.rules.keeps import reason
-from noclobber.rules.labels import subject
-from noclobber.rules.story import story
+from noclobber.rules.shared.causes import cause, in_parallel, overlapping
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import subject
+from noclobber.rules.shared.story import story
 
 CODE = "NC105"
 NAME = "buffer-sync"

@@ -13,17 +13,21 @@ Example
     import torch
 
     x = torch.ones(3, requires_grad=True)
-    h = x.exp()
-    h.data.mul_(2)
-    h.sum().backward()
+    h = 2 * x
+    y = h**2
+    h.data.zero_()
+    y.sum().backward()
+    print(x.grad)  # gives 0, 0, 0; right is 8, 8, 8
 
 Instead
     import torch
 
     x = torch.ones(3, requires_grad=True)
-    h = x.exp()
-    h = h * 2
-    h.sum().backward()
+    h = 2 * x
+    y = h**2
+    h = torch.zeros_like(h)
+    y.sum().backward()
+    print(x.grad)  # gives 8, 8, 8
 
 Notes
     Replacing `.data` by `.detach()` or by `torch.no_grad()` makes PyTorch notice, so it raises; the write still
@@ -37,11 +41,11 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
-from noclobber.rules.causes import cause, overlapping
-from noclobber.rules.cures import cures
-from noclobber.rules.keeps import reason
-from noclobber.rules.story import story
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.causes import cause, overlapping
+from noclobber.rules.shared.cures import cures
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.story import story
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC201"
 NAME = "silent-write"

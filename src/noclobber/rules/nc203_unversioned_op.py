@@ -12,21 +12,23 @@ Example
     import torch
 
     w = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    optimizer = torch.optim.SGD([w], lr=0.5, fused=True)
     first, second = (w**2).sum(), (w**3).sum()
     first.backward()
     optimizer.step()
     second.backward()
+    print(w.grad)  # gives 2, 2, 2; right is 5, 5, 5
 
 Instead
     import torch
 
     w = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    optimizer = torch.optim.SGD([w], lr=0.5, fused=True)
     first, second = (w**2).sum(), (w**3).sum()
     first.backward()
     second.backward()
     optimizer.step()
+    print(w.grad)  # gives 5, 5, 5
 
 Notes
     Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that
@@ -40,12 +42,12 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.causes import cause, is_statistics, is_step, overlapping
-from noclobber.rules.keeps import reason
-from noclobber.rules.labels import subject, writer_in_words
-from noclobber.rules.stepping import step_cures, step_note
-from noclobber.rules.story import story
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import subject, writer_in_words
+from noclobber.rules.shared.stepping import step_cures, step_note
+from noclobber.rules.shared.story import story
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC203"
 NAME = "unversioned-op"

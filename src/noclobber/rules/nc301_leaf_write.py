@@ -40,8 +40,8 @@ import ast
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import cloned_argument, computes, guarded, renamed
-from noclobber.rules.refusing import (
+from noclobber.rules.shared.editing import cloned_argument, computes, guarded, renamed
+from noclobber.rules.shared.refusing import (
     APPLIED,
     blamed,
     finding,
@@ -53,9 +53,9 @@ from noclobber.rules.refusing import (
     words_at,
     writes_it,
 )
-from noclobber.rules.rewriting import Form, called, form, out_of_place
-from noclobber.rules.sourcetext import path_to
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.rewriting import Form, called, form, out_of_place
+from noclobber.rules.shared.sourcetext import path_to
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC301"
 NAME = "leaf-write"

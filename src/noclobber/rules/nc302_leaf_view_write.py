@@ -37,8 +37,18 @@ import re
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
-from noclobber.rules.refusing import APPLIED, blamed, finding, messages, named, recognised, suggest, words_at, writes_it
+from noclobber.rules.shared.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
+from noclobber.rules.shared.refusing import (
+    APPLIED,
+    blamed,
+    finding,
+    messages,
+    named,
+    recognised,
+    suggest,
+    words_at,
+    writes_it,
+)
 
 CODE = "NC302"
 NAME = "leaf-view-write"

@@ -35,9 +35,9 @@ from __future__ import annotations
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import SHAPE_OPS, by_iteration, renamed
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.editing import SHAPE_OPS, by_iteration, renamed
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC303"
 NAME = "multi-view-write"

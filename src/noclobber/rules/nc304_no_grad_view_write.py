@@ -36,8 +36,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import guarded, writes_numbers
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.editing import guarded, writes_numbers
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
 CODE = "NC304"
 NAME = "no-grad-view-write"

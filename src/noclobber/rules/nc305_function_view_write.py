@@ -40,9 +40,9 @@ import re
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import renamed
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.rewriting import Form, form
+from noclobber.rules.shared.editing import renamed
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.rewriting import Form, form
 
 CODE = "NC305"
 NAME = "function-view-write"

@@ -33,11 +33,11 @@ from __future__ import annotations
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import renamed
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.rewriting import Form, form
-from noclobber.rules.sourcetext import path_to
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.editing import renamed
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.rewriting import Form, form
+from noclobber.rules.shared.sourcetext import path_to
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC308"
 NAME = "cast-or-broadcast"

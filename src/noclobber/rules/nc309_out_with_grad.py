@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import without_out
-from noclobber.rules.refusing import blamed, finding, messages, recognised, suggest
+from noclobber.rules.shared.editing import without_out
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, suggest
 
 CODE = "NC309"
 NAME = "out-with-grad"

@@ -40,8 +40,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import renamed
-from noclobber.rules.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.editing import renamed
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
 
 CODE = "NC310"
 NAME = "vmap-write"

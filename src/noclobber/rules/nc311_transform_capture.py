@@ -45,8 +45,8 @@ import re
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.refusing import finding, messages, recognised, says
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.refusing import finding, messages, recognised, says
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC311"
 NAME = "transform-capture"

@@ -51,7 +51,7 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says
+from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says
 
 CODE = "NC312"
 NAME = "forward-ad"

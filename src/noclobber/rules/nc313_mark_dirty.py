@@ -41,8 +41,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.editing import cloned_argument
-from noclobber.rules.refusing import APPLIED, applied, finding, messages, recognised, says, suggest
+from noclobber.rules.shared.editing import cloned_argument
+from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says, suggest
 
 CODE = "NC313"
 NAME = "mark-dirty-misuse"

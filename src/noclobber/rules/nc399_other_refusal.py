@@ -32,10 +32,10 @@ from __future__ import annotations
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
-from noclobber.rules.editing import renamed
-from noclobber.rules.othertexts import TEXTS
-from noclobber.rules.refusing import blamed, finding, recognised, suggest, writes_it
-from noclobber.rules.wording import op_in_words
+from noclobber.rules.shared.editing import renamed
+from noclobber.rules.shared.othertexts import TEXTS
+from noclobber.rules.shared.refusing import blamed, finding, recognised, suggest, writes_it
+from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC399"
 NAME = "other-refusal"

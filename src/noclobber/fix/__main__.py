@@ -1,0 +1,29 @@
+"""The process that a program is tried in: `python .../noclobber/fix/__main__.py FOLDER | serve  SCRIPT ARGS...`.
+
+Started by its path and not by `-m`, which would look for modules in the current folder first.
+"""
+
+import os
+import sys
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if not sys.flags.safe_path and _ROOT not in sys.path[1:]:
+    sys.path[0] = _ROOT  # taken away before the program begins
+
+
+def main() -> None:
+    """Carry out the order in a folder, or those in the folders that stdin will name."""
+    from noclobber.fix.order import Order
+    from noclobber.fix.serving import serve
+    from noclobber.fix.trial import Trial
+
+    folder, *words = sys.argv[1:]
+    if folder == "serve":
+        serve(words)
+    with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
+        order = Order.from_json(file.read())
+    Trial(folder, order).carry_out(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Modules built with `inplace=True`, changed where they are built, or after, where a library builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.scene import Place, Scene
+from noclobber.fix.candidates.tree import File, after, called, dotted, small, walk
+from noclobber.fix.candidates.writing import is_flagged, keyword
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
+
+_FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
+_SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
+_OF_OP = {
+    "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"}, "leaky_relu_": {"LeakyReLU"},
+    "elu_": {"ELU", "CELU", "SELU"}, "celu_": {"CELU"}, "selu_": {"SELU"}, "silu_": {"SiLU"}, "mish_": {"Mish"},
+    "dropout_": {"Dropout"}, "feature_dropout_": {"Dropout1d", "Dropout2d", "Dropout3d"}, "threshold_": {"Threshold"},
+    "alpha_dropout_": {"AlphaDropout"}, "hardswish_": {"Hardswish"}, "hardsigmoid_": {"Hardsigmoid"}, "rrelu_": {"RReLU"},
+    "rrelu_with_noise_": {"RReLU"}, "mul_": {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"},
+}  # fmt: skip
+TITLE = "build this module without `inplace=True`"
+
+
+def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidate]:
+    """Builders of the module called at a place, the likeliest first, then all of that class, then all of the program."""
+    built = [(file, one) for file in scene.files() for one in walk(file.module, cst.Call) if _is_builder(one)]
+    classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops() or [_op_in(scene)]))
+    names = {name for place in places for name in _modules(place)}
+    named = [(file, one) for file, one in built if _bound_to(file, one) & names]
+    alike = [(file, one) for file, one in built if called(one) in classes]
+    both = [one for one in named if one in alike]
+    for some in dict.fromkeys(tuple(one) for one in (both, named, alike, built)):
+        edits = tuple(edit for file, one in some if (edit := _unflagged(file, one)) is not None)
+        if edits:
+            more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
+            yield Candidate(TITLE + more, edits, cost + (len(edits) > 1))
+    if not built:
+        for place in places:
+            yield from _switched_off(place, cost + 1)
+
+
+def _is_builder(call: cst.Call) -> bool:
+    name = called(call)
+    if not name[:1].isupper():
+        return False
+    if is_flagged(call):
+        return True
+    at = 0 if name in _FIRST else 1 if name in _SECOND else None
+    given = len(call.args) == at + 1 if at is not None else False
+    return given and call.args[-1].keyword is None and dotted(call.args[-1].value) == "True"
+
+
+def _unflagged(file: File, call: cst.Call) -> Edit | None:
+    """Take the flag out, with the comma before it."""
+    flag = keyword(call, "inplace") or call.args[-1]
+    index = list(call.args).index(flag)
+    span = file.span(flag)
+    if index:
+        start = file.span(call.args[index - 1].value)
+        return Edit(Span(file.path, start.end_line, start.end_column, span.end_line, span.end_column), "")
+    if len(call.args) > 1:
+        return Edit(file.span(flag.value), "False")
+    return Edit(file.span(flag), "")
+
+
+def _modules(place: Place) -> set[str]:
+    """The names by which modules are called in the statement of a place: {"act"} for `h = self.act(h)`."""
+    calls = walk(place.node if isinstance(place.node, cst.Call) else place.statement, cst.Call)
+    return {name for one in calls if (name := called(one))}
+
+
+def _bound_to(file: File, call: cst.Call) -> set[str]:
+    """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
+    statement = small(file, call)
+    if not isinstance(statement, cst.Assign):
+        return set()
+    return {dotted(one.target).rpartition(".")[2] for one in statement.targets if dotted(one.target)}
+
+
+def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
+    """Where a library builds the modules: a loop that switches their flags off, after the statement that got the net."""
+    file = place.file
+    called_at = place.node.func if isinstance(place.node, cst.Call) else None
+    name = dotted(called_at)
+    if not name or name.startswith(("torch.", "F.")):
+        return
+    loop = [f"for module in {name}.modules():", '    if getattr(module, "inplace", False):', "        module.inplace = False"]
+    for one in walk(file.module, cst.Assign):
+        if any(dotted(target.target) == name for target in one.targets) and isinstance(one.value, cst.Call):
+            edit = after(file, one, *loop)
+            if edit is not None and file.indent(one) is not None:
+                yield Candidate(f"switch `inplace` off in the modules of `{name}`", (edit,), cost)
+
+
+def _op_in(scene: Scene) -> str:
+    words = next((one.text for one in scene.finding.labels if one.role == "write"), "")
+    return words.split("`")[1] if words.count("`") >= 2 else ""

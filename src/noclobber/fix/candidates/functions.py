@@ -1,0 +1,111 @@
+"""Custom Functions and hooks: new tensors instead of writes in backward, `save_for_backward`, `mark_dirty`, hook order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.outofplace import expression, rebound
+from noclobber.fix.candidates.scene import Place, Scene
+from noclobber.fix.candidates.tree import File, after, before, called, dotted, remove, replace, small, walk
+from noclobber.fix.candidates.writing import Written, parameters
+from noclobber.model.finding import Edit
+
+
+def new_gradient(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """A write in a hook or backward: `lambda g: g * k`; a hook that ends in the write returns the new gradient."""
+    file = write.file
+    if write.call is not None and file.around(write.call, cst.Lambda) is not None:
+        text = expression(file, write.call)
+        if text:
+            yield Candidate("return a new gradient", (replace(file, write.call, text),), cost)
+        return
+    edits, scope = rebound(write), file.scope(write.statement)
+    if edits and isinstance(scope, cst.FunctionDef):
+        returns = any(one.value is not None for one in walk(scope.body, cst.Return))
+        if not returns and scope.name.value not in ("backward", "forward"):
+            back = after(file, _last(scope), f"return {write.name}")
+            if back is not None and write.name in parameters(scope):
+                same = back.span.line == edits[-1].span.end_line
+                text = edits[-1].replacement.partition(" = ")[2]
+                joined = (Edit(edits[-1].span, f"return {text}"),) if same and text else (*edits, back)
+                yield Candidate("return a new gradient", joined, cost)
+                return
+        yield Candidate("make a new tensor", tuple(edits), cost)
+    edit = before(file, write.statement, f"{write.name} = {write.name}.clone()") if write.name else None
+    if edit is not None:
+        yield Candidate(f"write into a clone of `{write.name}`", (edit,), cost + 1)
+
+
+def saved_for_backward(place: Place, cost: int = 3) -> Iterator[Candidate]:
+    """`ctx.x = x` as `ctx.save_for_backward(x)`, and `ctx.saved_tensors[0]` for `ctx.x`, where nothing is saved yet."""
+    file, statement = place.file, place.statement
+    owner = file.around(statement, cst.ClassDef)
+    if not isinstance(statement, cst.Assign) or owner is None or not isinstance(statement.value, cst.Name):
+        return
+    attribute = dotted(statement.targets[0].target)
+    ctx = attribute.partition(".")[0]
+    uses = [one for one in walk(owner, cst.Attribute) if dotted(one) == attribute and one is not statement.targets[0].target]
+    saves = [one for one in walk(owner, cst.Attribute) if one.attr.value in ("save_for_backward", "saved_tensors")]
+    if not saves and uses and attribute.count(".") == 1:
+        edits = [replace(file, statement, f"{ctx}.save_for_backward({statement.value.value})")]
+        edits += [replace(file, one, f"{ctx}.saved_tensors[0]") for one in uses]
+        yield Candidate("keep it with `save_for_backward`", tuple(edits), cost)
+
+
+def marked_dirty(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """`ctx.mark_dirty(x)` before the write in a `forward(ctx, x)`; or no write at all, and a new tensor."""
+    file, scope = write.file, write.file.scope(write.statement)
+    own = parameters(scope)
+    if not isinstance(scope, cst.FunctionDef) or not own or write.name not in own:
+        return
+    marks = [one for one in walk(scope, cst.Call) if called(one) == "mark_dirty"]
+    edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
+    if edit is not None and not marks and own[0] == "ctx":
+        yield Candidate(f"declare the write: `mark_dirty({write.name})`", (edit,), cost)
+    edits, gone = rebound(write), [one for mark in marks if (one := remove(file, mark)) is not None]
+    if edits and len(gone) == len(marks):
+        yield Candidate("let the Function make a new tensor", (*edits, *gone), cost + 1)
+    copied = before(file, write.statement, f"{write.name} = {write.name}.clone()")
+    if copied is not None and not marks:
+        yield Candidate("let the Function write into a clone", (copied,), cost + 1)
+
+
+def tangent_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+    """A `jvp` that does to the tangent what `forward` does to the input: `return t.mul_(2)` for `return t * 2`."""
+    signs = {cst.Multiply: "mul_", cst.Add: "add_", cst.Subtract: "sub_", cst.Divide: "div_"}
+    for file in scene.files():
+        for function in walk(file.module, cst.FunctionDef):
+            if function.name.value != "jvp":
+                continue
+            for one in walk(function, cst.Return):
+                value = one.value
+                if isinstance(value, cst.BinaryOperation) and type(value.operator) in signs and dotted(value.left):
+                    text = f"{file.source(value.left)}.{signs[type(value.operator)]}({file.source(value.right)})"
+                    yield Candidate("write the tangent in place too", (replace(file, value, text),), cost)
+
+
+def hook_later(scene: Scene, write: Written, cost: int = 3) -> Iterator[Candidate]:
+    """The registration of a hook, moved below the write that would drop it, where both are in one function."""
+    for place in scene.places("create"):
+        file, statement = place.file, place.statement
+        same = file.path == write.file.path and file.scope(statement) is file.scope(write.statement)
+        gone = remove(file, statement)
+        text = file.source(statement)
+        if same and gone is not None and "\n" not in text and file.line(statement) < file.line(write.statement):
+            put = after(file, write.statement, text)
+            if put is not None:
+                yield Candidate("register the hook after the write", (gone, put), cost)
+
+
+def _last(scope: cst.FunctionDef) -> cst.CSTNode:
+    last = scope.body.body[-1]
+    return last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+
+
+def method_around(file: File, node: cst.CSTNode) -> str:
+    """The name of the function around a node; empty at the top level."""
+    scope = file.scope(small(file, node) or node)
+    return scope.name.value if isinstance(scope, cst.FunctionDef) else ""

@@ -1,0 +1,98 @@
+"""Writes to leaves: under `torch.no_grad()` where weights are set, into a clone where the gradient should flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.cloning import cloned_argument
+from noclobber.fix.candidates.tree import File, before, block, called, dotted, small, walk
+from noclobber.fix.candidates.writing import Written, base_of, is_loaded, writes
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
+
+TITLE = "write inside `with torch.no_grad():`"
+_NUMBERS = {"item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
+            "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy"}  # fmt: skip
+
+
+def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """The statement, with those in a row that write leaves as well, under `with torch.no_grad():`; or the whole function.
+
+    Not where the value written comes of a call that may give a tracked tensor: that gradient would be lost.
+    """
+    file = write.file
+    line = file.around(write.statement, cst.SimpleStatementLine)
+    if line is None or file.indent(line) is None or is_tracked(write):
+        return
+    if file.indent(small(file, write.statement) or line) is None:
+        return
+    rows = [line, *_following(file, line)]
+    for some in dict.fromkeys((tuple(rows), (line,))):
+        yield Candidate(TITLE, tuple(_guard(file, list(some))), cost)
+    scope = file.scope(line)
+    if isinstance(scope, cst.FunctionDef) and not _returns(scope):
+        indent, span = file.indent(scope) or "", file.span(scope)
+        at = file.line(scope.decorators[0]) if scope.decorators else span.line
+        decorator = Edit(Span(file.path, at, 1, at, 1), f"{indent}@torch.no_grad()\n")
+        yield Candidate(f"put `{scope.name.value}` under `torch.no_grad()`", (decorator,), cost + 1)
+
+
+def cloned_leaf(write: Written, cost: int = 2) -> Iterator[Candidate]:
+    """`x = x.clone()` before the write, or a clone where the view of the leaf is made, so that the gradient flows."""
+    file, name = write.file, write.name
+    root, end = write.base, file.span(write.statement).end_line
+    if root is None or not is_loaded(file, name, file.scope(write.statement), end) or _is_gradient_step(write):
+        return
+    if name.startswith("self."):
+        return
+    edit = before(file, write.statement, f"{name} = {name}.clone()")
+    if edit is not None:
+        yield Candidate(f"write into a clone of `{name}`, so that the gradient flows", (edit,), cost)
+    yield from cloned_argument(write, cost)
+
+
+def is_tracked(write: Written) -> bool:
+    """Whether the value written may carry a gradient: a call of a module, of a function that is not known."""
+    statement = write.statement
+    value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else write.call
+    if value is None:
+        return False
+    calls = [one for one in walk(value, cst.Call) if not writes(one)]
+    return any(called(one) not in _NUMBERS and not dotted(one.func).startswith(("math.", "np.", "random.")) for one in calls)
+
+
+def _is_gradient_step(write: Written) -> bool:
+    return ".grad" in write.file.source(write.statement)
+
+
+def _following(file: File, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
+    """The statements behind a write that write in the same manner: `w -= ...` and then `b -= ...`."""
+    siblings = list(block(file.parents[line]))
+    found: list[cst.SimpleStatementLine] = []
+    for one in siblings[siblings.index(line) + 1 :] if line in siblings else []:
+        inner = one.body[0] if isinstance(one, cst.SimpleStatementLine) and len(one.body) == 1 else None
+        call = inner.value if isinstance(inner, cst.Expr) else None
+        alike = isinstance(inner, cst.AugAssign) and isinstance(line.body[0], cst.AugAssign)
+        if isinstance(call, cst.Call) and writes(call) and base_of(call) is not None:
+            alike = not called(call).endswith("requires_grad_")
+        if not alike or not isinstance(one, cst.SimpleStatementLine):
+            break
+        found.append(one)
+    return found
+
+
+def _guard(file: File, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
+    indent, first = file.indent(rows[0]) or "", file.span(rows[0])
+    edits = [Edit(Span(file.path, first.line, first.column, first.line, first.column), f"with torch.no_grad():\n{indent}    ")]
+    for one in rows:
+        span = file.span(one)
+        for number in range(span.line if one is not rows[0] else span.line + 1, span.end_line + 1):
+            edits.append(Edit(Span(file.path, number, 1, number, 1), "    "))
+    return edits
+
+
+def _returns(scope: cst.FunctionDef) -> bool:
+    return any(one.value is not None for one in walk(scope.body, cst.Return))

@@ -1,0 +1,128 @@
+"""Tensors mended where they are made: not in inference mode or `no_grad`, with bytes of their own, mapped by `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.cloning import definition
+from noclobber.fix.candidates.scene import Scene
+from noclobber.fix.candidates.tree import File, append, called, dotted, replace, walk
+from noclobber.fix.candidates.writing import Written, parameters
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
+
+_EXPANDS = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "meshgrid")
+_SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
+_MAKERS = ("zeros", "ones", "empty", "full")
+
+
+def no_grad_instead(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+    """`inference_mode` as `no_grad`: each place alone, then all. Values stay, and the tensors are ordinary ones."""
+    places = [(file, one) for file in scene.files() for one in _modes(file)]
+    edits = [edit for file, one in places for edit in (_as_no_grad(file, one),) if edit is not None]
+    for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
+        if some:
+            yield Candidate("use `no_grad` instead of `inference_mode`", some, cost if len(some) == 1 else cost + 1)
+
+
+def with_grad(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate]:
+    """Take the decorator from a function that makes views and returns or keeps them; a list of views becomes a generator.
+
+    A view that is taken before another one of the same tensor is written is one of the old graph, so they come one by one.
+    """
+    for file in dict.fromkeys([write.file, *scene.files()]):
+        for function in walk(file.module, cst.FunctionDef):
+            for one in function.decorators:
+                if called(one.decorator) not in ("no_grad", "inference_mode") or write.statement in walk(function, cst.CSTNode):
+                    continue
+                if not any(_is_view(each) for each in walk(function, cst.Subscript, cst.Call)):
+                    continue
+                number = file.line(one)
+                gone = Edit(Span(file.path, number, 1, number + 1, 1), "")
+                yield Candidate(f"make the views of `{function.name.value}` with gradients recorded", (gone,), cost)
+                lazy = [edit for each in walk(function, cst.Return) for edit in _lazy(file, each)]
+                if lazy:
+                    title = f"make the views of `{function.name.value}` with gradients recorded, one at a time"
+                    yield Candidate(title, (gone, *lazy), cost)
+
+
+def own_bytes(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate]:
+    """`.clone()` behind `expand` where the tensor is made: in the function of the write, else anywhere."""
+    file = write.file
+    made = definition(file, write.base, write.statement) if write.base is not None else None
+    if made is not None and any(called(one) in _EXPANDS for one in walk(made, cst.Call)):
+        yield Candidate("give the expanded tensor its own bytes", (append(file, made, ".clone()"),), cost)
+        return
+    for one_file in scene.files():
+        for one in walk(one_file.module, cst.Call):
+            if called(one) in _EXPANDS[:3]:
+                yield Candidate("give the expanded tensor its own bytes", (append(one_file, one, ".clone()"),), cost)
+
+
+def not_shared(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+    """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over."""
+    for place in scene.places("create"):
+        calls = [place.node] if isinstance(place.node, cst.Call) else list(walk(place.statement, cst.Call))
+        for one in calls:
+            if called(one) in _SHARES:
+                yield Candidate("give the tensor bytes of its own", (append(place.file, one, ".clone()"),), cost)
+            elif called(one) in ("numpy", "__array__"):
+                yield Candidate("give numpy a copy", (append(place.file, one, ".copy()"),), cost)
+    for file in scene.files():
+        for one in walk(file.module, cst.Call):
+            if called(one) in _SHARES:
+                yield Candidate("give the tensor bytes of its own", (append(file, one, ".clone()"),), cost + 1)
+
+
+def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """`torch.zeros(n, n)` as `x.new_zeros(n, n)`, with an `x` of the function's arguments that the written value uses."""
+    file, scope = write.file, write.file.scope(write.statement)
+    made = definition(file, write.base, write.statement) if write.base is not None else None
+    if not isinstance(made, cst.Call) or called(made) not in _MAKERS or not dotted(made.func).startswith("torch."):
+        return
+    own = parameters(scope)
+    value = write.call if write.call is not None else getattr(write.statement, "value", None)
+    named = [one.value for one in walk(value, cst.Name) if one.value in own] if value is not None else []
+    for name in list(dict.fromkeys([*named, *own])):
+        edit = replace(file, made.func, f"{name}.new_{called(made)}")
+        yield Candidate(f"make it from `{name}`, which is mapped", (edit,), cost)
+
+
+def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
+    """`broadcast_buffers=False` for DistributedDataParallel."""
+    for file in scene.files():
+        for one in walk(file.module, cst.Call):
+            given = [arg.keyword.value for arg in one.args if arg.keyword is not None]
+            if called(one) in ("DistributedDataParallel", "DDP") and one.args and "broadcast_buffers" not in given:
+                end = file.span(one.args[-1].value)
+                here = Span(file.path, end.end_line, end.end_column, end.end_line, end.end_column)
+                yield Candidate("do not broadcast the buffers", (Edit(here, ", broadcast_buffers=False"),), cost)
+
+
+def _modes(file: File) -> Sequence[cst.CSTNode]:
+    names = [one for one in walk(file.module, cst.Attribute) if one.attr.value == "inference_mode"]
+    return [file.parents[one] if isinstance(file.parents[one], cst.Call) else one for one in names]
+
+
+def _as_no_grad(file: File, node: cst.CSTNode) -> Edit | None:
+    if isinstance(node, cst.Call):
+        if node.args and [dotted(one.value) for one in node.args] != ["True"]:
+            return None
+        return replace(file, node, f"{dotted(node.func).removesuffix('inference_mode')}no_grad()")
+    return replace(file, node, f"{dotted(node).removesuffix('inference_mode')}no_grad()")
+
+
+def _is_view(node: cst.Subscript | cst.Call) -> bool:
+    views = ("view", "narrow", "select", "transpose", "t", "permute", "chunk", "split", "unbind", "diagonal")
+    return isinstance(node, cst.Subscript) or called(node) in views
+
+
+def _lazy(file: File, node: cst.Return) -> list[Edit]:
+    """The brackets of a returned list of views as parentheses."""
+    value = node.value
+    if not isinstance(value, cst.ListComp):
+        return []
+    return [replace(file, value, f"({file.source(value)[1:-1]})")]

@@ -1,0 +1,50 @@
+"""Buffers that are filled again and again, bound to a new tensor instead: `t = new` for `t.copy_(new)`, `randn_like`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.outofplace import untracked
+from noclobber.fix.candidates.tree import called, dotted, replace
+from noclobber.fix.candidates.writing import Written
+
+_LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
+_RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_")
+
+
+def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
+    file, statement = write.file, write.statement
+    target = untracked(file.source(write.target)) if write.target is not None else ""
+    if isinstance(statement, cst.Assign) and isinstance(write.target, cst.Subscript):
+        if file.source(write.target).endswith(("[:]", "[...]")) and dotted(write.target.value):
+            name = untracked(file.source(write.target.value))
+            edit = replace(file, statement, f"{name} = {file.source(statement.value)}")
+            yield Candidate(f"bind `{name}` to the new value", (edit,), cost)
+        return
+    call = write.call
+    if call is None or not isinstance(statement, cst.Expr) or statement.value is not call or not dotted(write.target):
+        return
+    for text in _new(write, call, target):
+        title = f"bind `{target}` to a new tensor instead of filling the old one"
+        yield Candidate(title, (replace(file, statement, f"{target} = {text}"),), cost)
+
+
+def _new(write: Written, call: cst.Call, target: str) -> Iterator[str]:
+    file, op = write.file, called(call)
+    values = [file.source(one.value) for one in call.args]
+    if op == "copy_" and values:
+        source = call.args[0].value
+        yield values[0]
+        if isinstance(source, (cst.Name, cst.Attribute, cst.Subscript)):
+            yield f"{values[0]}.clone()"
+        yield f"torch.empty_like({target}).copy_({values[0]})"
+    elif op in _LIKE and not values:
+        yield f"torch.{_LIKE[op]}({target})"
+    elif op == "fill_" and values:
+        yield f"torch.full_like({target}, {values[0]})"
+    elif op in _RANDOM:
+        yield f"torch.empty_like({target}).{op}({', '.join(file.source(one) for one in call.args)})"

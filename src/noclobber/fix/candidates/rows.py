@@ -1,0 +1,109 @@
+"""Tensors that are filled row by row while rows of theirs are read: a list of rows, stacked where all is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.outofplace import rebound
+from noclobber.fix.candidates.scene import Place
+from noclobber.fix.candidates.tree import File, before, dotted, replace, walk
+from noclobber.fix.candidates.writing import Written, parameters, write_at
+from noclobber.model.finding import Edit
+
+
+def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
+    """`h = torch.zeros(n, d)` with `h[t] = ...` in a loop as `h = list(torch.zeros(n, d))`, and `torch.stack(h)`.
+
+    Only where every index of it takes one row, along one dimension: `h[t]`, or `h[:, t]` everywhere.
+    """
+    file, scope = write.file, write.file.scope(write.statement)
+    name = dotted(write.target.value) if isinstance(write.target, cst.Subscript) else ""
+    if not name or "." in name:
+        return
+    uses = [one for one in walk(scope, cst.Name) if one.value == name and not _is_keyword(file, one)]
+    stores = [one for one in uses if isinstance(file.parents[one], (cst.AssignTarget, cst.AnnAssign))]
+    indexes = [file.parents[one] for one in uses if _is_indexed(file, one)]
+    depths = {_depth(one) for one in indexes if isinstance(one, cst.Subscript)}
+    if len(stores) > 1 or len(depths) != 1 or None in depths:
+        return
+    dim = next(iter(depths)) or 0
+    made = file.parents[file.parents[stores[0]]] if stores else None
+    edits = _into_list(file, scope, name, made, dim)
+    if not edits:
+        return
+    for one in indexes:
+        if isinstance(one, cst.Subscript):
+            edits += _of_row(file, one, name, dim)
+    whole = [one for one in uses if one not in stores and not _is_indexed(file, one) and not _is_parameter(file, one)]
+    stacked = f"torch.stack({name})" if dim == 0 else f"torch.stack({name}, dim={dim})"
+    for one in whole:
+        parent = file.parents[one]
+        if dim == 0 and isinstance(file.parents[parent], cst.Call) and file.source(file.parents[parent]) == f"len({name})":
+            continue
+        edits.append(replace(file, one, stacked))
+    yield Candidate("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), cost)
+
+
+def _into_list(file: File, scope: cst.CSTNode, name: str, made: cst.CSTNode | None, dim: int) -> list[Edit]:
+    split = f".unbind({dim})" if dim else ""
+    if isinstance(made, cst.Assign) and made.value is not None:
+        return [replace(file, made.value, f"list({file.source(made.value)}{split})")]
+    if made is None and name in parameters(scope) and isinstance(scope, cst.FunctionDef):
+        body = [one for one in scope.body.body if not _is_docstring(one)]
+        edit = before(file, _first_simple(body[0]), f"{name} = list({name}{split})") if body else None
+        return [edit] if edit is not None else []
+    return []
+
+
+def _of_row(file: File, one: cst.Subscript, name: str, dim: int) -> list[Edit]:
+    """`h[:, t]` as `h[t]`, and a write into the row itself as an assignment of a new one."""
+    row = f"{name}[{file.source(one.slice[dim])}]"
+    statement = file.around(one, cst.AugAssign, cst.Expr)
+    is_target = isinstance(statement, cst.AugAssign) and statement.target is one
+    if is_target or (isinstance(statement, cst.Expr) and write_at(Place(file, statement.value)).target is one):
+        place = statement if is_target else statement.value  # type: ignore[union-attr]
+        return [
+            Edit(edit.span, edit.replacement.replace(file.source(one), row))
+            for edit in rebound(write_at(Place(file, place)))
+        ]
+    return [replace(file, one, row)] if dim else []
+
+
+def _depth(one: cst.Subscript) -> int | None:
+    """How many whole dimensions stand before the one index: 0 for `h[t]`, 1 for `h[:, t]`; None for all else."""
+    for number, element in enumerate(one.slice):
+        index = element.slice
+        if isinstance(index, cst.Slice):
+            if index.lower is not None or index.upper is not None or index.step is not None:
+                return None
+        elif isinstance(index, cst.Index) and index.star is None:
+            odd = isinstance(index.value, (cst.Ellipsis, cst.Tuple, cst.List, cst.Comparison))
+            return number if number == len(one.slice) - 1 and not odd else None
+    return None
+
+
+def _is_indexed(file: File, name: cst.Name) -> bool:
+    parent = file.parents[name]
+    return isinstance(parent, cst.Subscript) and parent.value is name
+
+
+def _is_keyword(file: File, name: cst.Name) -> bool:
+    parent = file.parents[name]
+    is_attribute = isinstance(parent, cst.Attribute) and parent.attr is name
+    return is_attribute or (isinstance(parent, cst.Arg) and parent.keyword is name)
+
+
+def _is_parameter(file: File, name: cst.Name) -> bool:
+    return isinstance(file.parents[name], cst.Param)
+
+
+def _is_docstring(node: cst.CSTNode) -> bool:
+    inner = node.body[0] if isinstance(node, cst.SimpleStatementLine) else None
+    return isinstance(inner, cst.Expr) and isinstance(inner.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def _first_simple(node: cst.CSTNode) -> cst.CSTNode:
+    return node.body[0] if isinstance(node, cst.SimpleStatementLine) else node

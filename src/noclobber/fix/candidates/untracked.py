@@ -1,0 +1,112 @@
+"""Values put into a tensor behind autograd's back: `p.data = new` as a functional call, or as a new name for the value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.cloning import before_write
+from noclobber.fix.candidates.outofplace import rebound
+from noclobber.fix.candidates.scene import Scene
+from noclobber.fix.candidates.tree import File, before, called, dotted, remove, replace, walk
+from noclobber.fix.candidates.writing import Written, is_loaded
+from noclobber.model.finding import Edit
+
+
+def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+    """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
+    file = write.file
+    hides = _hiding(write.target)
+    shown = [Edit(file.span(one), file.source(one.value)) for one in hides]
+    target = write.target
+    name = write.name
+    if not shown or not name or not is_loaded(file, name, file.scope(write.statement), file.line(write.statement)):
+        return
+    if not isinstance(target, cst.Subscript):
+        edits = rebound(write)
+        if edits:
+            yield Candidate("let autograd see it: write out of place", tuple(edits), cost)
+    if isinstance(write.statement, cst.Assign) and isinstance(target, cst.Attribute) and target.attr.value == "data":
+        edit = replace(file, write.statement, f"{name} = {file.source(write.statement.value)}")
+        yield Candidate(f"bind `{name}` to the new value", (edit,), cost)
+        return
+    for one in before_write(write, scene, cost + 1):
+        yield Candidate(f"let autograd see it: {one.title}", (*one.edits, *shown), one.cost)
+    yield Candidate("let autograd see it", tuple(shown), cost + 3)
+
+
+def functional_call(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """`conv.weight.data = w` and then `conv(x)` as `torch.func.functional_call(conv, {"weight": w}, (x,))`."""
+    file, statement, name = write.file, write.statement, write.name
+    owner, _, short = name.rpartition(".")
+    value = _value(file, write)
+    calls = [
+        one
+        for one in walk(file.scope(statement), cst.Call)
+        if owner and dotted(one.func) == owner and file.line(one) > file.line(statement)
+    ]
+    if value is None or not calls or any(arg.star for one in calls for arg in one.args):
+        return
+    edits = []
+    for one in calls:
+        plain = [file.source(arg.value) for arg in one.args if arg.keyword is None]
+        named = [f'"{arg.keyword.value}": {file.source(arg.value)}' for arg in one.args if arg.keyword is not None]
+        given = f"({', '.join(plain)}{',' * (len(plain) == 1)})" + (f", {{{', '.join(named)}}}" if named else "")
+        edits.append(replace(file, one, f'torch.func.functional_call({owner}, {{"{short}": {short}}}, {given})'))
+    edits.append(replace(file, statement, f"{short} = {value}"))
+    yield Candidate(f"call `{owner}` with the new `{short}`", tuple(edits), cost)
+
+
+def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
+    """`net(x)` where it keeps a weight or buffer of its own: called on copies of them, through which gradients flow."""
+    what = {"parameter": "parameters", "buffer": "buffers"}.get(scene.kind())
+    for place in scene.places("save"):
+        call, file = place.node, place.file
+        if what is None or not isinstance(call, cst.Call) or not dotted(call.func) or _is_function(call):
+            continue
+        net = dotted(call.func)
+        plain = [file.source(one.value) for one in call.args]
+        if any(one.keyword is not None or one.star for one in call.args):
+            continue
+        copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
+        text = f"torch.func.functional_call({net}, {copies}, ({', '.join(plain)}{',' * (len(plain) == 1)}))"
+        yield Candidate(f"call `{net}` on copies of its {what}", (replace(file, call, text),), cost)
+
+
+def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
+    """`net(x)` on a `copy.deepcopy(net)` of the function's own, where another process writes the shared one."""
+    for place in scene.places("save"):
+        call, file = place.node, place.file
+        if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or _is_function(call):
+            continue
+        net = call.func.value
+        edits = [before(file, call, f"local = copy.deepcopy({net})"), replace(file, call.func, "local")]
+        imports = [one for one in walk(file.module, cst.Import) if file.scope(one) is file.module]
+        if not any(alias.name.value == "copy" for one in imports for alias in one.names) and imports:
+            edits.append(before(file, imports[0], "import copy"))
+        yield Candidate(f"work on a local copy of `{net}`", tuple(one for one in edits if one is not None), cost)
+
+
+def _hiding(target: cst.BaseExpression | None) -> list[cst.Attribute]:
+    """The `t.data` in a target."""
+    return [one for one in walk(target, cst.Attribute) if one.attr.value == "data"] if target is not None else []
+
+
+def _value(file: File, write: Written) -> str | None:
+    if isinstance(write.statement, cst.Assign):
+        return file.source(write.statement.value)
+    if isinstance(write.statement, cst.Expr) and write.call is not None and called(write.call) == "copy_":
+        return file.source(write.call.args[0].value) if write.call.args else None
+    edits = rebound(write)
+    return edits[0].replacement.partition(" = ")[2] or None if edits else None
+
+
+def _is_function(call: cst.Call) -> bool:
+    return dotted(call.func).startswith(("torch.", "F.", "nn."))
+
+
+def dropped(write: Written) -> Edit | None:
+    """Take the write out, with its line."""
+    return remove(write.file, write.statement)

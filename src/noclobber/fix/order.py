@@ -1,0 +1,98 @@
+"""What a trial is asked to do, and what it tells when it is over: two records that travel as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from noclobber.model.finding import Finding
+from noclobber.model.report import Report
+
+Mode = Literal["search", "watch", "bare", "reference", "clones", "losses"]
+"""search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
+reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
+losses: with gradients off, for the loss that the first backward begins from."""
+
+
+class Ended(StrEnum):
+    """How a run ended."""
+
+    WELL = "well"
+    LIMIT = "limit"
+    """Enough backward calls were seen, or the time was over after one."""
+    RAISED = "raised"
+    EXIT = "exit"
+    REFUSED = "refused"
+    """There is no such program."""
+    TIMEOUT = "timeout"
+    DIED = "died"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`served` are texts by the real path of the file that each stands in for."""
+
+    mode: Mode
+    backwards: int
+    seconds: float
+    served: dict[str, bytes] = field(default_factory=dict)
+    truncation: Literal["", "step", "backward"] = ""
+    retaining: bool = False
+
+    def to_json(self) -> str:
+        """As JSON; texts in base64."""
+        document = asdict(self)
+        document["served"] = {path: base64.b64encode(text).decode() for path, text in self.served.items()}
+        return json.dumps(document)
+
+    @staticmethod
+    def from_json(text: str) -> Order:
+        """Read back."""
+        document = json.loads(text)
+        document["served"] = {path: base64.b64decode(one) for path, one in document["served"].items()}
+        return Order(**document)
+
+
+@dataclass(slots=True)
+class Result:
+    """`calls` backward calls ended well of those `begun`; `found_at` is the one at which the first finding was there.
+
+    `saved`: bytes that the first backward found saved. `error` is one line; `crash` is noclobber's own failure.
+    """
+
+    ended: Ended
+    error: str = ""
+    crash: str = ""
+    torch: bool = True
+    calls: int = 0
+    begun: int = 0
+    found_at: int | None = None
+    saved: int | None = None
+    report: str = ""
+    evidence: str = ""
+    """The file that the gradients are in."""
+
+    def to_json(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Result:
+        """Read back."""
+        document = json.loads(text)
+        document["ended"] = Ended(document["ended"])
+        return Result(**document)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found of severity error or warning."""
+        found = Report.from_json(self.report).findings if self.report else ()
+        return tuple(one for one in found if one.severity != "hint")
+
+    @property
+    def went_through(self) -> bool:
+        """Whether nothing stopped the program."""
+        return self.ended in (Ended.WELL, Ended.LIMIT)

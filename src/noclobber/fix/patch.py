@@ -1,0 +1,68 @@
+"""A patch in the making: the files that it touches, as they were and as they are now."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from noclobber.fix.source import Misfit, Source, changed_lines
+from noclobber.model.finding import Edit
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`before` and `after` by real path; the same paths in both."""
+
+    before: Mapping[str, Source] = field(default_factory=dict)
+    after: Mapping[str, Source] = field(default_factory=dict)
+
+    def read(self, path: str) -> str:
+        """A file's text as it is under this patch, with plain line ends. Raises OSError and Misfit."""
+        return self._source(path).plain
+
+    def _source(self, path: str) -> Source:
+        real = os.path.realpath(path)
+        return self.after[real] if real in self.after else Source.read(real)
+
+    def edited(self, edits: Iterable[Edit]) -> Patch:
+        """This patch and edits of the files as it leaves them. Raises Misfit where they do not fit or do nothing."""
+        before, after = dict(self.before), dict(self.after)
+        by_path: dict[str, list[Edit]] = {}
+        for edit in edits:
+            by_path.setdefault(os.path.realpath(edit.span.path), []).append(edit)
+        for path, some in by_path.items():
+            source = self._source(path)
+            before.setdefault(path, source)
+            after[path] = source.edited(some)
+            try:
+                compile(after[path].plain, path, "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                raise Misfit(f"the patched file is no Python: {error}") from None
+        if all(after[path].text == self._source(path).text for path in by_path):
+            raise Misfit("the edits change nothing")
+        return Patch(before, after)
+
+    @property
+    def served(self) -> dict[str, bytes]:
+        """The bytes of the patched files. Raises Misfit where an encoding has none."""
+        return {path: source.data for path, source in self.after.items()}
+
+    @property
+    def lines(self) -> int:
+        """How many lines it takes away and adds."""
+        return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
+
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """Equal for patches that do the same."""
+        return tuple(sorted((path, source.text) for path, source in self.after.items()))
+
+
+def lines_before(old: str, new: str, line: int) -> range:
+    """The lines of `old` that a line of `new` was made of: the same one, or those that it stands in place of."""
+    matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if j1 < line <= j2:
+            return range(i1 + (line - j1), i1 + (line - j1) + 1) if tag == "equal" else range(i1 + 1, i2 + 1)
+    return range(0)

@@ -1,0 +1,157 @@
+"""Whether a patch is right: the program is run with it, and its gradients are compared with the right ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from noclobber.fix.launch import Launcher
+from noclobber.fix.order import Ended, Mode, Order, Result
+from noclobber.fix.patch import Patch, lines_before
+from noclobber.fix.references import WITHOUT, Reference, References, kinds_for
+from noclobber.fix.source import Misfit
+from noclobber.model.finding import Finding
+from noclobber.model.source import Span
+from noclobber.observe import comparing, evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run with a patch showed. `right`: nothing speaks against it; `clean`: and nothing is left to mend.
+
+    `why` says what speaks against it, `proof` what speaks for it.
+    """
+
+    right: bool
+    clean: bool = False
+    why: str = ""
+    proof: str = ""
+    differs: bool = False
+    """Whether all that speaks against it is that gradients are others."""
+    result: Result | None = None
+
+
+class Prover:
+    """Runs one program with patches. `codes` are those of the findings met so far."""
+
+    def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
+        self._launcher = launcher
+        self._seconds = seconds
+        self.search = search
+        self.calls = max(backwards, (search.found_at or 1) - 1 + backwards)
+        """How many backward calls each run makes, at most."""
+        self.codes: set[str] = set()
+        self.references = References(launcher, self.calls, seconds)
+
+    def meet(self, finding: Finding) -> None:
+        """A finding is to be mended: begin the run that its patches will be compared with."""
+        self.codes.add(finding.code)
+        if finding.code == "NC104" and not self.references.retaining:
+            self.references = References(self._launcher, self.calls, self._seconds)
+            self.references.retaining = True
+        for kind in kinds_for(self.codes, self.search.calls)[:1]:
+            self.references.start(kind)
+
+    def try_out(self, patch: Patch, before: Patch, finding: Finding, mode: Mode = "watch") -> Verdict:
+        """Run the program with a patch that is to mend a finding of the program with the patch `before`."""
+        try:
+            order = Order(mode, self.calls, self._seconds, patch.served)
+        except Misfit as reason:
+            return Verdict(False, why=str(reason))
+        result = self._launcher.run(order, fresh=mode == "bare")
+        if result.crash:
+            return Verdict(False, why=f"noclobber itself failed: {result.crash}")
+        if result.ended in (Ended.TIMEOUT, Ended.DIED, Ended.REFUSED):
+            return Verdict(False, why=result.error)
+        if any(_is_there(finding, one, before, patch) for one in result.findings):
+            return Verdict(False, why="the finding stays")
+        return self._judged(result)
+
+    def _judged(self, result: Result) -> Verdict:
+        """Compare with the references, the first of which was started when the finding was met."""
+        found, clean = evidence.read(result.evidence) if result.evidence else [], not result.findings
+        if not result.went_through and clean and not self._ends_as_before(result):
+            return Verdict(False, why=f"the program raises {result.error}", result=result)
+        differences = []
+        for kind in kinds_for(self.codes, self.search.calls):
+            reference = self.references.get(kind)
+            if kind == "losses":
+                return self._by_loss(reference.events, found, result, f"; its first loss is {reference.words}")
+            if not reference.result.calls or {one.code for one in reference.result.findings} & set(WITHOUT):
+                break
+            compared = comparing.compare(reference.events, found, truncated=kind != "full")
+            if compared.difference:
+                differences.append(compared.difference)
+            elif clean and compared.calls < self._least(reference.result, result):
+                differences.append(f"only {compared.calls} backward calls are made")
+            else:
+                return Verdict(True, clean, proof=_matches(compared, reference), result=result)
+        if differences:
+            return Verdict(False, why=differences[0], differs=True, result=result)
+        before = evidence.read(self.search.evidence) if self.search.evidence else []
+        return self._by_loss(before, found, result, "; its first loss is the same")
+
+    def _by_loss(
+        self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, words: str
+    ) -> Verdict:
+        """Where there are no right gradients to compare with, the forward must be the same at least."""
+        right, loss = comparing.first_loss(before), comparing.first_loss(found)
+        if right is not None and loss is not None and not comparing.same_loss(right, loss):
+            return Verdict(False, why="the first loss is another one", differs=True, result=result)
+        compared = words if right is not None and loss is not None else ""
+        lacking = "the program never got that far before"
+        if self.codes & set(WITHOUT):
+            lacking = "preserving what was saved does not make these gradients right"
+        proof = f"nothing to compare with: {lacking}; it runs without an error or a finding{compared}"
+        return Verdict(True, not result.findings, proof=proof, result=result)
+
+    def _ends_as_before(self, result: Result) -> bool:
+        """Whether an error is one that the program had anyway, and not about writing in place."""
+        ends = [self.search, *(one.result for one in self.references.known())]
+        return any(one.ended == result.ended and one.error == result.error and not _is_ours(one) for one in ends)
+
+    def _least(self, reference: Result, result: Result) -> int:
+        """How many backward calls must have been compared."""
+        if result.ended is Ended.LIMIT and result.calls < self.calls:  # its time was over
+            return min(reference.calls, self.search.found_at or 1)
+        return min(reference.calls, self.calls)
+
+    def is_deterministic(self) -> bool:
+        """Whether the reference run gives the same gradients a second time."""
+        kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
+        if kind is None:
+            return True
+        once, again = self.references.get(kind), self.references.again(kind)
+        return not comparing.compare(once.events, again.events).difference
+
+
+def _is_ours(result: Result) -> bool:
+    return result.error.startswith("ClobberError") or bool(result.findings)
+
+
+def _matches(compared: comparing.Comparison, reference: Reference) -> str:
+    calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
+    how = "bit for bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
+    words = f"{calls} compared, each gradient the same {how}, with {reference.words}"
+    if not reference.result.went_through:
+        words += "; nothing to compare with beyond: the program never got that far before"
+    return words
+
+
+def _is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
+    """Whether a finding in the patched program is the one that was to be mended: same code, written at that place."""
+    if mended.code != found.code:
+        return False
+    old, new = _place(mended), _place(found)
+    if old is None or new is None or old.path != new.path:
+        return old == new
+    try:
+        lines = lines_before(before.read(old.path), after.read(new.path), new.line)
+    except (OSError, Misfit):
+        return old.line == new.line
+    return old.line in lines or any(old.line <= line <= old.end_line for line in lines)
+
+
+def _place(finding: Finding) -> Span | None:
+    label = next((one for one in finding.labels if one.role == "write"), finding.primary)
+    return label.span if label is not None else None

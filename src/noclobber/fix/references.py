@@ -1,0 +1,95 @@
+"""The right gradients of the program as it is: which runs give them, run only when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from noclobber.fix.launch import Launcher, Trial
+from noclobber.fix.order import Mode, Order, Result
+
+Kind = Literal["full", "step", "backward", "losses"]
+
+WITHOUT = ("NC205", "NC206", "NC207", "NC208", "NC209", "NC210")
+"""What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`events` are what was recorded, `words` say of what."""
+
+    kind: Kind
+    events: list[dict[str, Any]]
+    result: Result
+    words: str
+
+
+_WORDS = {
+    "full": "the gradients that the program gives when backward gets what was saved",
+    "step": "these gradients, without what flows through weights from before their last step",
+    "backward": "these gradients, without what flows through graphs of former backward calls",
+    "losses": "the loss that the same writes give without gradients",
+}
+
+
+def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
+    """Which references there are for findings of these codes; one that matches is enough.
+
+    `calls`: backward calls that the program ended before the first finding.
+    """
+    codes = set(codes)
+    if codes & set(WITHOUT):
+        return ()
+    refused = any(code.startswith("NC3") for code in codes)
+    if refused and not calls:
+        return ("losses",)
+    if "NC104" in codes:
+        return ("full", "backward")
+    return ("full", "step") if "NC103" in codes else ("full",)
+
+
+class References:
+    """The runs of one program that give right gradients, each made once."""
+
+    def __init__(self, launcher: Launcher, backwards: int, seconds: float) -> None:
+        self._launcher = launcher
+        self._backwards, self._seconds = backwards, seconds
+        self._started: dict[Kind, Trial] = {}
+        self._known: dict[Kind, Reference] = {}
+        self.retaining = False
+        """Whether graphs are kept for a second backward, which the program is refused."""
+
+    def start(self, kind: Kind) -> None:
+        """Begin a run that will be asked for."""
+        if kind not in self._known and kind not in self._started:
+            mode: Mode = "losses" if kind == "losses" else "reference"
+            self._started[kind] = self._launcher.start(self._order(mode, kind))
+
+    def get(self, kind: Kind) -> Reference:
+        """The reference, when its run is over. Where saves cannot be preserved they are cloned."""
+        if kind not in self._known:
+            self.start(kind)
+            result = self._started.pop(kind).result()
+            if kind != "losses" and not result.went_through and result.error.startswith("ClobberError"):
+                result = self._launcher.run(self._order("clones", kind))
+            self._known[kind] = self._reference(kind, result)
+        return self._known[kind]
+
+    def known(self) -> list[Reference]:
+        """Those that were asked for so far."""
+        return list(self._known.values())
+
+    def again(self, kind: Kind) -> Reference:
+        """The same run once more, to see whether it gives the same."""
+        mode: Mode = "losses" if kind == "losses" else "reference"
+        return self._reference(kind, self._launcher.run(self._order(mode, kind)))
+
+    def _reference(self, kind: Kind, result: Result) -> Reference:
+        from noclobber.observe import evidence
+
+        return Reference(kind, evidence.read(result.evidence) if result.evidence else [], result, _WORDS[kind])
+
+    def _order(self, mode: Mode, kind: Kind) -> Order:
+        truncation: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""
+        return Order(mode, self._backwards, self._seconds, truncation=truncation, retaining=self.retaining)

@@ -1,0 +1,40 @@
+"""Source that a program is run with in place of its files: nothing is written, and `__file__` stays what it is."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import linecache
+import os
+from types import CodeType
+
+
+class Served:
+    """Texts by the real path of the file that each stands in for."""
+
+    def __init__(self, texts: dict[str, bytes]) -> None:
+        self._texts = texts
+
+    def read(self, path: str) -> bytes | None:
+        """The text in place of a file, None where the file itself is to be read."""
+        text = self._texts.get(os.path.realpath(path))
+        if text is not None:
+            # Reports, tracebacks and `inspect` read source here. Without a time stamp it is never compared to the file.
+            decoded = importlib.util.decode_source(text)
+            linecache.cache[path] = (len(decoded), None, decoded.splitlines(keepends=True), path)
+        return text
+
+    def arm(self) -> None:
+        """Serve the modules that are imported from now on."""
+        owner = importlib.machinery.SourceFileLoader
+        native = owner.get_code
+
+        def get_code(loader: importlib.machinery.SourceFileLoader, fullname: str) -> CodeType | None:
+            path = loader.get_filename(fullname)
+            text = self.read(path)
+            if text is None:
+                return native(loader, fullname)
+            code: CodeType = loader.source_to_code(text, path)
+            return code
+
+        owner.get_code = get_code  # type: ignore[method-assign,assignment]

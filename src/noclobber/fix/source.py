@@ -1,0 +1,133 @@
+"""Files as they are, byte for byte, and as they are edited: encoding, byte order mark and line ends stay."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import tempfile
+import tokenize
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from noclobber.model.finding import Edit
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+
+
+class Misfit(ValueError):
+    """Edits that lie outside a file, or overlap, or hold what its encoding has no bytes for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file's text with its own line ends; `path` is real."""
+
+    path: str
+    text: str
+    encoding: str
+
+    @staticmethod
+    def read(path: str) -> Source:
+        """Read a file. Raises OSError, and Misfit where its bytes are not text of the encoding that it declares."""
+        path = os.path.realpath(path)
+        with open(path, "rb") as file:
+            data = file.read()
+        try:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            return Source(path, data.decode(encoding), encoding)
+        except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+            raise Misfit(f"`{path}` cannot be read: {error}") from None
+
+    @property
+    def data(self) -> bytes:
+        """The bytes. Raises Misfit where the encoding has none for the text."""
+        try:
+            return self.text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise Misfit(f"`{self.path}` is {self.encoding}, which lacks a character of the patch: {error}") from None
+
+    @property
+    def plain(self) -> str:
+        r"""The text with `\n` at each line's end, as Python reads it."""
+        return self.text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def edited(self, edits: Iterable[Edit]) -> Source:
+        """The file after edits, each given in lines and columns of this one. Raises Misfit."""
+        lines = _LINE.findall(self.text)
+        starts = [0]
+        for line in lines:
+            starts.append(starts[-1] + len(line))
+        end = "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
+        pieces: list[str] = []
+        done = 0
+        for edit in sorted(edits, key=_order):
+            span = edit.span
+            start = _offset(lines, starts, span.line, span.column)
+            stop = _offset(lines, starts, span.end_line, span.end_column)
+            if start < done or stop < start:
+                raise Misfit("two edits overlap")
+            line_end = _end_of(lines[span.line - 1]) or end
+            if span.line > 1 and start == len(self.text) and span.column == 1 and not _end_of(lines[span.line - 2]):
+                pieces.append(end)  # the last line lacks its end, and this comes below it
+            pieces += [self.text[done:start], edit.replacement.replace("\r\n", "\n").replace("\n", line_end)]
+            done = stop
+        return Source(self.path, "".join([*pieces, self.text[done:]]), self.encoding)
+
+
+def _order(edit: Edit) -> tuple[int, int, int, int]:
+    span = edit.span
+    return (span.line, span.column, span.end_line, span.end_column)
+
+
+def _offset(lines: Sequence[str], starts: Sequence[int], line: int, column: int) -> int:
+    """Where a line and column, both from 1, are in the text; the line after the last one is its end."""
+    if not 1 <= line <= len(lines):
+        raise Misfit(f"there is no line {line}")
+    body = lines[line - 1].rstrip("\r\n")
+    if not 1 <= column <= len(body) + 1:
+        raise Misfit(f"line {line} has no column {column}")
+    return starts[line - 1] + column - 1
+
+
+def _end_of(line: str) -> str:
+    return line[len(line.rstrip("\r\n")) :]
+
+
+def diff(before: Source, after: Source, shown: str) -> str:
+    """A unified diff that `patch -p1` and `git apply` take; `shown` is the path from the current folder."""
+    rows: list[str] = []
+    for row in difflib.unified_diff(_lines(before.text), _lines(after.text), f"a/{shown}", f"b/{shown}"):
+        rows.append(row if row.endswith("\n") else row + "\n\\ No newline at end of file\n")
+    return "".join(rows)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines, with their ends."""
+    return [line for line in _LINE.findall(text) if line]
+
+
+def changed_lines(before: Source, after: Source) -> int:
+    """How many lines a patch takes away and adds."""
+    rows = difflib.unified_diff(before.plain.split("\n"), after.plain.split("\n"), n=0)
+    return sum(row[:1] in "+-" and not row.startswith(("+++", "---")) for row in rows)
+
+
+def replace_file(source: Source) -> None:
+    """Write a file whole or not at all, with the mode that it has. Raises OSError and Misfit."""
+    data = source.data
+    handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(source.path), prefix=".noclobber-", suffix=".unfinished")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        about = os.stat(source.path)
+        os.chmod(unfinished, about.st_mode & 0o7777)
+        os.replace(unfinished, source.path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise

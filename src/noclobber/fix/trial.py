@@ -1,0 +1,129 @@
+"""One run of a program for evidence, in a process of its own.
+
+Its folder holds `order.json`, and gets `result.json` and the evidence when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from noclobber import program
+from noclobber.fix.order import Ended, Order, Result
+from noclobber.fix.served import Served
+from noclobber.imports import after_import
+from noclobber.session import Session
+
+if TYPE_CHECKING:
+    from noclobber.observe.evidence import Evidence
+
+SEED = 0
+"""What `random` and numpy begin from, so that two runs are one run; torch has a fixed seed of its own."""
+
+
+class Trial:
+    """The run, from before the program's first line to where it ends or enough is known."""
+
+    def __init__(self, folder: str, order: Order) -> None:
+        self._folder = folder
+        self._order = order
+        self._evidence: Evidence | None = None
+        self._session: Session | None = None
+        self._found_at: int | None = None
+        self._process = os.getpid()
+
+    def carry_out(self, words: list[str]) -> None:
+        """Run the program and write what came of it; never returns."""
+        served = Served(self._order.served)
+        try:
+            loaded = program.load(words, served.read)
+        except program.NotAProgram as reason:
+            self._finish(Ended.REFUSED, error=str(reason))
+        served.arm()
+        random.seed(SEED)
+        after_import("numpy", lambda: sys.modules["numpy"].random.seed(SEED))
+        after_import("torch", self._torch_is_there)
+        try:
+            error = program.execute(loaded)
+        except program.NotAProgram as reason:
+            self._finish(Ended.REFUSED, error=str(reason))
+        if os.getpid() != self._process:
+            sys.exit(program.show(error))  # a child that the program forked, and whose end is its own
+        if error is not None and self._session is not None:
+            self._session.escaped(error)
+        status = program.show(error)
+        program.wind_down()
+        if error is None or (isinstance(error, SystemExit) and status == 0):
+            self._finish(Ended.WELL)
+        elif isinstance(error, SystemExit):
+            self._finish(Ended.EXIT, error=f"it ended with exit status {status}")
+        said = str(error).strip().splitlines()
+        self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
+
+    def _torch_is_there(self) -> None:
+        from noclobber.observe import evidence
+
+        order, mode = self._order, self._order.mode
+        seen = self._evidence = evidence.Evidence(
+            sys.maxsize if mode == "search" else order.backwards,
+            order.seconds,
+            wanted="loss" if mode in ("search", "losses") else "gradients",
+            truncation=order.truncation,
+            retaining=order.retaining,
+        )
+        seen.full = lambda: self._finish(Ended.LIMIT)
+        if mode == "losses":
+            evidence.gradients_off()
+            seen.started = seen.full
+        if mode == "search":
+            seen.looked = self._looked
+        seen.arm(self._watching())
+
+    def _watching(self) -> Callable[[], None]:
+        from noclobber.observe import evidence
+
+        mode = self._order.mode
+        if mode == "clones":
+            return evidence.clone_saves
+        if mode in ("bare", "losses"):
+            return lambda: None
+        self._session = Session(contents=True, keeping=mode == "reference")
+        return self._session.start
+
+    def _looked(self) -> None:
+        """A search goes on for as many backward calls after the first finding as a proof needs."""
+        if self._found_at is None and self._session is not None and self._session.findings and self._evidence:
+            self._found_at = self._evidence.begun
+            self._evidence.limit(self._evidence.done + self._order.backwards)
+
+    def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
+        seen, session = self._evidence, self._session
+        result = Result(ended=ended, error=error, torch="torch" in sys.modules)
+        if session is not None:
+            session.stop()
+            try:
+                result.report = session.report().to_json()
+            except Exception as crash:
+                result.crash = f"{type(crash).__name__}: {crash}"
+        if seen is not None:
+            from noclobber.observe import evidence
+
+            if session is not None and self._found_at is None and session.findings:
+                self._found_at = max(seen.begun, 1)
+            result.calls, result.begun, result.found_at, result.saved = (
+                seen.done,
+                seen.begun,
+                self._found_at,
+                seen.saved,
+            )
+            evidence.write(seen.events, os.path.join(self._folder, "evidence.pt"))
+        unfinished = os.path.join(self._folder, "unfinished.json")
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(result.to_json())
+        os.replace(unfinished, os.path.join(self._folder, "result.json"))
+        program.flush()
+        # What the program set up to run at its end is not part of the evidence, and might wait for what never comes.
+        os._exit(0)

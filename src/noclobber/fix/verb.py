@@ -1,0 +1,151 @@
+"""`noclobber fix`: searches, mends, and says in words and as a diff what came of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from noclobber.fix.choose import Mender, Mending
+from noclobber.fix.launch import Launcher
+from noclobber.fix.order import Ended, Order, Result
+from noclobber.fix.patch import Patch
+from noclobber.fix.prove import Prover
+from noclobber.fix.source import Misfit, Source, diff, replace_file
+from noclobber.model.finding import Finding
+from noclobber.model.source import Owner, owner_of
+
+
+class CannotFix(Exception):
+    """What was asked for cannot be done. Its text is one line."""
+
+
+@dataclass(slots=True)
+class Fixed:
+    """`diff` is for stdout, `words` are the lines of the summary; `status` is the exit status."""
+
+    status: int
+    diff: str = ""
+    words: list[str] = field(default_factory=list)
+
+
+def fix(words: Sequence[str], *, writing: bool, backwards: int, seconds: float, tell: Callable[[str], None]) -> Fixed:
+    """Mend the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`."""
+    _require(words)
+    with Launcher(words) as launcher:
+        tell("looking for in-place writes that break a gradient")
+        search = launcher.run(Order("search", backwards, seconds), fresh=True)
+        if (refused := _nothing(search, seconds)) is not None:
+            return refused
+        prover = Prover(launcher, search, backwards, seconds)
+        done = Mender(prover, tell).mend()
+    return _told(done, words, writing)
+
+
+def _require(words: Sequence[str]) -> None:
+    if words[0] == "-c":
+        raise CannotFix("`noclobber fix` mends files, and `-c` has none: put the code into a script")
+    if words[0] == "-":
+        raise CannotFix("`noclobber fix` mends files, and stdin is none: put the code into a script")
+    if importlib.util.find_spec("libcst") is None:
+        raise CannotFix('`noclobber fix` needs libcst: pip install "noclobber[fix]"')
+
+
+def _nothing(search: Result, seconds: float) -> Fixed | None:
+    """What is said where there is nothing to mend, or nothing could be seen."""
+    if search.crash:
+        raise CannotFix(f"internal error: {search.crash}")
+    if search.ended is Ended.REFUSED:
+        raise CannotFix(search.error)
+    if search.findings:
+        return None
+    if search.ended in (Ended.TIMEOUT, Ended.DIED):
+        raise CannotFix(f"nothing is known of this program: {search.error}")
+    if not search.torch:
+        return Fixed(0, words=["nothing to fix: torch was never imported"])
+    if search.ended in (Ended.RAISED, Ended.EXIT):
+        reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
+        raise CannotFix(f"the program failed for another reason than a write in place: {search.error}{reads}")
+    calls = f"{search.calls} backward call{'s' * (search.calls != 1)}"
+    if not search.calls:
+        calls += ", and so no gradient"
+    over = f" in the first {seconds:g} s; `--seconds` looks further" if search.ended is Ended.LIMIT else ""
+    return Fixed(0, words=[f"nothing to fix: no write broke a gradient ({calls}{over})"])
+
+
+def _told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
+    fixed = Fixed(1 if done.left else 0)
+    total = len(done.mended) + len(done.left)
+    for one in done.mended:
+        extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
+        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  proven: {one.proof}"]
+    for one, patch in done.unproven:
+        fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
+        fixed.words += _diffs(patch)
+    for finding, tried in done.left:
+        fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
+        fixed.words += [f"    {title}: {why}" for title, why in tried]
+        fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
+    fixed.words.append(f"mended {len(done.mended)} of {total} finding{'s' * (total != 1)}")
+    fixed.diff = "".join(_diffs(done.patch))
+    if writing and done.patch.after:
+        _write(done, fixed)
+    elif done.mended:
+        fixed.words.append(f"next: noclobber fix --write {' '.join(words)}")
+    return fixed
+
+
+def _line(finding: Finding) -> str:
+    primary = finding.primary
+    place = f"{_shown(primary.span.path)}:{primary.span.line}: " if primary is not None else ""
+    return f"{finding.code} {place}{finding.message}"
+
+
+def _write(done: Mending, fixed: Fixed) -> None:
+    """Write the patch, all of it or nothing."""
+    outside = [path for path in done.patch.after if not _is_ours(path)]
+    if outside:
+        fixed.status = 1
+        names = ", ".join(f"`{_shown(path)}`" for path in outside)
+        fixed.words.append(f"nothing written: {names} is not a file of the current folder; the diff is above")
+        return
+    if done.left:
+        fixed.words.append("nothing written: the program still fails with this patch; the diff is above")
+        return
+    try:
+        for path, source in done.patch.before.items():
+            if Source.read(path).text != source.text:
+                raise CannotFix(f"nothing written: `{_shown(path)}` has changed meanwhile")
+        for source in done.patch.after.values():
+            replace_file(source)
+    except (OSError, Misfit) as error:
+        raise CannotFix(f"cannot write the patch: {error}") from None
+    names = ", ".join(_shown(path) for path in done.patch.after)
+    fixed.words.append(f"written: {names}")
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file is the user's own and under the current folder."""
+    folder = os.path.realpath(os.getcwd()) + os.sep
+    return path.startswith(folder) and owner_of(path) is Owner.USER
+
+
+def _diffs(patch: Patch) -> list[str]:
+    return [diff(patch.before[path], patch.after[path], _shown(path)) for path in patch.after]
+
+
+def _shown(path: str) -> str:
+    """A path from the current folder, where it is below."""
+    folder = os.path.realpath(os.getcwd()) + os.sep
+    real = os.path.realpath(path)
+    return real.removeprefix(folder) if real.startswith(folder) else path
+
+
+def _bytes(size: int) -> str:
+    sign = "+" if size >= 0 else "-"
+    size = abs(size)
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{sign}{size / factor:.3g} {unit}"
+    return f"{sign}{size} B"

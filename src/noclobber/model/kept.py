@@ -1,0 +1,19 @@
+"""What `preserve` kept: bytes that a write would have taken from backward, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noclobber.model.source import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes copied before the writes of one line, for the saves of one line. `op` is "aten::mul_", or "Adam.step"."""
+
+    write: Site | None
+    op: str
+    save: Site | None
+    bytes: int
+    times: int
+    """How many copies."""

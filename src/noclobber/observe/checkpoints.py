@@ -1,0 +1,215 @@
+"""torch.utils.checkpoint, reentrant or not: what a region computes anew for backward is compared with forward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from noclobber.observe import graph, internals, outside, refusals, testimony
+from noclobber.observe.regions import Packed, Region
+from noclobber.observe.saves import Handle
+from noclobber.observe.sites import place_of
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+def arm(recorder: Recorder) -> None:
+    """See every region until the recorder disarms.
+
+    Programs import `checkpoint` by name before; it looks up what is replaced here when it is called (torch 2.13).
+    """
+    module: Any = torch.utils.checkpoint
+    native = module._checkpoint_hook
+
+    def _checkpoint_hook(frame: Any) -> Any:
+        hooks = native(frame)
+        caller = sys._getframe(1)
+        if recorder.thread.entered:
+            given = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
+            region = _region(recorder, caller, *given)
+            if region is not None:
+                _watch(region, hooks, frame)
+        return hooks
+
+    recorder.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
+    _give_back_arguments(recorder, module._CheckpointFrame)
+    _watch_reentrant(recorder, module.CheckpointFunction)
+
+
+def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
+    """Run a region that is not reentrant anew with the very tensors it was given, as PyTorch does without hooks.
+
+    What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
+    or was told to require none. PyTorch refuses an argument that had a node and has lost it.
+    """
+    save, unpacked = frame_type.save_inputs, frame_type.get_inputs
+
+    def save_inputs(frame: Any, *args: Any) -> None:
+        save(frame, *args)
+        if recorder.thread.entered:
+            frame.noclobber_given = [(one, isinstance(one, torch.Tensor) and one.is_leaf) for one in args]
+
+    def get_inputs(frame: Any) -> list[Any]:
+        given = getattr(frame, "noclobber_given", None)
+        if given is None:
+            inputs: list[Any] = unpacked(frame)
+            return inputs
+        return [_given(recorder, saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
+
+    recorder.patches.put(frame_type, "save_inputs", save_inputs)
+    recorder.patches.put(frame_type, "get_inputs", get_inputs)
+
+
+def _given(recorder: Recorder, saved: Any, given: Any, was_leaf: bool) -> Any:
+    """What a region is run anew with for one argument; `saved` is what PyTorch kept of it."""
+    if not isinstance(saved, torch._C._autograd.SavedTensor):
+        return saved
+    handle = saved.data
+    if not isinstance(handle, Handle):
+        return saved.unpack()
+    if not was_leaf and given.grad_fn is None and recorder.listeners and not recorder.keeping:
+        raise refusals.detached(handle, recorder.reading())
+    tensor = saved.unpack()
+    return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
+
+
+def _region(recorder: Recorder, frame: Any, *given: Any) -> Region | None:
+    return recorder.guarded(lambda: Region(recorder, place_of(frame), outside.tensors_read(*given)))
+
+
+def _watch(region: Region, hooks: Any, frame: Any) -> None:
+    """Look at what passes through the hooks of a region that is not reentrant.
+
+    PyTorch pairs what was saved in forward with what is computed anew, by a holder that it keeps in the place of the
+    tensor, and compares shapes, types and devices only. `frame` is its record of the region.
+    """
+    recorder = region.recorder
+    pack, unpack = hooks.pack_hook, hooks.unpack_hook
+
+    def pack_hook(tensor: torch.Tensor) -> Any:
+        holder = pack(tensor)
+        if recorder.thread.entered:
+            place = place_of(sys._getframe(1))
+            recorder.guarded(lambda: region.save(holder, tensor, place))
+        return holder
+
+    def unpack_hook(holder: Any) -> torch.Tensor:
+        now, told, runs = recorder.memory.mark(), recorder.told, len(frame.is_recomputed)
+        tensor: torch.Tensor = unpack(holder)
+        if len(frame.is_recomputed) > runs:
+            region.again = now
+            # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
+            region.told |= recorder.told > told
+        if recorder.listeners and not region.told:
+            recorder.guarded(lambda: _compare(region, frame, holder, tensor))
+        return tensor
+
+    hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
+
+
+def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> None:
+    """Once a tensor is read that differs, tell of the first one of its region that does and will be read."""
+    node, packed = internals.current_node(), region.saved.get(holder)
+    if packed is None:
+        return
+    if _is_empty(region, frame, holder, packed, node):
+        region.tell(node, testimony.field_of(holder, node), packed, tensor)
+    elif region.differs(packed, tensor) and _matters(holder, node):
+        different = [(packed.order, node, holder, packed, tensor)]
+        different += [one for one in _recomputed(region, frame, node) if region.differs(one[3], one[4])]
+        _, node, holder, packed, tensor = min(different, key=lambda one: one[0])
+        region.tell(node, testimony.field_of(holder, node), packed, tensor)
+
+
+def _is_empty(region: Region, frame: Any, holder: Any, packed: Packed, node: Any) -> bool:
+    """Whether this has no value at all: an operator fills it itself after it has been saved, and the region, run anew,
+    stopped before that operator, as nothing more was to be saved. So it is with the noise of `rrelu` (torch 2.13)."""
+    if not frame.early_stop or packed.node != region.last or testimony.is_read(holder, node):
+        return False
+    return not any(testimony.is_output(saved.field, node) for saved in graph.saves_of_or_gone(node))
+
+
+def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, Any, Any, Packed, torch.Tensor]]:
+    """What else of a region was computed anew and is still to be read: order, node, holder, then and now."""
+    for node in graph.walk([root] if root is not None else []):
+        for saved in graph.saves_of_or_gone(node):
+            holder = graph.content(saved)
+            packed = region.saved.get(holder) if isinstance(holder, _Holder) else None
+            if packed is None or not _matters(holder, node):
+                continue
+            for group, handle in holder.handles.items():
+                tensor = frame.recomputed[group].get(handle) if handle is not None else None
+                if tensor is not None:
+                    yield packed.order, node, holder, packed, tensor
+
+
+def _matters(holder: Any, node: Any) -> bool:
+    """Whether the node reads what was packed, and all its bytes have a meaning."""
+    if node is not None and testimony.field_of(holder, node) == _PARTLY_FILLED.get(node.name()):
+        return False
+    return testimony.is_read(holder, node)
+
+
+_PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
+"""What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
+_Holder: Any = torch.utils.checkpoint._Holder
+
+
+def _watch_reentrant(recorder: Recorder, function: Any) -> None:
+    """Compare what a reentrant region returned in forward, where it saves nothing, with what it returns when run anew.
+
+    The region is kept on the `ctx` of the Function.
+    """
+    forward, backward = function.forward, function.backward
+
+    @functools.wraps(forward)
+    def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+        region = _region(recorder, sys._getframe(1), run_function, args) if recorder.thread.entered else None
+        outputs = forward(ctx, run_function, preserve_rng_state, *args)
+        if region is not None:
+            region.end = recorder.memory.mark()
+            packed = recorder.guarded(lambda: [region.output(one) for one in _tensors(outputs)])
+            ctx.noclobber_region = (region, packed or [])
+        return outputs
+
+    @functools.wraps(backward)
+    def watched_backward(ctx: Any, *gradients: Any) -> Any:
+        region, packed = getattr(ctx, "noclobber_region", (None, []))
+        if region is None or not recorder.listeners:
+            return backward(ctx, *gradients)
+        run, told = ctx.run_function, recorder.told
+
+        def run_and_compare(*args: Any) -> Any:
+            region.again = recorder.memory.mark()
+            region.told |= recorder.told > told
+            outputs = run(*args)
+            if not region.told:
+                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs)))
+            return outputs
+
+        ctx.run_function = run_and_compare
+        try:
+            return backward(ctx, *gradients)
+        finally:
+            ctx.run_function = run
+
+    recorder.patches.put(function, "forward", staticmethod(watched_forward))
+    recorder.patches.put(function, "backward", staticmethod(watched_backward))
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    return [one for one in several if isinstance(one, torch.Tensor)]
+
+
+def _compare_outputs(region: Region, packed: list[Packed], outputs: list[torch.Tensor]) -> None:
+    for before, tensor in zip(packed, outputs, strict=False):
+        if region.returns_other(before, tensor):
+            region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
+            return

@@ -1,0 +1,151 @@
+"""Whether two runs gave the same gradients: evidence of one against that of the other, call by call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""The largest difference that passes, relative to the largest magnitude, where sums were added in another order."""
+_SKETCHES = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`difference` says, in words, where two runs first differ; empty where they agree. `calls` were compared."""
+
+    calls: int
+    exact: bool = True
+    difference: str = ""
+
+
+def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncated: bool = False) -> Comparison:
+    """Compare as many backward calls as both have, and the optimizer steps among them.
+
+    `truncated`: gradients that are zero in `right` may be missing.
+    """
+    exact = True
+    calls, other_calls = _calls(right), _calls(found)
+    compared = min(len(calls), len(other_calls))
+    for number, (one, other) in enumerate(zip(calls, other_calls, strict=False), 1):
+        where = f"backward call {number}"
+        if one["kind"] != other["kind"]:
+            return Comparison(number - 1, exact, f"{where} is another one")
+        for what, wanted, got in (
+            ("the loss", one["roots"], other["roots"]),
+            ("a returned gradient", one["returned"], other["returned"]),
+        ):
+            if len(wanted) != len(got):
+                return Comparison(number - 1, exact, f"{where}: {what} is missing, or there is one more")
+            for each, its in zip(wanted, got, strict=True):
+                same = _same(each, its)
+                if same is None:
+                    return Comparison(number - 1, exact, f"{where}: {what} differs")
+                exact &= same
+        paired = _pair(one["leaves"], other["leaves"], truncated)
+        if isinstance(paired, str):
+            return Comparison(number - 1, exact, f"{where}: {paired}")
+        exact &= paired
+    wrong = _steps_differ(right, found, truncated)
+    return Comparison(compared, exact, wrong)
+
+
+def first_loss(events: list[dict[str, Any]]) -> list[Any] | None:
+    """The values that the first backward call begins from; None where there is no call."""
+    calls = _calls(events)
+    return calls[0]["roots"] if calls else None
+
+
+def same_loss(right: list[Any], found: list[Any]) -> bool:
+    """Whether two first backward calls begin from equal values."""
+    return len(right) == len(found) and all(
+        _same(one, other) is not None for one, other in zip(right, found, strict=True)
+    )
+
+
+def _calls(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["kind"] != "step"]
+
+
+def _same(right: torch.Tensor | None, found: torch.Tensor | None) -> bool | None:
+    """True where equal bit for bit, False within tolerance, None where different."""
+    if right is None or found is None:
+        return True if right is found else None
+    if right.shape != found.shape or right.dtype != found.dtype:
+        return None
+    if torch.equal(right, found):
+        return True
+    if not right.is_floating_point() and not right.is_complex():
+        return None
+    if torch.allclose(right, found, rtol=0, atol=0, equal_nan=True):
+        return True
+    finite = torch.isfinite(right)
+    if not torch.equal(finite, torch.isfinite(found)) or not bool(finite.any()):
+        return None
+    if not torch.allclose(right[~finite], found[~finite], rtol=0, atol=0, equal_nan=True):
+        return None
+    right, found = right[finite], found[finite]
+    kind = right.real.dtype if right.is_complex() else right.dtype
+    wide = torch.complex128 if right.is_complex() else torch.float64
+    most = float(right.to(wide).abs().max()) * TOLERANCE.get(kind, 1e-5)
+    return False if float((right.to(wide) - found.to(wide)).abs().max()) <= most else None
+
+
+def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
+    """Pair leaves by what they hold, in the order in which they appear; whether all are exact, or what differs."""
+    exact = True
+    left = list(found)
+    for leaf, gradient in right:
+        alike = [index for index, (other, _) in enumerate(left) if _alike(leaf, other)]
+        matches = [(index, same) for index in alike if (same := _same(gradient, left[index][1])) is not None]
+        if matches:
+            index, same = next((one for one in matches if one[1]), matches[0])
+            del left[index]
+            exact &= same
+        elif not (truncated and not bool((gradient != 0).any())):
+            shape = "x".join(map(str, leaf[0])) or "a scalar"
+            if alike:
+                return f"the gradient of a leaf of shape {shape} differs"
+            return f"no gradient reaches a leaf of shape {shape}"
+    if any(not (truncated and not bool((gradient != 0).any())) for _, gradient in left):
+        return "a gradient reaches a leaf that gets none"
+    return exact
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two sketches are of equal tensors, up to rounding."""
+    if one is None or other is None:
+        return one is other
+    if one[:2] != other[:2]:
+        return False
+    scale = max(abs(one[2]), abs(other[2]))
+    return all(
+        a == b or (a != a and b != b) or abs(a - b) <= _SKETCHES * scale
+        for a, b in zip(one[2:], other[2:], strict=True)
+    )
+
+
+def _steps_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], truncated: bool) -> str:
+    """Each optimizer must step with the same gradients; which of two steps comes first may differ."""
+    wanted, got = _steps(right), _steps(found)
+    for key, steps in wanted.items():
+        for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
+            pairs = list(zip(one, other, strict=True))
+            if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
+                return f"step {number} of {key[0]} gets other gradients"
+    return ""
+
+
+def _is_zero(sketch: Any) -> bool:
+    return sketch is None or sketch[2] == 0
+
+
+def _steps(events: list[dict[str, Any]]) -> dict[tuple[str, tuple[Any, ...]], list[Any]]:
+    steps: dict[tuple[str, tuple[Any, ...]], list[Any]] = {}
+    for event in events:
+        if event["kind"] == "step":
+            name, shapes = event["optimizer"]
+            steps.setdefault((name, tuple(shapes)), []).append(event["gradients"])
+    return steps

@@ -1,0 +1,240 @@
+"""What a run shows of its gradients: for each backward call, what reaches every leaf; recorded to be compared."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from noclobber.observe import graph, internals, patches, saves
+from noclobber.observe.fresh import Fresh
+
+Truncation = Literal["", "step", "backward"]
+"""What of a leaf's gradient counts: all of it, or only what flowed since an optimizer last stepped it, or since the
+last backward call."""
+Wanted = Literal["gradients", "loss"]
+"""loss: only that of the first backward call."""
+Sketch = tuple[Any, ...]
+
+
+class Evidence:
+    """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
+
+    `saved` is how many bytes the first backward found saved, summed over distinct storages. Gradients are cloned.
+    `retaining` keeps every graph for a second backward.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        seconds: float,
+        *,
+        wanted: Wanted = "gradients",
+        truncation: Truncation = "",
+        retaining: bool = False,
+    ) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.begun = 0
+        """Backward calls, those inside others not counted."""
+        self.done = 0
+        self.saved: int | None = None
+        self.full: Callable[[], None] = lambda: None
+        """Called when a backward has ended after which nothing more is to be recorded."""
+        self.started: Callable[[], None] = lambda: None
+        """Called when the loss of the first backward is known, where only that is wanted."""
+        self.looked: Callable[[], None] = lambda: None
+        """Called when any backward call has ended, with an error or without."""
+        self._most, self._until = most, time.monotonic() + seconds
+        self._retaining, self._wanted = retaining, wanted
+        self._fresh = Fresh(truncation) if truncation else None
+        self._depth = 0
+        self._process = os.getpid()
+        self._patches = patches.Patches()
+
+    def limit(self, most: int) -> None:
+        """Record `most` calls in all."""
+        self._most = most
+
+    def arm(self, watch: Callable[[], None]) -> None:
+        """Begin. `watch` arms whatever else sees the run: the gradients are taken inside it, the end is told outside.
+
+        What is armed is not taken off again: the process ends with the run.
+        """
+        patches.around_backward(self._patches, self._recording)
+        internals.hook(register_optimizer_step_pre_hook, self._stepping)
+        if self._fresh is not None:
+            self._fresh.arm()
+        watch()
+        patches.around_backward(self._patches, self._ending)
+
+    def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._process:
+                return engine(t_outputs, *args, **kwargs)
+            if self._retaining:
+                args = (args[0], True, *args[2:])
+            roots = graph.roots_of(t_outputs)
+            if self.saved is None:
+                self.saved = saved_bytes(roots)
+            if self._wanted == "loss":
+                if not self.events:
+                    self.events.append(_Call(t_outputs, []).document(True, None))
+                    self.started()
+                return engine(t_outputs, *args, **kwargs)
+            call = _Call(t_outputs, roots)
+            if self._fresh is not None:
+                call.hooks += self._fresh.cut(roots)
+            try:
+                result = engine(t_outputs, *args, **kwargs)
+            finally:
+                call.release()
+            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result))
+            return result
+
+        return _engine_run_backward
+
+    def _ending(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._process:
+                return engine(*args, **kwargs)
+            self.begun += self._depth == 0
+            self._depth += 1
+            try:
+                result = engine(*args, **kwargs)
+                self.done += self._depth == 1
+            finally:
+                self._depth -= 1
+                self.looked()
+            if self._fresh is not None and self._depth == 0:
+                self._fresh.backward_ended()
+            if self._depth == 0 and (self.done >= self._most or time.monotonic() > self._until):
+                self.full()
+            return result
+
+        return _engine_run_backward
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process or self._wanted != "gradients":
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        with torch.no_grad():
+            self.events.append(
+                {
+                    "kind": "step",
+                    "optimizer": (type(optimizer).__name__, [tuple(one.shape) for one in parameters]),
+                    "gradients": [sketch(one.grad) for one in parameters],
+                }
+            )
+
+
+class _Call:
+    """One backward call under way."""
+
+    def __init__(self, outputs: Any, roots: list[Any]) -> None:
+        with torch.no_grad():
+            self._roots = [copied(one) for one in outputs if isinstance(one, torch.Tensor)]
+        self._leaves: list[tuple[Sketch | None, list[Any]]] = []
+        self.hooks: list[Any] = []
+        for node in graph.walk(roots):
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, torch.Tensor):
+                got: list[Any] = []
+                with torch.no_grad():
+                    self._leaves.append((sketch(leaf), got))
+                self.hooks.append(internals.hook(node.register_prehook, _taker(got)))
+
+    def release(self) -> None:
+        """Take the hooks off."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def document(self, accumulates: bool, result: Any) -> dict[str, Any]:
+        """What was seen."""
+        with torch.no_grad():
+            return {
+                "kind": "backward" if accumulates else "grad",
+                "roots": self._roots,
+                "leaves": [(leaf, got[0]) for leaf, got in self._leaves if got],
+                "returned": [copied(one) for one in result or ()],
+            }
+
+
+def _taker(got: list[Any]) -> Callable[[Any], None]:
+    def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
+        if gradients[0] is not None:
+            with torch.no_grad():
+                got.append(copied(gradients[0]))
+
+    return gradient_arrives
+
+
+def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy on the CPU that nothing else changes; of a sparse tensor, a dense one."""
+    if tensor is None:
+        return None
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    return plain.to("cpu", copy=True)
+
+
+def sketch(tensor: torch.Tensor | None) -> Sketch | None:
+    """Shape, dtype and a few numbers of a tensor, by which it is known again: its norm and two weighted sums."""
+    if tensor is None:
+        return None
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    about = (tuple(plain.shape), str(plain.dtype))
+    if not plain.numel() or plain.device.type == "meta":
+        return (*about, 0.0, 0.0, 0.0)
+    flat = plain.reshape(-1).to("cpu")
+    flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+    places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
+    sums = (flat.norm(), flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
+    return (*about, *(float(one) for one in sums))
+
+
+def saved_bytes(roots: list[Any]) -> int:
+    """The bytes that a graph keeps for backward, each storage counted once; weights are storages too."""
+    storages: dict[int, int] = {}
+    for node in graph.walk(roots):
+        for saved in graph.saves_of_or_gone(node):
+            content = graph.content(saved)
+            alias = content.alias if isinstance(content, saves.Handle) else content
+            if isinstance(alias, torch.Tensor):
+                try:
+                    storage = internals.storage(alias)
+                except (RuntimeError, NotImplementedError):
+                    continue
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def clone_saves() -> None:
+    """Have autograd keep a clone of whatever it saves: the simplest way to right gradients."""
+    internals.push_hooks(torch.clone, _identity)
+
+
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def gradients_off() -> None:
+    """Record nothing from now on: writes that autograd forbids go through then, and losses can be compared."""
+    torch.set_grad_enabled(False)
+
+
+def write(events: list[dict[str, Any]], path: str) -> None:
+    """Write what was recorded to a file."""
+    torch.save(events, path)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """Read it back. The file is one that this program has just written."""
+    events: list[dict[str, Any]] = torch.load(path, weights_only=False)
+    return events

@@ -1,0 +1,182 @@
+"""Saves under the program's own saved-tensor hooks, where PyTorch compares no versions: what they were, kept beside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError
+from noclobber.model.events import Read, Save, Write
+from noclobber.observe import internals, rereads, testimony
+from noclobber.observe.contents import Digest, OnDevice, fingerprint
+from noclobber.observe.memory import Mark, Reread
+from noclobber.observe.records import Geometry, geometry
+from noclobber.observe.sites import Place, place_of, site_of
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+StorageWeakRef: Any = reductions.StorageWeakRef
+"""Tells whether a storage is still alive, without holding its memory (torch.multiprocessing is not typed)."""
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], Any]
+
+
+class Kept:
+    """What a save under the program's hooks becomes: `value`, which their pack hook returned, and how the tensor was.
+
+    It holds no tensor of its own: hooks that move the data elsewhere do so to give its memory back. The weak reference
+    to the storage tells whether that is still the same memory when an address is met again.
+    """
+
+    __slots__ = ("digest", "geometry", "in_sight", "mark", "memory", "node", "place", "storage", "value")
+
+    value: Any
+    memory: Reread | None
+    """None where the hooks moved the data elsewhere, for what happens here is no matter then."""
+    storage: Any
+    geometry: Geometry
+    digest: Digest
+    node: int
+    mark: Mark
+    place: Place | None
+    in_sight: bool
+    """Whether their pack hook returned tensors, and no index or file name that stands for one."""
+
+
+def arm(recorder: Recorder) -> None:
+    """Wrap the hooks that the program pushes until the recorder disarms.
+
+    Those that it pushed before are below ours: when it pops them, ours are not to be popped in their place.
+    """
+    autograd: Any = internals.C._autograd
+    push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
+
+    def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
+        recorder.backward_hooks()
+        if recorder.watching and recorder.thread.entered and not _is_exempt(pack):
+            pack, unpack = _wrapped(recorder, pack, unpack)
+        push(pack, unpack)
+
+    def _pop_saved_tensors_default_hooks() -> None:
+        ours = recorder.thread.hooks
+        if ours is None or internals.top_hooks(True) != ours:
+            pop()
+            return
+        internals.pop_hooks()
+        try:
+            pop()
+        finally:
+            internals.push_hooks(*ours)
+
+    recorder.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
+    recorder.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
+
+
+def _is_exempt(pack: Any) -> bool:
+    """Checkpoints are watched in a way of their own; hooks in the form of a graph are for the compiler to look into."""
+    return getattr(pack, "__module__", "") in _OF_CHECKPOINTS or isinstance(pack, torch.fx.GraphModule)
+
+
+_OF_CHECKPOINTS = ("torch.utils.checkpoint", "noclobber.observe.checkpoints")
+
+
+def _wrapped(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+    def pack_and_keep(tensor: torch.Tensor) -> Any:
+        value = pack(tensor)
+        if not recorder.thread.entered:
+            return value
+        frame = sys._getframe(1)
+        kept = recorder.guarded(lambda: _kept(recorder, tensor, value, place_of(frame)))
+        return value if kept is None else kept
+
+    def unpack_and_compare(packed: Any) -> Any:
+        if type(packed) is not Kept:
+            return unpack(packed)
+        tensor = unpack(packed.value)
+        if recorder.listeners and isinstance(tensor, torch.Tensor):
+            _compare(recorder, packed, tensor)
+        return tensor
+
+    return pack_and_keep, unpack_and_compare
+
+
+def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | None) -> Kept | None:
+    """The record of a save; None for a tensor without a storage."""
+    key = internals.storage_key(tensor)
+    if key is None or internals.version_of(tensor) is None:
+        recorder.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
+        return None
+    kept = Kept()
+    kept.value, kept.place, kept.node = value, place, internals.next_node() - 1
+    kept.geometry, kept.mark = geometry(tensor), recorder.memory.mark()
+    kept.memory, kept.digest = None, None
+    tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
+    kept.in_sight = bool(tensors)
+    if not tensors or any(internals.storage_key(one) == key for one in tensors):
+        kept.memory = Reread(key, tensor)
+        kept.storage = StorageWeakRef(tensor.untyped_storage())
+        recorder.memory.expect(kept.memory)
+        if recorder.contents is not None:
+            kept.digest = fingerprint(tensor)
+            recorder.contents.unread += kept.digest is None
+    recorder.thread.history.nodes.append(kept.node)
+    recorder.thread.history.places.append(place)
+    return kept
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
+    """Tell if theirs gives back the very memory that was saved, and it holds something else now.
+
+    Bytes that differ elsewhere are no clobber: hooks may quantise, compress or round. Raises where writes are stopped.
+    """
+    memory = kept.memory
+    if memory is None:
+        return
+    original = memory.tensor()
+    moved = kept.storage.expired() or internals.storage_key(tensor) != memory.alias
+    if tensor is not original and (moved or geometry(tensor) != kept.geometry):
+        if not kept.in_sight:
+            recorder.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
+        return
+    node = internals.current_node()
+    digest = None if kept.digest is None else fingerprint(tensor)
+    current = max(memory.version, tensor._version, 0 if original is None else original._version)
+    if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
+        return
+    if not testimony.is_read(kept, node):
+        return
+    clobber = recorder.guarded(lambda: _clobber(recorder, kept, memory, tensor, node, current))
+    if clobber is None:
+        return
+    if isinstance(digest, OnDevice) and isinstance(kept.digest, OnDevice):
+        recorder.later.append(testimony.Later(kept.digest.value != digest.value, (clobber,)))
+        return
+    if digest is None and not any(write.overlaps for write in clobber.writes):
+        return
+    stopped = ClobberError(testimony.CHANGED) if recorder.stop_writes else None
+    recorder.tell([clobber], stopped)
+    if stopped is not None:
+        raise stopped
+
+
+def _clobber(recorder: Recorder, kept: Kept, memory: Reread, tensor: torch.Tensor, node: Any, current: int) -> Clobber:
+    backward = recorder.reading()
+    field, name = testimony.field_of(kept, node), node.name() if node is not None else ""
+    known = testimony.tensor_of(tensor, memory.alias)
+    save = Save(
+        name, field, known, memory.version, site_of(kept.place), testimony.is_output(field, node), unchecked="hooks"
+    )
+    writes = rereads.writes_to(memory, rereads.since(recorder.memory, kept.mark), known, current)
+    if not any(write.overlaps for write in writes):
+        writes = writes if kept.digest is None and writes else (Write("", via="foreign"),)
+    return Clobber(save, writes, Read(name, site_of(backward.place), testimony.call_of(backward)), current)

@@ -1,0 +1,181 @@
+"""Code in a backward that writes into a gradient: who else still gets those bytes, or has got them already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from noclobber.model.events import Read, Write
+from noclobber.model.silent import GradientWrite
+from noclobber.model.source import Owner, owner_of
+from noclobber.observe import deliveries, internals, patches, testimony
+from noclobber.observe.deliveries import Deliveries, Spoil
+from noclobber.observe.sites import KINDS, USER, Place, caller, place_of, site_of
+from noclobber.observe.writes import Written
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+_ENGINE = "_engine_run_backward"
+_ALONE = {"function": 1, "hook": 2, "module": 1}
+"""The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
+hooks of a module keep it and are called later (torch 2.13; tests/observe/test_gradient_writes.py)."""
+_OURS = 2
+"""The use count of what nobody but the writing code and the call that writes holds."""
+
+
+def arm(recorder: Recorder) -> None:
+    """Learn of hooks; where saves are watched, look at every write that Python code makes in a backward."""
+    gradients = Gradients(recorder)
+    patches.on_backward_hooks(recorder.patches, gradients.registered)
+    patches.around_backward(recorder.patches, gradients.around_engine)
+    if recorder.watching:
+        for name in ("apply", "apply_boxed"):
+            native = getattr(BackwardCFunction, name, None)
+            if native is not None:
+                recorder.patches.put(BackwardCFunction, name, gradients.around_function(native))
+
+
+class Gradients:
+    """The backward calls under way, innermost last, each with what was written into its gradients."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._under_way: list[Deliveries] = []
+        self._places: dict[CodeType, Place | None] = {}
+        self._given: list[Spoil] = []
+        """Gradients that the program passed to a backward and that were overwritten in it."""
+
+    def registered(self, hook: Any) -> None:
+        """The program registers a hook that will run in the midst of a backward."""
+        self._recorder.python_in_backward = True
+        function = getattr(hook, "__func__", getattr(hook, "func", hook))
+        called = vars(type(function)).get("__call__")
+        code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
+        if isinstance(code, CodeType):
+            self._places[code] = caller(2)
+
+    def around_engine(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        """Listen for the time of a backward."""
+        recorder = self._recorder
+
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.thread.entered:
+                return engine(t_outputs, *args, **kwargs)
+            if internals.program_has_hooks():
+                # It may have been registered by a way that is not replaced (Node.register_hook), or before this began.
+                recorder.python_in_backward = True
+            if not recorder.watching:
+                return engine(t_outputs, *args, **kwargs)
+            if self._given:
+                recorder.guarded(lambda: self._given_again(args[0]))
+            run = Deliveries(t_outputs, args)
+            self._under_way.append(run)
+            if self._look not in recorder.attentive:
+                recorder.attentive.append(self._look)
+            try:
+                result = engine(t_outputs, *args, **kwargs)
+            finally:
+                self._under_way.remove(run)
+                if not self._under_way:
+                    recorder.attentive.remove(self._look)
+                run.stop()
+            if run.spoils:
+                recorder.guarded(lambda: self._finish(run, result))
+            return result
+
+        return _engine_run_backward
+
+    def around_function(self, native: Any) -> Callable[..., Any]:
+        """What a custom Function returns may be what it was given: then that is how others come by it."""
+
+        def apply(function: Any, *args: Any) -> Any:
+            result = native(function, *args)
+            for run in self._under_way:
+                if run.spoils:
+                    self._recorder.guarded(lambda run=run: run.ran(function, args, result))  # type: ignore[misc]
+            return result
+
+        return apply
+
+    def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        if frame.f_code.co_name != _ENGINE and self._under_way:
+            if self._recorder.by_key and internals.use_count(tensor) <= _OURS and deliveries.holders(tensor) == 1:
+                return
+            node = internals.current_node()
+            if node is not None:
+                self._recorder.guarded(lambda: self._written(written, tensor, key, frame, node))
+
+    def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
+        recorder, frames = self._recorder, list(_frames(frame))
+        own = [one for one in frames if owner_of(one.f_code.co_filename) not in (Owner.TORCH, Owner.NOCLOBBER)]
+        given = next((one for each in reversed(own) for one in _arguments(each) if _is_on(one, key)), None)
+        if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
+            given = tensor  # the list that it came in may be empty by now
+        if given is None:
+            return
+        by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
+        kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
+        # The call that writes holds what it is given at least once.
+        alone = internals.use_count(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
+        if alone and deliveries.holders(given) <= 1 + (tensor is not given):
+            return
+        user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)
+        name = node._forward_cls.__name__ if by == "function" else user.f_code.co_name
+        event = GradientWrite(
+            Write(
+                written.op,
+                site_of(place_of(frame)),
+                via="operator" if internals.version_of(tensor) == internals.version_of(given) else "data",
+                version_before=internals.version_of(tensor),
+                tensor=testimony.tensor_of(tensor, key),
+                in_forward=False,
+            ),
+            "function" if by == "function" else "hook",
+            name,
+            Read("", site_of(recorder.backwards[-1].place), testimony.call_of(recorder.backwards[-1])),
+            site_of(next((self._places[one.f_code] for one in frames if one.f_code in self._places), None)),
+        )
+        spoil = Spoil(tensor, given, node, event)
+        for run in self._under_way:
+            run.expect(spoil, recorder.notice)
+
+    def _finish(self, run: Deliveries, result: Any) -> None:
+        run.finish(result)
+        self._given += [spoil for spoil in run.spoils if spoil.is_on_any(run.given) and spoil.keep()]
+
+    def _given_again(self, gradients: Any) -> None:
+        """A gradient that a former backward overwrote is passed to another one."""
+        again = [spoil for spoil in self._given if spoil.is_on_any(gradients) and spoil.is_as_kept()]
+        self._given = [spoil for spoil in self._given if spoil not in again and not spoil.storage.expired()]
+        for spoil in again:
+            spoil.tell("", self._recorder.notice)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None and frame.f_code.co_name != _ENGINE:
+        yield frame
+        frame = frame.f_back
+
+
+def _runs_function(code: CodeType) -> bool:
+    return code.co_name in ("apply", "apply_boxed") and code.co_filename == torch.autograd.function.__file__
+
+
+def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
+    """The tensors that a call was given, those in a list or tuple as well."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
+    for name in code.co_varnames[:count]:
+        value = frame.f_locals.get(name)
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield one
+
+
+def _is_on(tensor: torch.Tensor, key: int) -> bool:
+    return internals.storage_key(tensor) == key

@@ -1,0 +1,69 @@
+"""What happens when a write meets live saves of its storage: it is noted with each, made harmless, or stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from noclobber.model.error import ClobberError
+from noclobber.observe import keeping, refusals, testimony
+from noclobber.observe.contents import fingerprint
+from noclobber.observe.records import Record
+from noclobber.observe.saves import Handle, Suspect
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+MOST_WRITES = 16
+"""Writes kept for one save, the first and the last ones."""
+
+
+def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
+    """Note a write with the saves that it met. Raises ClobberError where writes are to be stopped.
+
+    The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the counter
+    of its saves; one made from `.data` or wrapped in a Parameter may have its own.
+    """
+    preserving = recorder.thread.preserving
+    if preserving:
+        noted = noted._replace(written=noted.written._replace(uncounted=True))
+    apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
+    for handle in handles:
+        marked = handle.version
+        if not isinstance(marked, Suspect):
+            marked = handle.version = Suspect(marked)
+        if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
+            handle.digest = fingerprint(handle.alias)
+        written = marked.writes
+        entry = (noted, handle.alias._version)
+        if len(written) < MOST_WRITES:
+            written.append(entry)
+        else:
+            written[-1] = entry
+    if noted.written.detaches:
+        _forbid_detached(tensor, handles)
+    if recorder.keeping:
+        keeping.keep(handles, noted, recorder.kept)
+    elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
+        _stop(recorder, handles, noted)
+
+
+def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:
+    found = [clobber for handle in handles if (clobber := testimony.clobber_to_come(handle, noted)).writes[0].overlaps]
+    if found:
+        error = ClobberError(testimony.STOPPED)
+        refusals.remember(error, found[0])
+        recorder.tell(found, error)
+        raise error
+
+
+def _forbid_detached(tensor: torch.Tensor, handles: list[Handle]) -> None:
+    """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
+    producer = tensor.grad_fn
+    if producer is None:
+        return
+    for handle in handles:
+        marked = handle.version
+        if handle.tensor() is tensor and handle.node != producer._sequence_nr() and isinstance(marked, Suspect):
+            marked.refuses = refusals.DETACHED

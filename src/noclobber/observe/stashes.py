@@ -1,0 +1,225 @@
+"""Tensors that a custom Function keeps as attributes of its ctx: PyTorch never compares their version, so this does."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError
+from noclobber.observe import internals, saves, testimony
+from noclobber.observe.contents import OnDevice, fingerprint
+from noclobber.observe.records import Backward
+from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.sites import Place, caller
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+class Stash(Handle):
+    """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
+
+    The tensor is looked up on the ctx when asked for: a weak reference to it would keep `swap_tensors` from working.
+    """
+
+    __slots__ = ("ctx", "field", "key", "name")
+    unchecked: Literal["", "hooks", "ctx"] = "ctx"
+
+    ctx: ref[Any]
+    name: str
+    key: Any
+    """Where in the list, tuple or dict; None for a tensor that is itself the attribute."""
+
+    def tensor(self) -> torch.Tensor | None:
+        """What the ctx holds there now."""
+        ctx = self.ctx()
+        return None if ctx is None else dict(_parts(_attributes(ctx).get(self.name))).get(self.key)
+
+
+def _attributes(ctx: Any) -> dict[str, Any]:
+    attributes: dict[str, Any] = object.__getattribute__(ctx, "__dict__")
+    return attributes
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield None, value
+    elif isinstance(value, (list, tuple, dict)):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(one, torch.Tensor):
+                yield key, one
+
+
+class Stashes:
+    """The stashes of every ctx alive. The table is weak: a stash lives as long as its ctx, or until it is unset."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
+
+    def take(self, ctx: Any, function: type, kept: dict[str, Place | None]) -> None:
+        """A forward has ended; what it wrote to its own stash until now is part of it."""
+        if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
+            return
+        if function not in self._read:
+            self._read[function] = attributes_read(function)
+        read, live, made = self._read[function], self._recorder.live, []
+        for name, place in kept.items():
+            if read is None or name in read:
+                for key, tensor in _parts(_attributes(ctx).get(name)):
+                    stash = self._stash(ctx, name, key, tensor, place)
+                    if stash is not None:
+                        made.append(stash)
+                        live.unsorted.append(ref(stash))
+        if made:
+            self._held[ctx] = made
+            if len(live.unsorted) > live.limit:
+                live.sweep()
+
+    def _stash(self, ctx: Any, name: str, key: Any, tensor: torch.Tensor, place: Place | None) -> Stash | None:
+        alias = saves.alias_of(tensor)
+        version = internals.version_of(alias)
+        if version is None or internals.storage_key(alias) is None:
+            return None
+        stash = Stash(alias)
+        stash.alias, stash.version, stash.place = alias, version, place
+        stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
+        stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
+        contents = self._recorder.contents
+        stash.digest = None if contents is None else contents.at_save(alias)
+        return stash
+
+    def forget(self, ctx: Any, name: str) -> None:
+        """An attribute is set anew or deleted once forward has ended: its bytes may go, and the new ones are meant."""
+        held = self._held.get(ctx)
+        if held:
+            held[:] = [stash for stash in held if stash.name != name]
+
+    def of(self, ctx: Any) -> list[Stash]:
+        """The stashes of a ctx."""
+        return self._held.get(ctx, [])
+
+    def changed(self, ctx: Any) -> list[tuple[Stash, Clobber]]:
+        """Those whose bytes are not what they were, with what there is to say if they are read."""
+        recorder, found = self._recorder, []
+        backward = recorder.backwards[-1] if recorder.backwards else Backward(caller(2), (), "access")
+        for stash in self.of(ctx):
+            value = stash.tensor()
+            if value is None or internals.storage_key(value) != internals.storage_key(stash.alias):
+                continue
+            moved = stash.alias._version != saves.version_at_save(stash)
+            if stash.digest is not None:
+                digest = fingerprint(stash.alias)
+                if isinstance(digest, OnDevice):
+                    recorder.later.append(testimony.later(stash, ctx, digest, backward))
+                    continue
+                if digest == stash.digest and (recorder.contents is not None or not moved):
+                    continue
+            elif not moved:
+                continue
+            # PyTorch says nothing of these, however far the version moved.
+            clobber = replace(testimony.clobber_of(stash, ctx, backward, recorder.memory), message=None)
+            if recorder.contents is not None or any(write.overlaps for write in clobber.writes):
+                found.append((stash, clobber))
+        return found
+
+    def renew(self, ctx: Any, before: list[tuple[int, Any]]) -> None:
+        """A backward has run: what it wrote to its own stash is meant for the next one, and what it dropped may go."""
+        held = self.of(ctx)
+        if len(before) == len(held):
+            for stash, was in zip(held, before, strict=True):
+                if was != _state(stash):
+                    stash.version = int(stash.alias._version)
+                    stash.digest = None if stash.digest is None else fingerprint(stash.alias)
+        held[:] = [stash for stash in held if stash.tensor() is not None]
+
+
+def _state(stash: Stash) -> tuple[int, Any]:
+    suspect = stash.version
+    return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
+
+
+def around_backward(recorder: Recorder, kept: Stashes) -> None:
+    """Compare before the backward of each custom Function runs, and tell once it reads what was changed."""
+    for name in ("apply", "apply_boxed"):
+        if hasattr(BackwardCFunction, name):
+            recorder.patches.put(BackwardCFunction, name, _comparing(recorder, kept, getattr(BackwardCFunction, name)))
+
+
+def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., Any]:
+    def apply(self: Any, *args: Any) -> Any:
+        held = kept.of(self)
+        if not held:
+            return native(self, *args)
+        changed = recorder.guarded(lambda: kept.changed(self)) or []
+        before = [_state(stash) for stash in held]
+        try:
+            if not changed:
+                return native(self, *args)
+            with _reads(self, lambda name: _tell(recorder, held, changed, name)):
+                return native(self, *args)
+        finally:
+            recorder.guarded(lambda: kept.renew(self, before))
+
+    return apply
+
+
+def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clobber]], name: str) -> None:
+    """An attribute is read. Raises where writes are to be stopped and this one could not be."""
+    asked = [one for one in changed if name in (one[0].name, "__dict__")]
+    for one in asked:
+        changed.remove(one)
+    # Backward may have set it anew before it reads it.
+    read = [one for one in asked if one[0] in held]
+    stopped = ClobberError(testimony.CHANGED) if recorder.stop_writes and read else None
+    recorder.tell([clobber for _, clobber in read], stopped)
+    if stopped is not None:
+        raise stopped
+
+
+@contextmanager
+def _reads(ctx: Any, read: Callable[[str], None]) -> Iterator[None]:
+    """Call `read` with the name of each attribute that is asked of a ctx. Dear, so only where a stash has changed."""
+    owner: Any = type(ctx)
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        if self is ctx:
+            read(name)
+        return object.__getattribute__(self, name)
+
+    owner.__getattribute__ = __getattribute__
+    try:
+        yield
+    finally:
+        if vars(owner).get("__getattribute__") is __getattribute__:
+            del owner.__getattribute__
+
+
+def attributes_read(function: Any) -> frozenset[str] | None:
+    """The attributes of its ctx that a Function's backward can read; None where the ctx goes anywhere else."""
+    names: set[str] = set()
+    for method in {function.backward, function.vjp}:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is None or not code.co_argcount:
+            return None
+        ctx = code.co_varnames[0]
+        for one, following in pairwise(dis.get_instructions(code)):
+            if one.argval == ctx and one.opname.startswith("LOAD_FAST") and following.opname in _OF_CTX:
+                names.add(following.argval)
+            elif one.argval == ctx or (isinstance(one.argval, tuple) and ctx in one.argval):
+                return None
+    return None if "__dict__" in names else frozenset(names)
+
+
+_OF_CTX = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")

@@ -1,0 +1,241 @@
+"""Writes that autograd is kept from seeing (`no_grad`, `.data`) to tensors that it then differentiates through."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Tensor, Write
+from noclobber.model.silent import Untracked
+from noclobber.model.source import Site
+from noclobber.observe import graph, internals, testimony
+from noclobber.observe.records import Backward, Record, record
+from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.writes import Written
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from noclobber.observe.recorder import Recorder
+
+How = Literal["no_grad", "data", "assigned"]
+_ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
+"""A constant that is added has no part in the gradient, so these may go unseen."""
+_LARGEST = 1 << 22
+"""Bytes up to which the values from before a write are kept, to tell which elements it changed."""
+_PATIENCE = 3
+"""Backward calls after which a write that none of them differentiates through is forgotten."""
+_MOST = 64
+
+
+class _Target(NamedTuple):
+    """A tensor of the graph, without holding it: a weak reference would forbid `swap_tensors`."""
+
+    key: int
+    identity: int
+    """The `id` of a leaf, 0 for others."""
+    node: int
+    """The sequence number of the node that it is an output of; UNNUMBERED for a leaf."""
+
+
+@dataclass(slots=True, eq=False)
+class _Unseen:
+    """A write that autograd does not know of, until a backward differentiates through what it wrote."""
+
+    record: Record
+    how: How
+    target: _Target
+    tensor: Tensor
+    source: Tensor | None = None
+    changed: torch.Tensor | None = None
+    """Which elements changed; None where that is not known."""
+    waited: int = 0
+
+
+class Untold:
+    """What was written unseen since the last backward calls, in one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
+        self._arrived: list[Untracked] = []
+        self._explained: list[Site | None] = []
+        self.taken: deque[_Target] = deque(maxlen=8)
+        """The tensors whose `.data` was taken last."""
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def data_taken(self, tensor: torch.Tensor) -> None:
+        """Somebody reads `tensor.data`."""
+        if tensor.requires_grad and (target := _target(tensor)) is not None:
+            self.taken.append(target)
+
+    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
+        """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
+        if any(one.key == key for inputs in self._recorder.thread.given for one in inputs):
+            return None  # undeclared.py looks at what a Function does to its inputs
+        found = None if written.uncounted else self._reached(tensor, key)
+        if found is None:
+            return None
+        target, how = found
+        if target.identity:
+            return self._into_leaf(written, tensor, target, key, frame) if how == "data" else None
+        if written.op in _ADDING:
+            return None
+        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
+        values = tensor.detach()
+        old = values.clone() if values.nbytes <= _LARGEST else None
+
+        def after() -> None:
+            if old is not None:
+                unseen.changed = (values != old) & ((values == values) | (old == old))
+                if not unseen.changed.any():
+                    return
+            self._waiting.append(unseen)
+
+        return after
+
+    def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How] | None:
+        """The tensor of the graph that a write goes to, and how it escapes autograd."""
+        if not torch.is_grad_enabled():
+            whole = tensor._base if tensor._is_view() else tensor
+            if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
+                return target, "no_grad"
+        if tensor.requires_grad:
+            return None
+        return next(((taken, "data") for taken in reversed(self.taken) if taken.key == key), None)
+
+    def _into_leaf(
+        self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
+    ) -> Callable[[], None]:
+        """Through `.data` of a leaf: if what is written comes from a graph, the alias is in that graph afterwards."""
+        noted = self._note(written, tensor, key, frame)
+
+        def after() -> None:
+            if tensor.requires_grad:
+                self._cut_off(noted, "data", leaf, tensor)
+
+        return after
+
+    def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """`tensor.data = value`, which may be in a graph that is cut off there."""
+        if value.requires_grad and tensor.requires_grad and (target := _target(tensor)) is not None and target.identity:
+            self._cut_off(noted, "assigned", target, value)
+
+    def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
+        if value.grad_fn is not None and not _only_of(value.grad_fn, leaf.identity):
+            about = testimony.unnamed(value)
+            self._waiting.append(_Unseen(noted, how, leaf, about, source=about))
+
+    def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
+        recorder = self._recorder
+        return record(written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.backwards))
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def attach(self, backward: Backward) -> list[Any]:
+        """A backward begins: look at the gradients that reach what was written unseen. Returns the hooks that do."""
+        self.taken.clear()
+        if not self._waiting:
+            return []
+        waiting = list(self._waiting)
+        for unseen in waiting:
+            unseen.waited += 1
+        inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
+        leaves = {unseen.target.identity: unseen for unseen in waiting if unseen.target.identity}
+        hooks, seen = [], set()
+        for node in graph.walk(graph.roots_of(backward.outputs)):
+            for following, index in node.next_functions:
+                if following is None or (following, index) in seen:
+                    continue
+                number = following._sequence_nr()
+                leaf = getattr(following, "variable", None)
+                reached = leaves.get(id(leaf)) if number == graph.UNNUMBERED else inner.get(number)
+                if reached is not None and node._sequence_nr() >= reached.record.node:
+                    seen.add((following, index))
+                    look = self._reads(reached, index, leaf, node.name(), backward)
+                    hooks.append(internals.hook(following.register_prehook, look))
+        return hooks
+
+    def detach(self, hooks: list[Any]) -> None:
+        """The backward has ended: take the hooks off again."""
+        for hook in hooks:
+            hook.remove()
+        while self._waiting and self._waiting[0].waited >= _PATIENCE:
+            self._waiting.popleft()
+        arrived, self._arrived = self._arrived, []
+        for event in arrived:
+            if event.write.site not in self._explained:
+                self._recorder.notice(event)
+        self._explained.clear()
+
+    def explained(self, clobbers: list[Clobber]) -> None:
+        """These writes are errors already, for another reason."""
+        self._explained.extend(write.site for clobber in clobbers for write in clobber.writes)
+
+    def forget(self) -> None:
+        """Drop what waits."""
+        self.taken.clear()
+        self._waiting.clear()
+        self._explained.clear()
+
+    def _reads(
+        self, unseen: _Unseen, index: int, leaf: torch.Tensor | None, node: str, backward: Backward
+    ) -> Callable[[Any], None]:
+        def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            gradient = gradients[index]
+            if gradient is None or unseen not in self._waiting:
+                return
+            changed, whole = unseen.changed, gradient
+            if changed is not None and changed.shape == gradient.shape:
+                gradient = gradient[changed]
+            if bool((gradient != 0).any()):
+                self._waiting = deque((one for one in self._waiting if one.target != unseen.target), maxlen=_MOST)
+                call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
+                key = unseen.target.key if leaf is None else internals.storage_key(leaf)
+                tensor = testimony.tensor_of(whole if leaf is None else leaf, key)
+                read = Read(node, site_of(backward.place), call)
+                self._arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
+
+        return gradient_arrives
+
+
+def _write(unseen: _Unseen) -> Write:
+    noted = unseen.record
+    return Write(
+        noted.written.op,
+        site_of(noted.place),
+        via="set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator",
+        version_before=noted.version,
+        tensor=unseen.tensor,
+        step=noted.step,
+        in_forward=noted.backwards == 0,
+    )
+
+
+def _target(tensor: torch.Tensor) -> _Target | None:
+    """What is remembered of a tensor that requires grad; None for a view, whose graph must not be looked at.
+
+    Reading `grad_fn` of a view can make a failing program pass (torch 2.13; tests/observe/test_never_wrong.py).
+    """
+    key = internals.storage_key(tensor)
+    if key is None or tensor._is_view():
+        return None
+    producer = tensor.grad_fn
+    if producer is None:
+        return _Target(key, id(tensor), graph.UNNUMBERED)
+    return _Target(key, 0, producer._sequence_nr())
+
+
+def _only_of(root: Any, leaf: int) -> bool:
+    """Whether a small graph depends on one leaf alone: a parameter put back into bounds, which means no gradient."""
+    for count, node in enumerate(graph.walk([root])):
+        variable = getattr(node, "variable", None)
+        if count > 4 or (variable is not None and id(variable) != leaf):
+            return False
+    return True

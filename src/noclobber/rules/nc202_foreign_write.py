@@ -1,0 +1,126 @@
+"""NC202 foreign-write: code that torch does not see changes a tensor that backward still needs
+
+What happens
+    The memory of a tensor is also that of something else: the numpy array it was made from (`torch.from_numpy`) or
+    that was made from it (`.numpy()`, dlpack, an address given to a kernel), or of a tensor in another process. The
+    other side writes there between forward and backward. Backward reads the new bytes, and nothing is raised.
+
+Why
+    PyTorch counts the writes of its own operators. A write by numpy, by a kernel that was given an address, or by
+    another process passes no operator of this process, so no version moves.
+
+Example
+    import numpy
+    import torch
+
+    frame = numpy.ones(3, dtype=numpy.float32)
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * torch.from_numpy(frame)).sum()
+    frame[:] = 100
+    loss.backward()
+    print(w.grad)  # gives 100, 100, 100; right is 1, 1, 1
+
+Instead
+    import numpy
+    import torch
+
+    frame = numpy.ones(3, dtype=numpy.float32)
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * torch.from_numpy(frame).clone()).sum()
+    frame[:] = 100
+    loss.backward()
+    print(w.grad)  # gives 1, 1, 1
+
+Notes
+    Environments and data loaders that fill one buffer again and again are the usual case. `torch.tensor(array)`
+    copies, `torch.from_numpy` and `torch.as_tensor` do not. A tensor's own `.numpy()` is the same memory too:
+    `.numpy(force=True)` copies only where it must, `.numpy().copy()` always.
+    Where the write is found by its bytes alone, the report gives the lines between which it happened.
+    Weights in shared memory that several processes train without a lock (Hogwild) change between a worker's
+    forward and its backward: give each worker a local copy, and send it only the gradients.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Handed, Write
+from noclobber.model.finding import Finding, Label, Severity, Suggestion
+from noclobber.model.silent import Event
+from noclobber.rules.shared.causes import cause, overlapping
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import TAKEN_IN, handed_label, same_line
+from noclobber.rules.shared.mending import call_then
+from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.story import story
+
+CODE = "NC202"
+NAME = "foreign-write"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+_GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlpack")
+
+
+def find(event: Event) -> Finding | None:
+    """A clobber whose bytes were changed by code that torch does not see, or by nobody that is known."""
+    if not isinstance(event, Clobber) or cause(event) != "foreign":
+        return None
+    writes = overlapping(event)
+    write = writes[0] if writes else Write("", via="foreign")
+    who = "another process" if write.via == "process" else "code outside of torch"
+    return story(
+        (CODE, NAME, SEVERITY),
+        f"{who} overwrites a {event.save.tensor.kind} that backward still needs",
+        event,
+        writes,
+        notes=[*_hidden(write), reason(event.save)],
+        suggestions=_cures(write),
+        created=_created(write),
+    )
+
+
+def _created(write: Write) -> tuple[Label, ...]:
+    """Where the memory was handed out, unless that is the line of the write."""
+    handed = write.handed
+    return () if handed is None or same_line(handed.site, write.site) else handed_label(handed)
+
+
+def _hidden(write: Write) -> list[str]:
+    if write.via == "process":
+        return ["the memory is shared, the version counter is not: each process counts its own writes"]
+    notes = ["torch does not see this write, so no version is counted and PyTorch raises nothing"]
+    if write.site is None and write.since is None:
+        notes.append("the line that wrote was not seen; it ran after the save and before backward")
+    return notes
+
+
+def _cures(write: Write) -> tuple[Suggestion, ...]:
+    if write.via == "process":
+        return (
+            Suggestion("run forward and backward on a local copy of what is shared: `copy.deepcopy(shared)`"),
+            Suggestion("or hold a lock from forward to backward, in every process that writes"),
+        )
+    handed = write.handed
+    if handed is None:
+        return (
+            Suggestion("give the tensor bytes of its own: `torch.from_numpy(buf)` shares those of the array"),
+            Suggestion("or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not"),
+        )
+    if handed.by in TAKEN_IN:
+        edit = call_then(handed.site, TAKEN_IN, "clone")
+        return (suggest(f"give the tensor bytes of its own: {_copied(handed)}", edit),)
+    if handed.by in _GIVEN_OUT:
+        # On the line of the write, the copy would take the effect of that line away.
+        edit = None if same_line(handed.site, write.site) else call_then(handed.site, ("numpy",), "copy")
+        return (
+            suggest("write into a copy: `t.numpy().copy()`", edit),
+            Suggestion("or write with torch and out of place, so that autograd keeps the old bytes"),
+        )
+    return (
+        Suggestion("let the code outside of torch write into a tensor of its own, or give autograd a `.clone()`"),
+        Suggestion("or let it write after the last backward that needs these bytes"),
+    )
+
+
+def _copied(handed: Handed) -> str:
+    return "`torch.from_dlpack(t).clone()`" if handed.by == "from_dlpack" else "`torch.tensor(buf)` copies"

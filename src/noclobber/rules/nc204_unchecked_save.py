@@ -1,0 +1,98 @@
+"""NC204 unchecked-save: an in-place write changes a tensor that backward needs, where PyTorch's check is off
+
+What happens
+    The write is an ordinary one, and would raise. But the tensor was saved under saved-tensor hooks
+    (`saved_tensors_hooks`, `save_on_cpu`), or a custom Function keeps it as an attribute of its `ctx`. Backward
+    reads other bytes than were saved, and nothing is raised.
+
+Why
+    PyTorch compares versions when it unpacks what it saved itself. What a hook has packed it doesn't check, not
+    even where the hook returns the tensor as it is. Of `ctx.x = x` it knows nothing at all: only what went
+    through `ctx.save_for_backward` is checked.
+
+Example
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = h**2
+    h.zero_()
+    y.sum().backward()
+    print(x.grad)  # gives 0, 0, 0; right is 8, 8, 8
+
+Instead
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = h**2
+    h = torch.zeros_like(h)
+    y.sum().backward()
+    print(x.grad)  # gives 8, 8, 8
+
+Notes
+    Hooks that meter memory, offload to the CPU or compress all have this effect. `save_on_cpu` makes copies of
+    what lies on a device, which no later write reaches; a tensor that is on the CPU already it keeps as it is.
+    In a Function: `ctx.save_for_backward(x)` for inputs and outputs, and attributes for everything that is no
+    tensor. Besides the check, it frees the tensor in time and avoids a reference cycle with outputs.
+    The write itself has to go, as in NC101; the check would only make the mistake loud.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Applicability, Finding, Severity, Suggestion
+from noclobber.model.silent import Event
+from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
+from noclobber.rules.shared.cures import cures
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.mending import saved_for_backward
+from noclobber.rules.shared.stepping import step_cures
+from noclobber.rules.shared.story import story
+from noclobber.rules.shared.wording import node_in_words
+
+CODE = "NC204"
+NAME = "unchecked-save"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """A clobber that PyTorch would notice, had hooks or a `ctx` not taken its check away."""
+    if not isinstance(event, Clobber) or cause(event) != "unchecked":
+        return None
+    writes = sorted(overlapping(event), key=lambda write: write.via not in COUNTED)
+    kind = event.save.tensor.kind
+    where = "keeps on its `ctx`" if event.save.unchecked == "ctx" else "needs, unchecked under saved-tensor hooks"
+    who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
+    mended = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
+    return story(
+        (CODE, NAME, SEVERITY),
+        f"silent in-place write to a {kind} that {who} {where}",
+        event,
+        writes,
+        notes=[_silenced(event), reason(event.save)],
+        suggestions=(*mended, *_checked(event)),
+    )
+
+
+def _silenced(clobber: Clobber) -> str:
+    if clobber.save.unchecked == "ctx":
+        return (
+            f"PyTorch checks what `ctx.save_for_backward` keeps; of `{clobber.save.field}` it knows nothing, so it "
+            "raises nothing"
+        )
+    return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
+
+
+def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
+    """For a `ctx` the save that is checked, so that the next such write is loud."""
+    if clobber.save.unchecked != "ctx":
+        return ()
+    words = "and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"
+    edits = saved_for_backward(clobber.save.site)
+    return (Suggestion(words, edits, Applicability.UNPROVEN) if edits else Suggestion(words),)

@@ -1,0 +1,138 @@
+"""NC205 recompute-drift: a checkpointed region computes anew, in backward, from changed tensors
+
+What happens
+    `torch.utils.checkpoint` keeps the inputs of a region and runs it again in backward. Between the two runs
+    something that the region reads has changed: a weight (an optimizer stepped), a buffer, a tensor that its
+    function closes over, a counter, the random state. Backward computes with other values than forward did, and
+    nothing is raised.
+
+Why
+    What the second run makes is new, so there is no old version to compare with. The only check,
+    `determinism_check`, compares shapes, types and devices. The same program without checkpoint raises (NC101,
+    NC103).
+
+Example
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(3, requires_grad=True)
+    scale = torch.full((3,), 2.0)
+    y = checkpoint(lambda t: (t * scale) ** 2, x, use_reentrant=False)
+    scale.zero_()
+    y.sum().backward()
+    print(x.grad)  # gives 0, 0, 0; right is 8, 8, 8
+
+Instead
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(3, requires_grad=True)
+    scale = torch.full((3,), 2.0)
+    y = checkpoint(lambda t, s: (t * s) ** 2, x, scale.clone(), use_reentrant=False)
+    scale.zero_()
+    y.sum().backward()
+    print(x.grad)  # gives 8, 8, 8
+
+Notes
+    Rebinding the name that the region closes over (`scale = new`) changes what the second run reads as well: pass
+    tensors as arguments. Writes that the region makes itself, such as the statistics of a batch norm, happen
+    twice; they do no harm where the region doesn't read them back.
+    `preserve_rng_state=True`, the default, brings torch's random state back, so that dropout drops the same
+    elements; it doesn't cover `random`, numpy, or a generator of one's own.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
+from noclobber.model.silent import Drift, Event
+from noclobber.model.source import Site
+from noclobber.rules.shared.causes import is_step, overlapping
+from noclobber.rules.shared.cures import cures
+from noclobber.rules.shared.labels import subject, writer_in_words
+from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.sourcetext import path_to, span_of
+from noclobber.rules.shared.stepping import step_cures
+from noclobber.rules.shared.story import story
+from noclobber.rules.shared.wording import name_in_words
+
+CODE = "NC205"
+NAME = "recompute-drift"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+_AGAIN = (
+    "checkpoint runs the region again in backward, with parameters, buffers and closed-over tensors as they are then; "
+    "it compares shapes and types, not values, so PyTorch raises nothing"
+)
+
+
+def find(event: Event) -> Finding | None:
+    """A checkpointed region whose second run gave other bytes than its first."""
+    if not isinstance(event, Drift):
+        return None
+    clobber = Clobber(event.save, event.writes, event.read, event.save.version)
+    writes = sorted(overlapping(clobber), key=lambda write: not is_step(write))
+    headline, verb = "a checkpointed region gives other bytes when backward computes it anew", "overwrites it"
+    if writes:
+        what = subject(writes[0].tensor)
+        headline = (
+            f"{writer_in_words(writes[0])} changes {what}, from which backward computes a checkpointed region anew"
+        )
+        verb = f"overwrites {name_in_words(writes[0].tensor, 'what the region reads,')}"
+    saved = event.save.site and label(
+        "save",
+        event.save.site,
+        f"{name_in_words(event.save.tensor)} is computed here in forward, and anew for backward",
+    )
+    region = event.region and label("create", event.region, "the region is checkpointed here")
+    return story(
+        (CODE, NAME, SEVERITY),
+        headline,
+        clobber,
+        writes,
+        notes=[_AGAIN],
+        suggestions=_cures(event, replace(clobber, writes=tuple(writes))),
+        verb=verb,
+        saved=(saved,) if saved else (),
+        created=(region,) if region else (),
+    )
+
+
+def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
+    if not clobber.writes:
+        edit = _preserved(drift.region)
+        if edit is not None:
+            return (suggest("let checkpoint bring the random state back", edit),)
+        return (
+            Suggestion("the region must give the same when it runs again: no counters, no globals that change"),
+            Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` brings that back"),
+        )
+    write = clobber.writes[0]
+    # What the write changed is not what differs: the help is about the former.
+    about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
+    if is_step(write):
+        return step_cures(about, write)
+    if write.tensor.kind == "parameter":
+        return cures(about)
+    # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
+    copy = f"`{write.tensor.name}.clone()`" if write.tensor.name else "a `.clone()`"
+    return (
+        Suggestion(f"pass the region a copy of its own: {copy} as an argument of `checkpoint`"),
+        Suggestion("or make this change after the last backward that runs the region again"),
+    )
+
+
+def _preserved(region: Site | None) -> Edit | None:
+    """`preserve_rng_state=False` as `True`."""
+    path = path_to(region)
+    if region is None or not path or not isinstance(path[-1], ast.Call):
+        return None
+    for keyword in path[-1].keywords:
+        value = keyword.value
+        if keyword.arg == "preserve_rng_state" and isinstance(value, ast.Constant) and value.value is False:
+            return Edit(span_of(region, value), "True")
+    return None

@@ -1,0 +1,114 @@
+"""NC206 grad-clobber: code that runs in backward writes into a gradient or a saved tensor that others still need
+
+What happens
+    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it is given, or
+    into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with what was
+    left there. Nothing is raised.
+
+Why
+    Autograd does not copy gradients: an addition hands the same tensor to both of its inputs, and a view of it to
+    others. No version is compared for gradients, and a write through `.data` moves none for saved tensors.
+    Whether the other branch gets the gradient before or after the write hangs on the order in which the graph was
+    built.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    a, b = x * 1, torch.ones(3, requires_grad=True) * 1
+    b.register_hook(lambda g: g.mul_(10))
+    ((a + b) * 2).sum().backward()
+    print(x.grad)  # gives 20, 20, 20; right is 2, 2, 2
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    a, b = x * 1, torch.ones(3, requires_grad=True) * 1
+    b.register_hook(lambda g: g * 10)
+    ((a + b) * 2).sum().backward()
+    print(x.grad)  # gives 2, 2, 2
+
+Notes
+    A hook that returns a new tensor replaces the gradient for its own tensor alone. In a `backward`, `grad_output`
+    belongs to the caller: make new tensors, also where memory is short. Kernels that write the gradient into the
+    memory of a saved activation are only right where nothing else has saved that activation.
+    Hooks on leaves that run after accumulation (`register_post_accumulate_grad_hook`) may write into `.grad`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.silent import Event, GradientWrite
+from noclobber.rules.shared.causes import cause, overlapping
+from noclobber.rules.shared.cures import cures
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import inside_label, read_label, same_line, write_label, writer_in_words
+from noclobber.rules.shared.mending import returned
+from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.story import account, story
+
+CODE = "NC206"
+NAME = "grad-clobber"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """A write into a gradient, or one in backward into a saved tensor that PyTorch does not notice."""
+    if isinstance(event, GradientWrite):
+        return _gradient(event)
+    if not isinstance(event, Clobber) or cause(event) != "backward":
+        return None
+    notes = ["the write ran in backward and moved no version that PyTorch compares, so it raises nothing"]
+    return story(
+        (CODE, NAME, SEVERITY),
+        "code that runs in backward overwrites a tensor that another part of it still needs",
+        event,
+        overlapping(event),
+        notes=[*notes, reason(event.save)],
+        suggestions=cures(event),
+    )
+
+
+def _gradient(event: GradientWrite) -> Finding:
+    write, by_hook = event.write, event.by == "hook"
+    who = _who(event)
+    # Versions would only mislead: nobody compares those of gradients.
+    labels = [*write_label(replace(write, version_before=None), verb="overwrites the gradient")]
+    if event.registered is not None and not same_line(event.registered, write.site):
+        labels.insert(0, label("create", event.registered, "the hook is registered here"))
+    where = "runs the hook" if by_hook else f"runs {who}"
+    read = read_label(event.read, after=write.site, verb=where)
+    behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
+    edit = returned(write.site, by_hook=by_hook)
+    words = "return a new gradient from the hook" if by_hook else "make a new tensor, and leave `grad_output` as it is"
+    return account(
+        (CODE, NAME, SEVERITY),
+        f"{who} writes into a gradient that another part of the graph still gets",
+        (*labels, *read, *behind),
+        write.tensor,
+        (write,),
+        notes=[
+            "autograd hands one gradient tensor to several parts of the graph, as to both inputs of an addition: what "
+            "is written into it reaches those that run later",
+            "no version is compared for gradients, so PyTorch raises nothing",
+        ],
+        suggestions=[suggest(words, edit), *_otherwise(event)],
+    )
+
+
+def _who(event: GradientWrite) -> str:
+    if event.by == "function":
+        return f"the backward of `{event.name}`" if event.name else "the backward of a custom Function"
+    named = event.name and not event.name.startswith("<")
+    return f"the hook `{event.name}`" if named else "a tensor hook"
+
+
+def _otherwise(event: GradientWrite) -> list[Suggestion]:
+    if event.by == "hook":
+        return []
+    return [Suggestion("or work on a copy: `grad = grad_output.clone()`")]

@@ -1,0 +1,128 @@
+"""NC207 undeclared-write: a custom operator or Function writes in place and does not say so
+
+What happens
+    An operator made with `torch.library` writes one of its arguments, and its schema says that it writes none
+    (`mutates_args=()`). Or a custom `autograd.Function` writes its input without `ctx.mark_dirty`. Backward goes on
+    with other bytes than were saved, or past the Function, and nothing is raised.
+
+Why
+    PyTorch moves the version of what a schema declares as written, and gives a tensor a new place in the graph
+    where `mark_dirty` says so. It never looks whether the declaration is true.
+
+Example
+    import torch
+
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t.mul_(3)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * grad
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    Triple.apply(h)
+    h.sum().backward()
+    print(x.grad)  # gives 2, 2, 2; right is 6, 6, 6
+
+Instead
+    import torch
+
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            ctx.mark_dirty(t)
+            return t.mul_(3)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * grad
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    h = Triple.apply(h)
+    h.sum().backward()
+    print(x.grad)  # gives 6, 6, 6
+
+Notes
+    A Function that writes its input calls `ctx.mark_dirty(x)` and returns `x`. Without it the input keeps its old
+    place in the graph, and what is computed from it later skips the Function.
+    An operator of `torch.library` names what it writes in `mutates_args`, or as `Tensor(a!)` in its schema. With a
+    true declaration the write is an ordinary one, and raises where backward needs the old bytes (NC101): give the
+    operator a clone, or a tensor that no operation has saved.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Write
+from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.silent import Event, Undeclared
+from noclobber.rules.shared.causes import cause, overlapping
+from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import inside_label, same_line, write_label, writer_in_words
+from noclobber.rules.shared.mending import marked_dirty
+from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.story import account, story
+from noclobber.rules.shared.wording import name_in_words
+
+CODE = "NC207"
+NAME = "undeclared-write"
+SEVERITY: Severity = "error"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """A clobber by an operator whose schema hides the write, or a Function that did not mark its input dirty."""
+    if isinstance(event, Undeclared):
+        return _function(event)
+    if not isinstance(event, Clobber) or cause(event) != "undeclared":
+        return None
+    writes = sorted(overlapping(event), key=lambda write: write.via != "undeclared")
+    return story(
+        (CODE, NAME, SEVERITY),
+        f"{writer_in_words(writes[0])} writes a tensor that backward still needs, and its schema does not say so",
+        event,
+        writes,
+        notes=[_hidden(writes[0]), reason(event.save)],
+        suggestions=[
+            Suggestion(
+                'declare the write: `mutates_args={"x"}` with the name of the argument, `Tensor(a!)` in a schema'
+            ),
+            Suggestion("and give the operator a clone, as backward needs the old bytes: `x.clone()`"),
+        ],
+    )
+
+
+def _hidden(write: Write) -> str:
+    return (
+        f"the schema of {writer_in_words(write)} says that it writes nothing, so no version is counted and PyTorch "
+        "raises nothing"
+    )
+
+
+def _function(event: Undeclared) -> Finding:
+    write, name = event.write, f"`{event.function}`"
+    labels = [*write_label(write, verb="writes the input")]
+    if event.call is not None and not same_line(event.call, write.site):
+        labels.append(label("create", event.call, f"{name} is applied here"))
+    behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
+    edit = marked_dirty(write.site)
+    what = name_in_words(write.tensor, "the input")
+    return account(
+        (CODE, NAME, SEVERITY),
+        f"the Function {name} writes its input and does not say so: gradients of later uses leave it out",
+        (*labels, *behind),
+        write.tensor,
+        (write,),
+        notes=[
+            f"without `mark_dirty`, {what} keeps the place in the graph that it had before the write: what is computed "
+            f"from it later is differentiated as if {name} had not run"
+        ],
+        suggestions=[
+            suggest("call `ctx.mark_dirty` on the input, and return it", edit),
+            Suggestion(f"or leave the input as it is, and let {name} write a new tensor"),
+        ],
+    )

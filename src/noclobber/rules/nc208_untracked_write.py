@@ -1,0 +1,113 @@
+"""NC208 untracked-write: a tensor in the graph is given values that autograd does not know of
+
+What happens
+    A tensor that was computed from parameters is changed under `torch.no_grad()` or through `.data`, or is given
+    another tensor's values by `t.data = u`. The program goes on with it and calls backward. The gradient is that
+    of a computation in which the change did not happen, or the tensor whose values were taken gets none.
+
+Why
+    Autograd differentiates what it has recorded. Under `no_grad`, and for `.data`, nothing is recorded: the
+    values change and the graph doesn't. PyTorch can't know whether that was meant.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    with torch.no_grad():
+        h.mul_(3)
+    (h**2).sum().backward()
+    print(x.grad)  # gives 24, 24, 24; right is 72, 72, 72
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = 2 * x
+    h = h * 3
+    (h**2).sum().backward()
+    print(x.grad)  # gives 72, 72, 72
+
+Notes
+    `no_grad` is for what no gradient should see: updates of weights, metrics, initial values. To use generated
+    weights in a module: `torch.func.functional_call(module, {"weight": generated}, x)`. To adapt parameters in
+    meta-learning: new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
+    Where the gradient is to pass as if nothing had happened (straight-through rounding, gradient tricks), write
+    that down: `h = h + (h.round() - h).detach()`. Then it is no finding.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.events import Write
+from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.silent import Event, Untracked
+from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
+from noclobber.rules.shared.mending import tracked
+from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.story import account
+from noclobber.rules.shared.wording import name_in_words, op_in_words
+
+CODE = "NC208"
+NAME = "untracked-write"
+SEVERITY: Severity = "warning"
+MESSAGES = ()
+
+_WHOLE = ("copy_", "data=", "set_", "index_put_", "masked_scatter_", "")
+"""Operators that take the values of another tensor as they are."""
+_WHERE = {"no_grad": "under `no_grad`", "data": "through `.data`", "assigned": "by `t.data = u`"}
+
+
+def find(event: Event) -> Finding | None:
+    """A change of a tensor's values that autograd did not record, before a backward through it."""
+    if not isinstance(event, Untracked):
+        return None
+    write, what = event.write, subject(event.tensor)
+    cut = event.source is not None
+    source = f"`{event.source.name}`" if event.source is not None and event.source.name else "the value written"
+    headline = (
+        f"{what} takes its values from the graph {_WHERE[event.how]}: no gradient flows back there"
+        if cut
+        else f"{what} is changed {_WHERE[event.how]}: the gradient is as if that had not happened"
+    )
+    verb = f"cuts {source} off its graph" if cut else f"changes {name_in_words(event.tensor, 'it')}"
+    labels = [
+        *write_label(write, verb=verb),
+        *read_label(event.read, after=write.site, verb="goes through it"),
+        *inside_label(write.site, f"{writer_in_words(write)} runs here"),
+    ]
+    return account(
+        (CODE, NAME, SEVERITY),
+        headline,
+        labels,
+        event.tensor,
+        (write,),
+        notes=[_unrecorded(event, write)],
+        suggestions=_cures(event, write),
+    )
+
+
+def _unrecorded(event: Untracked, write: Write) -> str:
+    how = {"no_grad": "under `no_grad` nothing is recorded", "data": "of a write through `.data` nothing is recorded"}
+    recorded = how.get(event.how, "an assignment to `.data` is not recorded")
+    if event.source is not None:
+        return f"{recorded}: backward takes the new values for constants, and ends here"
+    left_out = writer_in_words(write)
+    return f"{recorded}: backward goes through what made the old values, without the derivative of {left_out}"
+
+
+def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
+    if event.tensor.kind == "parameter":
+        return (
+            Suggestion("compute with the new values as a tensor: `torch.func.functional_call(module, {name: new}, x)`"),
+            Suggestion("or make adapted weights out of place, `new = w - lr * g`, and give those to the loss"),
+        )
+    if event.source is not None and op_in_words(write.op) in _WHOLE:
+        return (
+            Suggestion(
+                "use the value itself, not a copy of its bytes: bind it to the name, or `torch.where(mask, new, old)`"
+            ),
+            Suggestion("where no gradient is to flow there, say so: take the value with `.detach()`"),
+        )
+    name = event.tensor.name or "h"
+    meant = f"where the gradient is meant to pass unchanged, say so: `{name} = {name} + (new - {name}).detach()`"
+    return (suggest("let autograd see it: compute the new value out of place", tracked(write.site)), Suggestion(meant))

@@ -1,0 +1,78 @@
+"""NC210 lost-hook: an in-place write to a view drops the hooks that were registered on it
+
+What happens
+    A hook is registered on a tensor that is a view of another (the result of `flatten`, `view`, a slice), and the
+    view is then written in place. In backward the hook does not run: the gradient is neither scaled, clipped nor
+    recorded. Nothing is raised.
+
+Why
+    After a write to a view, autograd makes a new history for it from that of its base. Hooks stay with the old
+    one. On a tensor that is no view they move along, so the same code works or not by how the tensor was made.
+
+Example
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = (2 * x).view(3)
+    h.register_hook(lambda g: g * 10)
+    h += 1
+    h.sum().backward()
+    print(x.grad)  # gives 2, 2, 2; right is 20, 20, 20
+
+Instead
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    h = (2 * x).view(3)
+    h.register_hook(lambda g: g * 10)
+    h = h + 1
+    h.sum().backward()
+    print(x.grad)  # gives 20, 20, 20
+
+Notes
+    `flatten` and `reshape` return a view where they can, and a copy where they can't, so the layout of the input
+    decides. Registering the hook after the write keeps it, and makes it a hook on the new value.
+"""
+
+from __future__ import annotations
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Save
+from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.silent import Event, LostHook
+from noclobber.rules.shared.cures import cures
+from noclobber.rules.shared.labels import inside_label, read_label, site_of, write_label, writer_in_words
+from noclobber.rules.shared.story import account
+from noclobber.rules.shared.wording import name_in_words
+
+CODE = "NC210"
+NAME = "lost-hook"
+SEVERITY: Severity = "warning"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """Hooks on a view that was written in place after they were registered."""
+    if not isinstance(event, LostHook):
+        return None
+    write, what = event.write, name_in_words(event.tensor, "a view")
+    site = site_of(write)
+    labels = [
+        *write_label(write, verb="drops the hook"),
+        *read_label(event.read, after=site, verb="passes the hook by"),
+        *inside_label(site, f"{writer_in_words(write)} runs here"),
+    ]
+    if event.hook is not None:
+        labels.insert(0, label("create", event.hook, f"the hook on {what} is registered here"))
+    wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
+    return account(
+        (CODE, NAME, SEVERITY),
+        f"an in-place write to the view {what} drops the hooks registered on it"
+        if event.tensor.name
+        else "an in-place write to a view drops the hooks registered on it",
+        labels,
+        event.tensor,
+        (write,),
+        notes=["a write to a view makes a new history for it from that of its base; hooks stay with the old one"],
+        suggestions=[*cures(wanted), Suggestion("or register the hook after the write")],
+    )

@@ -1,0 +1,184 @@
+"""What to do about a clobber, from its cause: the text of the write, the operator, the kind of tensor, where it ran."""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Write
+from noclobber.model.finding import Applicability, Edit, Suggestion
+from noclobber.rules.shared.causes import overlapping
+from noclobber.rules.shared.labels import later
+from noclobber.rules.shared.rewriting import Form, form, in_loop, out_of_place, target_of
+from noclobber.rules.shared.sourcetext import path_to, source, statement, text_of
+from noclobber.rules.shared.wording import bytes_in_words, is_custom, name_in_words, nbytes, op_in_words
+
+_RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+_WHOLE = (*_RANDOM, "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
+_ACTIVATIONS = (
+    "relu_", "relu6_", "leaky_relu_", "elu_", "celu_", "selu_", "silu_", "hardtanh_", "hardswish_", "hardsigmoid_",
+    "mish_", "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
+    "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
+)  # fmt: skip
+
+
+def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
+    """The help that fits, the likeliest first; words alone where no edit is known."""
+    write = next(iter(overlapping(clobber)), None)
+    if write is None:
+        return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
+    if not write.in_forward:
+        return _in_backward(clobber, write)
+    if write.via == "set_data":
+        return (Suggestion("bind the new tensor to its own name, or assign to `.data` after the last backward"),)
+    if write.via == "swap":
+        return (Suggestion("swap the tensors after the last backward that needs them"),)
+    if write.via == "data":
+        return _alias(clobber, write)
+    if op_in_words(write.op) == "embedding_renorm_":
+        return (
+            Suggestion(
+                "read a copy where `max_norm` rewrites rows: `weight.clone()`, or embed once and reuse the result"
+            ),
+        )
+    if clobber.save.tensor.kind == "parameter" or ".grad" in _text(write):
+        return _parameter(write)
+    if clobber.save.tensor.kind == "buffer":
+        return _buffer(clobber, write)
+    return _activation(clobber, write)
+
+
+def more_bytes(clobber: Clobber, write: Write) -> str:
+    """ " (16 B more)": what a second tensor costs; empty where sizes are not known."""
+    size = nbytes(write.tensor) or nbytes(clobber.save.tensor)
+    return f" ({bytes_in_words(size)} more)" if size else ""
+
+
+def edit_of(clobber: Clobber, write: Write) -> Edit | None:
+    """The out-of-place edit of a write.
+
+    `h[i] += e` has one only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
+    """
+    edit = out_of_place(write.site)
+    target = target_of(write.site)
+    if edit is None or not isinstance(target, ast.Subscript) or form(write.site) is Form.FLAG:
+        return edit
+    line = write.site.line if write.site else 0
+    stored = any(
+        op_in_words(one.op) in ("copy_", "fill_", "index_put_") and one.site and one.site.line == line
+        for one in clobber.writes
+    )
+    return None if stored or nbytes(write.tensor) < nbytes(clobber.save.tensor) else edit
+
+
+def _suggest(message: str, edit: Edit | None) -> Suggestion:
+    return Suggestion(message, (edit,), Applicability.UNPROVEN) if edit else Suggestion(message)
+
+
+def _in_backward(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    where = "this `backward`" if is_custom(clobber.save.node) else "this hook or `backward`"
+    return (_suggest(f"return a new tensor from {where} and leave what was saved as it is", edit_of(clobber, write)),)
+
+
+def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    if clobber.save.tensor.kind == "parameter":
+        words = (
+            "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
+        )
+        return (Suggestion(words),)
+    return (
+        Suggestion(
+            f"write out of place{more_bytes(clobber, write)}: `.data` hides the write from autograd, not from backward"
+        ),
+    )
+
+
+def _parameter(write: Write) -> tuple[Suggestion, ...]:
+    op, text = op_in_words(write.op), _text(write)
+    again = "or run the forward again after it"
+    if "clamp" in op:
+        return (Suggestion(f"clip the weights after the last backward that needs them, {again}"),)
+    if "lerp_" in op or ("mul_" in text and "add_" in text):
+        return (
+            Suggestion(
+                "update the moving average after the last backward of the iteration, or let the forward read a copy"
+            ),
+        )
+    if ".grad" in text or op in ("sub_", "_foreach_sub_"):
+        return (
+            Suggestion(
+                f"update the weights after the last backward that needs them, {again}, or detach what does not need it"
+            ),
+        )
+    return (Suggestion(f"change the weights after the last backward that needs them, {again}"),)
+
+
+def _buffer(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    target = target_of(write.site)
+    name = source(text_of(write.site), target) if isinstance(target, ast.Attribute) else ""
+    edit = edit_of(clobber, write)
+    read_copy = Suggestion(f"or let the forward read a copy: `{name or 'buffer'}.clone()`")
+    if edit is not None:
+        return (_suggest("rebind the buffer instead of writing into it", edit), read_copy)
+    return (Suggestion(f"rebind the buffer instead of writing into it: `{name or 'self.buffer'} = new`"), read_copy)
+
+
+def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    op, more, kind = op_in_words(write.op), more_bytes(clobber, write), form(write.site)
+    edit = edit_of(clobber, write)
+    if kind is Form.FLAG or op in _ACTIVATIONS:
+        words = (
+            f"let `{op.rstrip('_')}` write a new tensor"
+            if kind is not Form.CALL
+            else "build this module with `inplace=False`"
+        )
+        return (_suggest(f"{words}{more}", edit),)
+    if edit is not None:
+        return (_suggest(f"write out of place{more}", edit),)
+    if kind is Form.CALL:
+        words = f"let the module or function called here write out of place{more}"
+        return (Suggestion(words),)
+    if _indexed(write):
+        return (_items(clobber, write, op),)
+    if op in _WHOLE:
+        return (_whole(clobber, write, op),)
+    return (
+        Suggestion(f"bind the result to a new name{more}: `{op.rstrip('_')}` instead of `{op}`, or write into a clone"),
+    )
+
+
+def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
+    if op in _RANDOM:
+        return Suggestion(
+            "draw into a new tensor each time: `torch.randn_like`, `torch.rand_like`, `torch.empty_like(t)`"
+        )
+    if clobber.save.site and write.site and later(clobber.save.site, write.site):
+        return Suggestion(
+            "take a new tensor in each iteration instead of reusing this one, or give the forward a clone"
+        )
+    target = target_of(write.site)
+    name = source(text_of(write.site), target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+    example = f": `{name} = new`" if name else ""
+    return Suggestion(f"bind the new value to the name instead of writing it into this tensor{example}")
+
+
+def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
+    """For `h[i] = e`: a list and a stack in a loop, `torch.where` for a mask, a clone otherwise."""
+    target = target_of(write.site)
+    base = source(text_of(write.site), target.value) if isinstance(target, ast.Subscript) else ""
+    named = f"`{base}`" if base else name_in_words(clobber.save.tensor)
+    if in_loop(write.site):
+        return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
+    if op in ("masked_fill_", "index_put_", "masked_scatter_"):
+        return Suggestion(f"choose instead of writing: `torch.where(mask, new, {base or 'old'})` makes a new tensor")
+    cloned = f"`{base} = {base}.clone()`" if base else "clone it"
+    return Suggestion(f"write into a clone{more_bytes(clobber, write)}: {cloned} before this assignment to {named}")
+
+
+def _indexed(write: Write) -> bool:
+    return isinstance(target_of(write.site), ast.Subscript) or form(write.site) is Form.ITEM
+
+
+def _text(write: Write) -> str:
+    found = statement(path_to(write.site))
+    return ast.unparse(found) if found is not None else ""

@@ -1,0 +1,152 @@
+"""Labels of a clobber: saved here, overwritten here, read here, and the library line that did it; loops in words."""
+
+from __future__ import annotations
+
+import dis
+import os
+import re
+from types import CodeType
+
+from noclobber.model.events import Handed, Read, Save, Tensor, Write
+from noclobber.model.finding import Label, label
+from noclobber.model.source import Site
+from noclobber.rules.shared.wording import keeps, name_in_words, op_in_words, version_in_words
+
+TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
+"""Functions that make a tensor of memory that somebody else holds already."""
+_NUMPY = ("numpy", "__array__", "from_numpy")
+_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+?)(?:\.py)?(?:[/\\]|$)")
+
+
+def save_label(save: Save) -> tuple[Label, ...]:
+    """ "`h` is saved here: sigmoid keeps its result (version 0)"; empty where the site is not known."""
+    if save.site is None:
+        return ()
+    why = f": {keeps(save)}" if save.node else ""
+    text = f"{name_in_words(save.tensor)} is saved here{why} (version {save.version})"
+    return (label("save", save.site, text),)
+
+
+def write_label(write: Write, save: Save | None = None, *, verb: str = "overwrites it") -> tuple[Label, ...]:
+    """ "`add_` overwrites it here (version 0 -> 1)", with the loop wording where the write precedes the save.
+
+    Where only a window is known, the label is on its first line: the write is there or after it.
+    """
+    site = site_of(write)
+    if site is None:
+        return ()
+    if write.since is not None and not same_line(write.since, write.site):
+        until = f", before {where(write.site)}" if write.site is not None else ""
+        text = f"{writer_in_words(write)} {verb} somewhere from here on{until}"
+        return (label("write", site, text),)
+    when = later(save.site, site) if save is not None and save.site is not None else ""
+    how = "through an alias with its own version counter" if write.via == "data" else ""
+    place = ", ".join(part for part in ("here", when, how) if part)
+    text = f"{writer_in_words(write)} {verb} {place}{version_in_words(write)}"
+    return (label("write", site, text),)
+
+
+def read_label(read: Read, *, after: Site | None = None, verb: str = "reads it") -> tuple[Label, ...]:
+    """ "backward reads it here, in SigmoidBackward0"; empty where the site is not known.
+
+    `after` is the write before it: where the source has the read first, the loop wording says why.
+    """
+    if read.site is None:
+        return ()
+    when = later(after, read.site) if after is not None else ""
+    place = ", ".join(part for part in ("here", when, read.node and f"in {read.node}") if part)
+    return (label("read", read.site, f"{reader_in_words(read)} {verb} {place}"),)
+
+
+def handed_label(handed: Handed | None) -> tuple[Label, ...]:
+    """ "`numpy` hands its memory out here"; empty where it is not known."""
+    if handed is None or handed.site is None:
+        return ()
+    if handed.by in TAKEN_IN:
+        return (label("create", handed.site, f"`{handed.by}` shares the memory of an array here"),)
+    return (label("create", handed.site, f"`{handed.by}` hands its memory out here"),)
+
+
+def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:
+    """The library's own line, where the user's line called into a library that did the work; else empty."""
+    if site is None or site.inside is None:
+        return ()
+    return (label("inside", site.inside, f"{text}, inside {package_of(site.inside)}"),)
+
+
+def package_of(site: Site) -> str:
+    """ "`timm`" for a file of the installed package timm; "a library" where the path does not tell."""
+    found = _PACKAGE.search(site.code.co_filename)
+    return f"`{found[1]}`" if found else "a library"
+
+
+def site_of(write: Write) -> Site | None:
+    """Where a reader should look: for an optimizer the call of its `step`, the start of a window, else the write."""
+    if write.since is not None:
+        return write.since
+    return write.step.site if write.step is not None and write.step.site is not None else write.site
+
+
+def writer_in_words(write: Write) -> str:
+    """ "`add_`", "`Adam.step`", "the assignment to `.data`", "`swap_tensors`"."""
+    if write.step is not None:
+        return f"`{write.step.optimizer}.step`"
+    if write.via == "step":
+        return "an optimizer step"
+    if write.via == "set_data" or write.op == "data=":
+        return "the assignment to `.data`"
+    if write.via == "swap":
+        return "`swap_tensors`"
+    if write.via == "process":
+        return "another process"
+    if write.via == "foreign":
+        return "numpy" if write.handed is not None and write.handed.by in _NUMPY else "code outside of torch"
+    return f"`{op_in_words(write.op)}`" if write.op else "an operator"
+
+
+def reader_in_words(read: Read) -> str:
+    """ "backward", "`autograd.grad`", "this access"."""
+    return {"backward": "backward", "grad": "`autograd.grad`", "access": "this access"}[read.call]
+
+
+def same_line(one: Site | None, other: Site | None) -> bool:
+    """Whether two sites lie on one line of one file."""
+    if one is None or other is None:
+        return False
+    first, second = one.span(), other.span()
+    return (first.path, first.line) == (second.path, second.line)
+
+
+def later(first: Site, second: Site) -> str:
+    """How `second`, which ran after `first`, came to lie at or before it in the same code.
+
+    "in a later iteration" where a loop of that code holds both, "in a later call" where the function ran again; empty
+    where the source order is the order of time, or the code objects differ.
+    """
+    if first.code is not second.code or second.lasti > first.lasti:
+        return ""
+    return "in a later iteration" if looped(first.code, second.lasti, first.lasti) else "in a later call"
+
+
+def looped(code: CodeType, start: int, end: int) -> bool:
+    """Whether a loop of `code` holds the instructions at both offsets: a jump back over them."""
+    return any(
+        "JUMP_BACKWARD" in one.opname and isinstance(one.argval, int) and one.argval <= start and end <= one.offset
+        for one in dis.get_instructions(code)
+    )
+
+
+def where(site: Site | None) -> str:
+    """ "line 12 of train.py"; "an unknown line" where the site is not known."""
+    if site is None:
+        return "an unknown line"
+    span = site.span()
+    return f"line {span.line} of {os.path.basename(span.path)}"
+
+
+def subject(tensor: Tensor, kind: str = "") -> str:
+    """ "the parameter `fc.weight`", "the buffer `bn.running_mean`", "`h`", "a tensor of shape (3,)"."""
+    kind = kind or tensor.kind
+    if kind == "tensor":
+        return name_in_words(tensor)
+    return f"the {kind} {name_in_words(tensor)}" if tensor.name else name_in_words(tensor, f"a {kind}")

@@ -1,0 +1,135 @@
+"""PyTorch's error texts in plain words: `parse` for the stale-save message, `explanation` for any text or traceback."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+
+from noclobber.rules import rule_of, rule_of_message
+from noclobber.rules.shared.keeps import row_of
+from noclobber.rules.shared.wording import counted, node_in_words, shape_in_words, stem
+
+_STALE = re.compile(
+    r"one of the variables needed for gradient computation has been modified by an inplace operation"
+    r"(?:: \[(?P<type>[\w.]+) \[(?P<sizes>[\d, ]*)\]\]"
+    r"(?:, which is output (?P<output>\d+) of (?P<node>[\w:<>]+),)?"
+    r",? is at version (?P<version>\d+); expected version (?P<expected>\d+) instead)?"
+)
+_LINE_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:|[E>|](?=[ \t]))[ \t]?", re.MULTILINE)
+_VIEWS_OF_WEIGHTS = ("AsStrided", "T", "Transpose")
+_COMMAND = "noclobber run train.py"
+
+
+@dataclass(frozen=True, slots=True)
+class StaleMessage:
+    """What PyTorch's stale-save message says. All None for the text of releases before 1.2, which named nothing.
+
+    `node` is spelt as PyTorch did: "Exp", "ExpBackward" or "ExpBackward0"; None where the tensor is a leaf, a parameter
+    or a buffer. `writes` is how often the tensor was written between its save and its read.
+    """
+
+    type: str | None = None
+    sizes: tuple[int, ...] | None = None
+    node: str | None = None
+    output: int | None = None
+    version: int | None = None
+    expected: int | None = None
+
+    @property
+    def writes(self) -> int | None:
+        """The number of writes after the save; None where the versions are not given."""
+        return None if self.version is None or self.expected is None else self.version - self.expected
+
+
+def parse(text: str) -> StaleMessage | None:
+    """Find the stale-save message in a text, which may be a traceback, wrapped, or prefixed by `[rank0]:`."""
+    found = _STALE.search(_joined(text))
+    if found is None:
+        return None
+    if found["type"] is None:
+        return StaleMessage()
+    sizes = tuple(int(size) for size in found["sizes"].replace(",", " ").split())
+    output = None if found["output"] is None else int(found["output"])
+    return StaleMessage(found["type"], sizes, found["node"], output, int(found["version"]), int(found["expected"]))
+
+
+def explanation(text: str) -> str:
+    """Plain words for an error text or a whole traceback: what it says, the page of its rule, the next command."""
+    message = parse(text)
+    if message is not None:
+        likely = rule_of("NC103") if _weight_like(message) else rule_of("NC101")
+        said = _said(message)
+    else:
+        likely = rule_of_message(text) or rule_of_message(_joined(text))
+        said = []
+    if likely is None:
+        return (
+            "this text is none of the messages that PyTorch has for writing in place\n\n"
+            f"the program itself tells more: `{_COMMAND}` names the lines of every write that backward minds"
+        )
+    page = inspect.cleandoc(likely.__doc__ or f"{likely.CODE} {likely.NAME}")
+    paragraphs = [
+        *said,
+        page,
+        f"the lines themselves: `{_COMMAND}` names where it was saved, where it was written and where it was read",
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def _joined(text: str) -> str:
+    """One line, without the prefixes that launchers, pytest and quoting put before each."""
+    return re.sub(r"\s+", " ", _LINE_PREFIX.sub(" ", text))
+
+
+def _weight_like(message: StaleMessage) -> bool:
+    """A matrix saved transposed, or a leaf written before its save: what an optimizer steps again and again."""
+    if message.node is not None:
+        return _stem(message) in _VIEWS_OF_WEIGHTS
+    return (message.expected or 0) >= 1
+
+
+def _stem(message: StaleMessage) -> str:
+    """ "Exp" for "Exp", "ExpBackward" and "ExpBackward0"; empty for none."""
+    return stem(message.node) if message.node else ""
+
+
+def _said(message: StaleMessage) -> list[str]:
+    if message.type is None:
+        return ["what it says: a tensor that backward needs was written in place after its save; it does not say which"]
+    shape = f"shape {shape_in_words(message.sizes)}" if message.sizes else "one element"
+    times = counted(message.writes or 0, "time")
+    versions = f"saved at version {message.expected}, found at version {message.version}"
+    written = f"was written {times} between its save and backward ({versions})"
+    what = f"what it says: a tensor of type {message.type} and {shape} {written}"
+    return [what, _producer(message), *_suspicion(message)]
+
+
+def _producer(message: StaleMessage) -> str:
+    if message.node is None:
+        return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
+    name, operation = message.node, node_in_words(_stem(message) + "Backward0")
+    words = (
+        f"`{name}` is what produced the tensor as it is now: {operation}; it is often the last operation that wrote "
+        "to it, and seldom the one that failed"
+    )
+    row = row_of(_stem(message) + "Backward0")
+    if row is not None and row.kept == ("result",):
+        words += f"; {operation} does keep its own result, so the write most likely came after it: {row.why}"
+    return words
+
+
+def _suspicion(message: StaleMessage) -> list[str]:
+    if not _weight_like(message):
+        return []
+    ground = (
+        "linear saves its weight transposed"
+        if message.node
+        else "it had been written before it was saved, as a weight is by every step"
+    )
+    words = (
+        f"most likely an optimizer: {ground}, and of the questions that quote only this message and whose cause could "
+        "be told, 62 % were an `optimizer.step()` before a backward that still needed the weights; where no optimizer "
+        "has stepped yet, suspect a tensor that is filled part by part (NC101, NC102)"
+    )
+    return [words]

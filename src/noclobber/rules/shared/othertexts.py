@@ -1,0 +1,169 @@
+"""PyTorch's other texts about writing in place, saves, views and versions: those that have no rule of their own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from noclobber.rules.shared.refusing import messages
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text: how it is recognised, the headline, why PyTorch refuses, what to do, and which edit could do it."""
+
+    pattern: re.Pattern[str]
+    headline: str
+    note: str
+    help: str
+    edit: Literal["none", "renamed"] = "none"
+
+
+def _text(pattern: str, headline: str, note: str, help: str, edit: Literal["none", "renamed"] = "none") -> Text:
+    return Text(messages(pattern)[0], headline, note, help, edit)
+
+
+_SLOPE = "in place, backward has only the result, and a negative slope does not let the input be told from it"
+_COMPILED = "`torch.compile` turns writes into operations without side effects; this one cannot be turned"
+
+TEXTS = (
+    _text(
+        "Can.t detach views in-?place",
+        "`detach_` on a view",
+        "a view shares its history with the tensor it was taken from; it cannot be cut off alone",
+        "use `detach()`, which makes a new tensor: `h = h.detach()`; for gradients `zero_grad(set_to_none=True)`",
+        "renamed",
+    ),
+    _text(
+        "saved tensor that has been detached in-?place",
+        "`detach_` on a tensor that backward still needs",
+        "backward would continue into the history that `detach_` cut off",
+        "use `detach()`, which makes a new tensor: `h = h.detach()`",
+        "renamed",
+    ),
+    _text(
+        "saved tensor pack hook is modifying its input in place",
+        "a pack hook writes to the tensor that it is to save",
+        "the hook is given the tensor that the forward goes on with",
+        "return a new tensor from the hook: write out of place, or into a clone",
+        "renamed",
+    ),
+    _text(
+        "Calling register_hooks on a saved tensor (?:whose hooks have already|after it has been freed|with value None)",
+        "hooks set on a saved tensor that takes none",
+        "a saved tensor takes one pair of hooks, before it is freed, and only where there is a tensor",
+        "set the hooks once, between the forward and its backward, or use `saved_tensors_hooks` around the forward",
+    ),
+    _text(
+        "leaf variable has been moved into the graph interior",
+        "a write in place turned a leaf into the result of an operation",
+        "its gradient would belong to a value that is gone",
+        "write out of place, or under `torch.no_grad()` before the forward",
+        "renamed",
+    ),
+    _text(
+        "input that has been returned as-is as output is being saved for backward",
+        "a Function saves an input that it also returns",
+        "input and result are one tensor, and autograd cannot tell which of them is saved",
+        "return a view of the input, `x.view_as(x)`, or save it inside `forward`",
+    ),
+    _text(
+        "cannot resize variables that require grad",
+        "`resize_` on a tensor that requires grad",
+        "resizing has no derivative, and a save of the tensor would change under backward",
+        "use `reshape`, a slice or `torch.nn.functional.pad`, or make a new tensor of the size",
+    ),
+    _text(
+        "you can only change requires_grad flags of leaf variables",
+        "`requires_grad` changed on the result of an operation",
+        "the result of an operation requires grad because its operands do",
+        "use `detach()`, which makes a new tensor without history",
+    ),
+    _text(
+        r"not allowed on a Tensor created from \.data or \.detach\(\)",
+        "the storage or the shape of a detached alias is changed in place",
+        "the alias would then no longer show the same data as the tensor it came from",
+        "change a copy, `x.detach().clone()`, or the tensor itself under `torch.no_grad()`",
+    ),
+    _text(
+        "data set to a tensor that requires gradients must be floating point or complex",
+        "`.data` set to integers on a tensor that requires grad",
+        "only numbers of a continuous type have a gradient",
+        "convert the new value first: `new.to(x.dtype)`",
+    ),
+    _text(
+        "In-place (?:leakyReLu|elu) backward calculation is triggered with a negative slope",
+        "in-place activation with a negative slope",
+        _SLOPE,
+        "let the activation write a new tensor: `inplace=False`",
+        "renamed",
+    ),
+    _text(
+        "derivative for .?inplace version of",
+        "an in-place operation that has no derivative",
+        "PyTorch has a derivative for its twin out of place only",
+        "write out of place",
+        "renamed",
+    ),
+    _text(
+        "In-place abs is not supported for complex tensors",
+        "`abs_` on a complex tensor",
+        "the absolute value of a complex number is a real one, which has another type",
+        "write out of place: `x = x.abs()`",
+        "renamed",
+    ),
+    _text(
+        r"in-place mkldnn operations are not supported|coalesced tensor for in-?place operation|"
+        r"\w_ requires coalesced input|Cannot in-?place into non-meta tensor",
+        "an in-place operation that this kind of tensor does not have",
+        "the layout or the device of the tensor does not let it be written in place",
+        "write out of place, or convert the tensor first (`coalesce()`, `to_dense()`, the same device for both)",
+        "renamed",
+    ),
+    _text(
+        r"mutation on a view chain of length|mutate tensors with frozen storage|resize a view tensor to a larger size",
+        "a write that `torch.compile` cannot express",
+        _COMPILED,
+        "write out of place in the compiled part, or clone what `as_strided` or a view gave",
+    ),
+    _text(
+        "In-?place op on input tensor|Failed to mutate tensor data attribute|pending mutation on parameter|"
+        "Encountered input mutation during higher order op|metadata mutated in the backward|"
+        "hooks with inputs mutations are not allowed",
+        "a write to an input of a compiled function",
+        _COMPILED,
+        "write out of place in the compiled part, and return the new value",
+    ),
+    _text(
+        r"Undeclared in-place mutation on input tensor|is not defined as mutable but was mutated|empirically wrong",
+        "a custom operator writes to an argument without declaring it, or declares what it does not write",
+        "autograd and `torch.compile` trust the schema; a write that it does not name gives wrong gradients",
+        "name the argument in `mutates_args=`, or write to a clone of it",
+    ),
+    _text(
+        r"Mutating the view (?:.+? )?which does not have a derivative implemented is forbidden",
+        "an operator without a derivative writes to a view",
+        "autograd would have to give the base a history that does not exist",
+        "write to a clone of the view, or register a derivative for the operator",
+    ),
+    _text(
+        "Tensor cached during selective activation checkpoint has been mutated",
+        "a tensor that a selective checkpoint keeps is written in place",
+        "backward would recompute from other bytes than the forward saw",
+        "write out of place inside of the checkpointed function",
+        "renamed",
+    ),
+    _text(
+        r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
+        "a checkpoint recomputes other tensors than it saved",
+        "something that the checkpointed function reads changed between the forward and backward",
+        "make the function depend on its arguments only: no in-place write, counter or mode that changes in between",
+    ),
+    _text(
+        "Gradient became undefined between|gradients should not be modified during backward",
+        "a gradient changed while backward was under way",
+        "distributed training relies on the gradient that autograd has accumulated",
+        "change gradients after backward, and return new ones from hooks",
+    ),
+)

@@ -1,0 +1,112 @@
+"""What the refusal rules share: patterns that bear line breaks, the labels of a refusal, and its finding."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Applicability, Edit, Finding, Label, Role, Severity, Suggestion, label
+from noclobber.model.silent import Event
+from noclobber.model.source import Site
+from noclobber.rules.shared.labels import inside_label, subject
+from noclobber.rules.shared.sourcetext import path_to, statement
+from noclobber.rules.shared.wording import op_in_words, tensor_record
+
+_GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
+_ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
+_READERS = {"backward": "backward meets it here", "grad": "`autograd.grad` meets it here"}
+
+
+def messages(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    """Compile patterns in which a blank stands for any break that pasting puts between two words."""
+    return tuple(re.compile(pattern.replace(" ", _GAP)) for pattern in patterns)
+
+
+def recognised(event: Event, patterns: Sequence[re.Pattern[str]]) -> Refusal | None:
+    """The event where it is a refusal with one of these texts."""
+    if isinstance(event, Refusal) and any(pattern.search(event.message) for pattern in patterns):
+        return event
+    return None
+
+
+def finding(
+    rule: tuple[str, str, Severity],
+    headline: str,
+    refusal: Refusal,
+    *,
+    told: str,
+    created: str = "the view is made here",
+    saved: str = "it is saved here",
+    surfaced: str = "",
+    notes: Sequence[str] = (),
+    suggestions: Sequence[Suggestion] = (),
+) -> Finding:
+    """The finding of a refusal. `told` labels the line to blame, the other words the other lines where known."""
+    return Finding(
+        *rule,
+        headline,
+        _labels(refusal, told, created, saved, surfaced),
+        tensor=tensor_record(refusal.tensor),
+        notes=tuple(notes),
+        suggestions=tuple(suggestions),
+    )
+
+
+def suggest(message: str, edit: Edit | None = None) -> Suggestion:
+    """Words, with an edit where one is known; nobody has run it yet."""
+    if edit is None:
+        return Suggestion(message)
+    return Suggestion(message, (edit,), Applicability.UNPROVEN)
+
+
+def blamed(refusal: Refusal) -> Site | None:
+    """Where the write was: its own line where the exception surfaced later, else the line that raised."""
+    return refusal.written or refusal.site
+
+
+def writes_it(refusal: Refusal, target: str = "it") -> str:
+    """ "`add_` writes it here", or "written in place here" where the operator is not known."""
+    return f"`{op_in_words(refusal.op)}` writes {target} here" if refusal.op else "written in place here"
+
+
+APPLIED = "the Function is applied here"
+
+
+def applied(refusal: Refusal) -> str:
+    """The words for the line to blame of a custom Function: its own write where known, else where it is applied."""
+    return APPLIED if refusal.written is None else writes_it(refusal, "its input")
+
+
+def named(refusal: Refusal, what: str) -> str:
+    """ "the parameter `fc.weight`, a leaf tensor": the subject with what it is; `what` alone where it has no name."""
+    return f"{subject(refusal.tensor)}, {what}" if refusal.tensor.name else what
+
+
+def words_at(site: Site | None) -> str:
+    """The statement at a site on one line, without comments; empty where it is not known."""
+    found = statement(path_to(site))
+    return ast.unparse(found) if found is not None else ""
+
+
+def says(refusal: Refusal, pattern: str) -> bool:
+    """Whether PyTorch's text holds a pattern, in which a blank stands for any break."""
+    return messages(pattern)[0].search(refusal.message) is not None
+
+
+def _labels(refusal: Refusal, told: str, created: str, saved: str, surfaced: str) -> tuple[Label, ...]:
+    site = blamed(refusal)
+    found: list[Label] = []
+    if refusal.created is not None and refusal.created != site:
+        found.append(label("create", refusal.created, created, primary=site is None))
+    if refusal.saved is not None and refusal.saved != site:
+        found.append(label("save", refusal.saved, saved, primary=site is None and not found))
+    if site is None:
+        return tuple(found)
+    role = "write" if refusal.written is not None else _ROLES[refusal.call]
+    found.append(label(role, site, told, primary=True))
+    later = refusal.site
+    if later is not None and later not in (site, refusal.created, refusal.saved):
+        found.append(label("read", later, surfaced or _READERS.get(refusal.call, "the error surfaces here")))
+    return (*found, *inside_label(site, "the write runs here" if role == "write" else "it runs here"))

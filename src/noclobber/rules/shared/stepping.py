@@ -1,0 +1,102 @@
+"""Notes and help for weights that an optimizer changed too early: two losses, a carried state, a graph built once."""
+
+from __future__ import annotations
+
+import ast
+from types import CodeType
+from typing import Literal
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Write
+from noclobber.model.finding import Suggestion
+from noclobber.model.source import Site
+from noclobber.rules.shared.labels import later, site_of, subject, writer_in_words
+from noclobber.rules.shared.sourcetext import path_to, source, text_of
+from noclobber.rules.shared.wording import node_in_words
+
+Situation = Literal["carried", "built once", "same pass"]
+
+
+def situation(clobber: Clobber, write: Write) -> Situation:
+    """How the step came between save and read.
+
+    Where the source has the read before the step, a loop went round between them: the graph is one of an earlier
+    iteration, "built once" where it was saved outside that loop, else "carried".
+    """
+    step, read, save = site_of(write), clobber.read.site, clobber.save.site
+    if step is None or read is None or not later(step, read):
+        return "same pass"
+    return "built once" if save is not None and _before_the_loop(save, step, read) else "carried"
+
+
+def _before_the_loop(save: Site, step: Site, read: Site) -> bool:
+    """Whether the save stands in the same function as the step, outside the innermost loop of step and read."""
+    loops = [one for one in path_to(step) if isinstance(one, (ast.For, ast.AsyncFor, ast.While))]
+    around = [one for one in loops if one.lineno <= read.line <= (one.end_lineno or one.lineno)]
+    if not around or not _holds(step.code, save.code):
+        return False
+    return not around[-1].lineno <= save.line <= (around[-1].end_lineno or around[-1].lineno)
+
+
+def _holds(code: CodeType, other: CodeType) -> bool:
+    """Whether `other` is `code`, or a comprehension or lambda in it."""
+    nested = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name.startswith("<")]
+    return code is other or any(_holds(one, other) for one in nested)
+
+
+def step_note(clobber: Clobber, write: Write) -> str:
+    """Why the old weights are needed."""
+    op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor, "parameter")
+    note = (
+        f"the backward of {op} computes with {name} as it was in forward; {writer_in_words(write)} has changed it since"
+    )
+    if situation(clobber, write) != "same pass":
+        note += ": this graph was built before that step, in an earlier iteration or before the loop"
+    return note
+
+
+def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    """Move the step, run the forward again, or detach: in the order that fits the situation."""
+    now = situation(clobber, write)
+    if now == "carried":
+        return (
+            Suggestion(
+                f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
+            ),
+            Suggestion(
+                "where nothing is carried, run the forward inside the loop, or every backward before the first step"
+            ),
+        )
+    if now == "built once":
+        return (
+            Suggestion("run every backward before the first step: step in a loop of its own, after this one"),
+            Suggestion(
+                "or run this forward inside the loop, so that each backward meets the weights it was built with"
+            ),
+        )
+    return (
+        Suggestion(
+            f"run every backward before the steps{_places(clobber, write)}; with `inputs=` its own parameters, a "
+            "backward adds nothing to the gradients that the step uses"
+        ),
+        Suggestion("or run the forward again after the step, so that this backward meets the new weights"),
+        Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
+    )
+
+
+def _detached(clobber: Clobber) -> str:
+    """The state of an LSTM is a pair of tensors, which has no `detach` of its own."""
+    if node_in_words(clobber.save.node).startswith("lstm"):
+        return "`state = tuple(t.detach() for t in state)`"
+    return "`h = h.detach()`"
+
+
+def _places(clobber: Clobber, write: Write) -> str:
+    """ ": move `opt.step()` below line 25", where both are in one piece of code."""
+    step, read = site_of(write), clobber.read.site
+    if step is None or read is None or step.code is not read.code:
+        return ""
+    path = path_to(step)
+    text = source(text_of(step), path[-1]) if path else ""  # type: ignore[arg-type]
+    what = f"`{text}`" if text and "\n" not in text and len(text) <= 60 else f"the step on line {step.line}"
+    return f": move {what} below line {read.line}"

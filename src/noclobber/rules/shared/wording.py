@@ -1,0 +1,196 @@
+"""The words that every rule shares: names of operators and nodes, what a node keeps, versions, bytes, tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from noclobber.model.events import Save, Tensor, Write
+
+_BACKWARD = re.compile(r"Backward(?P<index>\d*)(_copy)?$")
+_PLAIN_NAMES = {
+    "Addmm": "linear (addmm)",
+    "Linear": "linear",
+    "MkldnnLinear": "linear",
+    "Mm": "matmul (mm)",
+    "Bmm": "matmul (bmm)",
+    "Mv": "matmul (mv)",
+    "Dot": "matmul (dot)",
+    "T": "transpose (t)",
+    "LinalgVectorNorm": "norm",
+    "FusedRmsNorm": "rms_norm",
+    "MaxPool2DWithIndices": "max_pool2d",
+    "MaxPool3DWithIndices": "max_pool3d",
+    "ThnnFusedLstmCell": "lstm_cell",
+    "ThnnFusedGruCell": "gru_cell",
+    "CudnnRnn": "rnn",
+    "MkldnnRnnLayer": "lstm",
+    "Convolution": "conv",
+    "torch::autograd::CopyBackwards": "copy_",
+    "torch::autograd::CopySlices": "copy_",
+    "CopyBackwards": "copy_",
+    "CopySlices": "copy_",
+    "AccumulateGrad": "gradient accumulation",
+}
+_TRUE_DIGITS = ("Expm1", "Log2", "Exp2", "Log10", "Atan2", "Logaddexp2")
+_BUILDS_OF = ("Native", "Mkldnn", "Cudnn", "Miopen", "Mps")
+_RESULTS = re.compile(r"(result|output|values)\d*$")
+_INPUTS = ("self", "mat1", "x", "x1", "A", "logits")
+_STATISTICS = {"result1": "the mean of its input", "result2": "the variance of its input"}
+_ITEM_SIZES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+def op_in_words(op: str) -> str:
+    """`add_` for "aten::add_" and "aten.add_.Tensor"; another namespace is kept ("mylib::scale_")."""
+    name = op.removeprefix("aten::").removeprefix("aten.")
+    return name.split(".")[0]
+
+
+def stem(node: str) -> str:
+    """ "Sigmoid" for "SigmoidBackward0", "SigmoidBackward", "Sigmoid" and "Sigmoid1" alike."""
+    if _BACKWARD.search(node):
+        return _BACKWARD.sub("", node)
+    return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
+
+
+def is_custom(node: str) -> bool:
+    """Whether a node belongs to an `autograd.Function`: PyTorch numbers its own ("ExpBackward0"), no Function's."""
+    found = _BACKWARD.search(node)
+    return found is not None and not found["index"] and "::" not in node
+
+
+def node_in_words(node: str) -> str:
+    """ "sigmoid" for "SigmoidBackward0", "linear (addmm)" for "AddmmBackward0", "`Loss`" for the Function `Loss`."""
+    if is_custom(node):
+        return f"`{stem(node)}`"
+    name = stem(node)
+    if name.endswith("Backward"):
+        return f"the backward of {node_in_words(name + '0')}"
+    if name in _PLAIN_NAMES:
+        return _PLAIN_NAMES[name]
+    if name.startswith("ScaledDotProduct"):
+        return "scaled_dot_product_attention"
+    for build in _BUILDS_OF:
+        if name.startswith(build) and len(name) > len(build):
+            name = name.removeprefix(build)
+            break
+    if "BatchNorm" in name:
+        return "batch_norm"
+    return _PLAIN_NAMES.get(name) or snake(name)
+
+
+def snake(camel: str) -> str:
+    """ "log_softmax" for "LogSoftmax", "max_pool2d" for "MaxPool2D", "log1p" for "Log1P"."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z](?![a-z]))", "_", camel)
+    return re.sub(r"(?<=\d)_(?=[a-z]$)", "", parted.lower())
+
+
+def field_in_words(save: Save) -> str:
+    """What a node keeps: "its result", "its input `self`", "its weight", "the mean of its input", "a tensor"."""
+    field = save.field
+    if is_custom(save.node) or not field or field.startswith("saved"):
+        return "a tensor"
+    if "Norm" in save.node and field in _STATISTICS and stem(save.node) != "FusedRmsNorm":
+        return _STATISTICS[field]
+    if field in ("indices", "index", "mask", "running_mean", "running_var", "weight", "target"):
+        return f"its {field.replace('running_', 'running ')}"
+    if field == "mat2" and save.tensor.kind == "parameter":
+        return "its weight"
+    if field == "input":
+        return "its input"
+    if save.is_output or _RESULTS.match(field):
+        return "its result"
+    if field in _INPUTS:
+        return f"its input `{field}`"
+    return f"its operand `{field}`"
+
+
+def keeps(save: Save) -> str:
+    """ "sigmoid keeps its result", "`Square` keeps it as `ctx.x`"."""
+    if save.unchecked == "ctx":
+        return f"{node_in_words(save.node)} keeps it as `{save.field}`"
+    return f"{node_in_words(save.node)} keeps {field_in_words(save)}"
+
+
+def name_in_words(tensor: Tensor, otherwise: str = "a tensor") -> str:
+    """ "`h`", or "a tensor of shape (2, 3)" where no name is known."""
+    if tensor.name:
+        return f"`{tensor.name}`"
+    return f"{otherwise} of shape {shape_in_words(tensor.shape)}" if tensor.shape else otherwise
+
+
+def shape_in_words(shape: Sequence[int]) -> str:
+    """ "(2, 3)", "(4,)"."""
+    return str(tuple(shape))
+
+
+def version_in_words(write: Write) -> str:
+    """ " (version 0 -> 1)" with its leading blank; empty where no counter moved or none is known."""
+    before, after = write.version_before, write.version_after
+    if before is None or after is None or before == after:
+        return ""
+    return f" (version {before} -> {after})"
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements; 0 where the element type is not a known one."""
+    if tensor.region is not None:
+        return tensor.region.nbytes
+    return prod(tensor.shape) * _ITEM_SIZES.get(tensor.dtype.removeprefix("torch."), 0)
+
+
+def bytes_in_words(count: int) -> str:
+    """ "16 B", "1.5 KiB", "38 MiB"."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+
+
+def listed(parts: Sequence[str], last: str = "and") -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 write", "3 writes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def tensor_record(tensor: Tensor) -> dict[str, Any]:
+    """`Finding.tensor`: name, kind, shape (a list), dtype, device, bytes."""
+    return {
+        "name": tensor.name,
+        "kind": tensor.kind,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "bytes": nbytes(tensor),
+    }
+
+
+def save_record(save: Save) -> dict[str, Any]:
+    """`Finding.save`: node, op (in words), field, version."""
+    return {"node": save.node, "op": node_in_words(save.node), "field": save.field, "version": save.version}
+
+
+def write_record(write: Write) -> dict[str, Any]:
+    """One of `Finding.writes`: op, via, versions, overlap with the save, optimizer, path and line where known."""
+    span = write.site.span() if write.site else None
+    return {
+        "op": write.op,
+        "via": write.via,
+        "version_before": write.version_before,
+        "version_after": write.version_after,
+        "overlaps": write.overlaps,
+        "optimizer": write.step.optimizer if write.step else None,
+        "path": span.path if span else None,
+        "line": span.line if span else None,
+    }

@@ -1,0 +1,1 @@
+"""Tests of `noclobber fix`: what is written is what was meant, and nothing wrong is called proven."""

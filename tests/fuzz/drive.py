@@ -1,0 +1,170 @@
+"""Many random programs in worker processes: the counts by outcome, and every fault shrunk to a script that can be run.
+
+python -m tests.fuzz.drive --programs 100000 [--seed 7] [--jobs 2] [--without numpy,hook]
+python -m tests.fuzz.drive --judge program.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tests.fuzz.judge import FAULTS, Outcome, Verdict, judge
+from tests.fuzz.programs import random_program
+from tests.fuzz.shrink import shrunk
+from tests.fuzz.statements import KINDS
+
+ALIKE = 3
+"""Faults of one kind that a worker shrinks; the others are only counted."""
+CRASH = "crash"
+CRASHES_BARE = "not judged: bare PyTorch crashes"
+
+
+class Task(NamedTuple):
+    """Programs `first`, `first + step` ... below `end` of a seed."""
+
+    seed: str
+    first: int
+    end: int
+    step: int
+    without: tuple[str, ...]
+
+    def source(self, number: int) -> str:
+        return random_program(f"{self.seed}-{number}", self.without)
+
+
+class Fault(NamedTuple):
+    """What is shown: a verdict of FAULTS with its program."""
+
+    number: int
+    verdict: Verdict
+    source: str
+
+
+def work(pipe: Connection, task: Task) -> None:
+    """In a worker: judge the programs of a task; send each one's number and outcome, and the faults, shrunk."""
+    torch.set_num_threads(1)
+    seen: Counter[tuple[object, ...]] = Counter()
+    for number in range(task.first, task.end, task.step):
+        source = task.source(number)
+        verdict = judge(source)
+        pipe.send((number, verdict.outcome.value))
+        if verdict.outcome in FAULTS:
+            seen[verdict.signature] += 1
+            if seen[verdict.signature] <= ALIKE:
+                short = shrunk(source, lambda one, like=verdict.signature: judge(one).signature == like)
+                pipe.send(Fault(number, judge(short), short))
+    pipe.send(None)
+
+
+def events(tasks: list[Task]) -> Iterator[tuple[int, str] | Fault]:
+    """What the workers of some tasks send. A worker that dies yields a crash and is replaced."""
+    spawn = multiprocessing.get_context("spawn")
+    running: dict[Connection, tuple[Task, int]] = {}
+
+    def start(task: Task) -> None:
+        ours, theirs = spawn.Pipe(duplex=False)
+        spawn.Process(target=work, args=(theirs, task), daemon=True).start()
+        theirs.close()
+        running[ours] = (task, task.first - task.step)
+
+    for task in tasks:
+        start(task)
+    while running:
+        for pipe in wait(list(running)):
+            task, last = running[pipe]
+            try:
+                event = pipe.recv()
+            except EOFError:
+                del running[pipe]
+                guilty = last + task.step
+                if guilty < task.end:
+                    yield guilty, CRASH if runs_bare(task.source(guilty)) else CRASHES_BARE
+                    start(task._replace(first=guilty + task.step))
+                continue
+            if event is None:
+                del running[pipe]
+            else:
+                if not isinstance(event, Fault):
+                    running[pipe] = (task, event[0])
+                yield event
+
+
+def runs_bare(source: str) -> bool:
+    """Whether the interpreter survives a program without noclobber."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(source)
+        file.flush()
+        return subprocess.run([sys.executable, file.name], capture_output=True, timeout=120).returncode in (0, 1)
+
+
+def say(text: str) -> None:
+    """To the person at the terminal, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def drive(programs: int, seed: str, jobs: int, without: tuple[str, ...]) -> int:
+    """Judge this many programs and print what came of it; returns the exit status, 1 if anything is wrong."""
+    say(f"{programs} programs of seed {seed}, {jobs} at a time" + (f", without {', '.join(without)}" * bool(without)))
+    tasks = [Task(seed, first, programs, jobs, without) for first in range(min(jobs, programs))]
+    counts: Counter[str] = Counter()
+    began = time.monotonic()
+    with contextlib.closing(events(tasks)) as coming:
+        for event in coming:
+            if isinstance(event, Fault):
+                say(shown(event.number, f"{event.verdict.outcome.value} {event.verdict.why}", event.source))
+                continue
+            number, outcome = event
+            counts[outcome] += 1
+            if outcome == CRASH:
+                say(shown(number, "the interpreter died", tasks[0].source(number)))
+            if counts.total() % 10_000 == 0:
+                say(f"{counts.total()} programs in {time.monotonic() - began:.0f} s")
+    took = time.monotonic() - began
+    say(f"\n{counts.total()} programs in {took:.0f} s, {counts.total() / took:.0f} per second")
+    outcomes = dict.fromkeys([*(one.value for one in Outcome), CRASHES_BARE, CRASH])
+    say("\n".join(f"{counts[outcome]:>8}  {outcome}" for outcome in outcomes))
+    return int(any(counts[outcome] for outcome in (*(one.value for one in FAULTS), CRASH)))
+
+
+def shown(number: int, what: str, source: str) -> str:
+    """A script with its verdict as a comment."""
+    heading = "".join(f"# {line}\n" for line in f"program {number}: {what}".splitlines())
+    return f"\n{'-' * 100}\n{heading}{source}"
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--without", default="", help=f"kinds of statements to leave out: {', '.join(KINDS)}")
+    parser.add_argument("--judge", type=Path, help="judge one script instead")
+    options = parser.parse_args()
+    if options.judge:
+        verdict = judge(options.judge.read_text())
+        say(f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}")
+        return int(verdict.outcome in FAULTS)
+    without = tuple(kind for kind in options.without.split(",") if kind)
+    if unknown := set(without) - set(KINDS):
+        parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
+    return drive(options.programs, options.seed or secrets.token_hex(4), options.jobs, without)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

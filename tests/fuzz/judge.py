@@ -1,0 +1,273 @@
+"""One program run bare, watched, and with its right gradients, and what is to be said of noclobber by that.
+
+The right gradient (DESIGN 2) is what backward gives when each save is read back with the bytes that it had when it was
+saved: hooks that clone around a rewritten program in which nothing hides a save from them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import noclobber
+
+NAME = "program.py"
+Watch = Callable[[], AbstractContextManager[Any]]
+
+
+class Outcome(Enum):
+    """What became of a program. The last five are noclobber's faults."""
+
+    QUIET = "right and quiet"
+    RAISED = "raised and found"
+    UNEXPLAINED = "raised for a stale save, no finding"
+    REFUSED = "raised for another reason"
+    SILENT = "silent and found"
+    LUCKY = "lucky: a changed save was read, the gradient is right"
+    UNTAME = "not judged: huge or not finite"
+    NO_ORACLE = "not judged: the right gradient could not be had"
+    ESCAPE = "escape"
+    FALSE_ALARM = "false alarm"
+    CHANGED = "changed"
+    WORDS = "raised in other words"
+    BROKEN = "noclobber failed"
+
+
+FAULTS = (Outcome.ESCAPE, Outcome.FALSE_ALARM, Outcome.CHANGED, Outcome.WORDS, Outcome.BROKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome with a line that says why, and the codes of what was found."""
+
+    outcome: Outcome
+    why: str = ""
+    codes: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal for failures that are alike: numbers and names of variables are taken out of the reason."""
+        return (self.outcome, self.codes, re.sub(r"`\w+`|\d+", "", self.why)[:60])
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run left behind. `values` holds the bytes of every tensor the program has a name for."""
+
+    error: Exception | None = None
+    grads: dict[Any, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[Any, ...] = ()
+    failure: str = ""
+
+
+RIGHT = (
+    (r"checkpoint\((\w+), (\w+), use_reentrant=\w+\)", r"\1(\2)"),
+    (r"with (?:saved_tensors_hooks|save_on_cpu)\(.*\):", "if True:"),
+    (r"lambda g: g\.mul_\((.*?)\)", r"lambda g: g * \1"),
+    (r"return g\.mul_\((.*?)\)", r"return g * \1"),
+    (r"a\.data\.mul_\((.*?)\) \* g", r"a.data * \1 * g"),
+    (r"ctx\.a = a$", "ctx.a = a.detach().clone()"),
+)
+"""How a program is rewritten so that hooks see every save and backward writes into nothing."""
+PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
+
+
+def rewritten(source: str, rewrites: tuple[tuple[str, str], ...]) -> str:
+    """The source with each pattern replaced."""
+    for pattern, replacement in rewrites:
+        source = re.sub(pattern, replacement, source, flags=re.MULTILINE)
+    return source
+
+
+def run(source: str, around: Watch = nullcontext, **given: Any) -> Run:
+    """Run a program as a script with some names `given`; `around` is entered as a user would, around all of it."""
+    done = Run()
+    names: dict[str, Any] = {"__name__": "__main__", **given}
+    linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
+    seen = None
+    try:
+        code = compile(source, NAME, "exec")
+        torch.manual_seed(0)
+        with around() as seen:
+            exec(code, names)
+    except Exception as error:
+        done.error = error.with_traceback(None)
+    done.grads = names.get("grads", {})
+    if isinstance(seen, noclobber.watch):
+        try:
+            done.findings = tuple(one for one in seen.report.findings if one.severity == "error")
+        except Exception as failure:
+            done.failure = f"{type(failure).__name__}: {failure}"
+    done.values = {name: _bytes(value) for name, value in names.items() if isinstance(value, torch.Tensor)}
+    done.values |= {f"{name}.grad": _bytes(names[name].grad) for name in ("x", "w", "b", "k") if name in names}
+    done.values |= {f"grads[{key}]": [_bytes(one) for one in row] for key, row in done.grads.items()}
+    return done
+
+
+def _bytes(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    plain = tensor.detach().clone()  # makes bytes of a ZeroTensor, which has no memory
+    return tuple(plain.shape), plain.dtype, tensor.requires_grad, plain.numpy(force=True).tobytes()
+
+
+def _kept(saved: torch.Tensor) -> torch.Tensor:
+    return saved.detach().clone()
+
+
+def right_gradients(source: str) -> Run:
+    """The program's right gradients. A save is copied again when it is read, as a backward may write into it."""
+    return run(rewritten(source, RIGHT), lambda: saved_tensors_hooks(_kept, _kept))
+
+
+def changed_saves(source: str) -> int:
+    """How many saves were read with other bytes than they were saved with, seen without noclobber.
+
+    The program is run as it is, where a checkpoint saves its inputs, and with nothing hidden, where its region saves.
+    Training batch norm keeps its running statistics, rewrites them itself and does not read them (landscape F33).
+    """
+    changed = 0
+
+    def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return saved, saved.detach().clone()
+
+    def unpack(kept: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        nonlocal changed
+        node: Any = torch._C._current_autograd_node()
+        unread = getattr(node, "_saved_training", False) and any(
+            raw.data is kept for raw in (node._raw_saved_running_mean, node._raw_saved_running_var)
+        )
+        changed += not unread and _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
+        return kept[0]
+
+    for form in (source, rewritten(source, PLAIN_SAVES)):
+        run(form, lambda: saved_tensors_hooks(pack, unpack))
+    return changed + changed_recomputations(source)
+
+
+def changed_recomputations(source: str) -> int:
+    """How many saves of checkpointed regions were read when running the region anew would have saved other bytes."""
+    changed = 0
+
+    def checkpoint(region: Callable[[Any], Any], given: torch.Tensor, use_reentrant: bool) -> Any:
+        random, first = torch.get_rng_state(), list[torch.Tensor]()
+
+        def saves() -> list[torch.Tensor]:
+            again = list[torch.Tensor]()
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(random)
+                with saved_tensors_hooks(lambda saved: again.append(_kept(saved)), lambda at: None):
+                    region(given.detach().requires_grad_(given.requires_grad))
+            return again
+
+        def pack(saved: torch.Tensor) -> int:
+            first.append(_kept(saved))
+            return len(first) - 1
+
+        def unpack(at: int) -> torch.Tensor:
+            nonlocal changed
+            changed += [*map(_bytes, saves())] != [*map(_bytes, first)]
+            return first[at]
+
+        with saved_tensors_hooks(pack, unpack):
+            return region(given)
+
+    for which in (r"use_reentrant=False", r"use_reentrant=\w+"):
+        run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), rerun=checkpoint)
+    return changed
+
+
+STALE = "variables needed for gradient computation has been modified by an inplace operation"
+HUGE = 1e8
+
+
+def _rows(bare: Run, right: Run) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The gradients that both runs have, by name; none at all is zero."""
+    rows = []
+    for key in bare.grads.keys() & right.grads.keys():
+        for i, (one, other) in enumerate(zip(bare.grads[key], right.grads[key], strict=True)):
+            if one is not None or other is not None:
+                one = torch.zeros_like(other) if one is None else one.detach()
+                rows.append((f"grads[{key}][{i}]", one, torch.zeros_like(one) if other is None else other.detach()))
+    return rows
+
+
+def wrong_gradient(bare: Run, right: Run) -> str:
+    """The name of the first gradient that differs by more than rounding; empty where all are right."""
+    for name, one, other in _rows(bare, right):
+        if not bool(((one - other).abs() <= 1e-9 * other.abs().max() + 1e-12).all()):
+            return name
+    return ""
+
+
+def _untame(bare: Run, right: Run) -> bool:
+    return any(not bool((g.abs() < HUGE).all()) for _, *both in _rows(bare, right) for g in both)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _difference(bare: Run, watched: Run) -> Verdict | None:
+    """What is not the same under watch; None where everything is."""
+    if bare.error is not None and watched.error is not None:
+        kind = RuntimeError if isinstance(watched.error, noclobber.ClobberError) else type(watched.error)
+        why = f"raises {_first_line(watched.error)}, bare {type(bare.error).__name__} {_first_line(bare.error)}"
+        if kind is not type(bare.error):
+            return Verdict(Outcome.CHANGED, why)
+        if _first_line(bare.error) != _first_line(watched.error):
+            return Verdict(Outcome.WORDS, why)
+    if bare.values.keys() != watched.values.keys():
+        return Verdict(Outcome.CHANGED, f"names {bare.values.keys() ^ watched.values.keys()}")
+    changed = [name for name, value in bare.values.items() if value != watched.values[name]]
+    return Verdict(Outcome.CHANGED, f"`{changed[0]}`") if changed else None
+
+
+def watch() -> noclobber.watch:
+    """What is judged."""
+    return noclobber.watch(contents=True)
+
+
+def judge(source: str, around: Watch = watch) -> Verdict:
+    """Run a program three ways, or four where a right gradient has findings, and compare."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bare, watched = run(source), run(source, around)
+        codes = tuple(sorted({one.code for one in watched.findings}))
+        if watched.failure:
+            return Verdict(Outcome.BROKEN, watched.failure, codes)
+        if bare.error is not None and watched.error is None:
+            return Verdict(Outcome.ESCAPE, f"runs on; bare raises {_first_line(bare.error)}", codes)
+        right = right_gradients(source)
+        wrong = wrong_gradient(bare, right)
+        if bare.error is None and watched.error is not None:
+            if wrong and codes:
+                return Verdict(Outcome.SILENT, wrong, codes)
+            return Verdict(Outcome.CHANGED, f"raises; bare does not: {_first_line(watched.error)}", codes)
+        if difference := _difference(bare, watched):
+            return replace(difference, codes=codes)
+        if bare.error is None and right.error is not None:
+            return Verdict(Outcome.NO_ORACLE, str(right.error), codes)
+        if wrong and _untame(bare, right):
+            return Verdict(Outcome.UNTAME, wrong, codes)
+        raised = getattr(watched.error, "findings", ())
+        silent = [one for one in watched.findings if all(one.identity() != other.identity() for other in raised)]
+        if wrong:
+            return Verdict(Outcome.SILENT if silent else Outcome.ESCAPE, f"wrong {wrong}", codes)
+        if bare.error is not None:
+            if STALE in str(bare.error):
+                return Verdict(Outcome.RAISED if codes else Outcome.UNEXPLAINED, _first_line(bare.error), codes)
+            return Verdict(Outcome.REFUSED, _first_line(bare.error), codes)
+        if not codes:
+            return Verdict(Outcome.QUIET)
+        return Verdict(Outcome.LUCKY if changed_saves(source) else Outcome.FALSE_ALARM, "", codes)

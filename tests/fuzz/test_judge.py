@@ -1,0 +1,151 @@
+"""The judge can fail: faults that are put in on purpose are found, and the right gradient is right."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import noclobber
+from tests.fuzz.judge import Outcome, changed_saves, judge, right_gradients, run, wrong_gradient
+from tests.fuzz.shrink import shrunk
+from tests.fuzz.statements import FUNCTIONS, PRELUDE, function
+
+HEAD = "\n".join([PRELUDE, *map(function, FUNCTIONS)]) + "\n"
+END = "\nloss.backward()\ngrads[1] = gradients()\n"
+SILENT = HEAD + "y = x.exp()\ny.data.mul_(2)\nloss = y.sum()" + END
+RIGHT = HEAD + "y = x.exp()\nloss = y.sum()" + END
+RAISES = HEAD + "y = x.exp()\ny.mul_(2)\nloss = y.sum()" + END
+
+
+class Deaf(noclobber.watch):
+    """Sees everything and says nothing."""
+
+    @property
+    def report(self):
+        return noclobber.watch().report
+
+
+class Accuser(noclobber.watch):
+    """Accuses every program of what another one did."""
+
+    @property
+    def report(self):
+        with contextlib.suppress(UserWarning), noclobber.watch() as other:
+            y = torch.ones(2, requires_grad=True).exp()
+            y.data.mul_(2)
+            y.sum().backward()
+        return other.report
+
+
+class Broken(noclobber.watch):
+    """Fails at the end."""
+
+    @property
+    def report(self):
+        raise KeyError("lost")
+
+
+def test_what_is_right_is_right():
+    assert judge(RIGHT).outcome is Outcome.QUIET
+    assert judge(SILENT).outcome is Outcome.SILENT
+    assert judge(RAISES).outcome is Outcome.RAISED
+
+
+def test_a_finding_that_is_withheld_is_an_escape():
+    assert judge(SILENT, Deaf).outcome is Outcome.ESCAPE
+    assert judge(RIGHT, Deaf).outcome is Outcome.QUIET
+
+
+def test_a_finding_too_many_is_a_false_alarm():
+    assert judge(RIGHT, Accuser).outcome is Outcome.FALSE_ALARM
+    assert judge(SILENT, Accuser).outcome is Outcome.SILENT
+
+
+def test_an_error_that_got_lost_is_an_escape():
+    """Hooks switch PyTorch's version check off (landscape F1)."""
+    assert judge(RAISES, lambda: saved_tensors_hooks(lambda s: s, lambda s: s)).outcome is Outcome.ESCAPE
+
+
+def test_another_error_is_a_change():
+    def other_words(saved):
+        raise RuntimeError("changed, somehow")
+
+    assert judge(RAISES, lambda: saved_tensors_hooks(lambda s: s, other_words)).outcome is Outcome.WORDS
+    assert judge(RIGHT, lambda: saved_tensors_hooks(lambda s: s, other_words)).outcome is Outcome.CHANGED
+
+
+def test_a_last_bit_is_a_change():
+    almost = saved_tensors_hooks(lambda s: s, lambda s: torch.nextafter(s, s + 1))
+    assert judge(RIGHT, lambda: almost).outcome is Outcome.CHANGED
+
+
+def test_a_failure_of_noclobber_is_a_fault():
+    assert judge(RIGHT, Broken).outcome is Outcome.BROKEN
+
+
+WRITES = {
+    "data": "y = x.exp()\ny.data.mul_(2)\nloss = y.sum()",
+    "assignment": "y = x * 1\nloss = (y ** 2).sum()\ny.data = torch.zeros_like(y)",
+    "in place": "y = x.exp()\ny.mul_(2)\nloss = (y / 2).sum()",
+    "numpy": "y = x.exp()\ny.detach().numpy().fill(0)\nloss = y.sum()",
+    "storage": "y = x.exp()\ny.untyped_storage().fill_(0)\nloss = y.sum()",
+    "stash": "y = x * 1\nloss = Stash.apply(y).sum()\ny.data.zero_()",
+    "checkpoint": "def f(h):\n    return (h * c).sum()\nloss = checkpoint(f, x, use_reentrant=False)\nc.add_(1)",
+    "saved hooks": "with saved_tensors_hooks(lambda s: s, lambda s: s):\n    y = x.exp()\ny.add_(1)\nloss = y.sum()",
+    "save_on_cpu": "with save_on_cpu():\n    y = x.exp()\ny.add_(1)\nloss = y.sum()",
+    "hook": "y = x * 1\ny.register_hook(lambda g: g.mul_(0.5))\nloss = ((x * 1) + y).sum()",
+    "grad write": "loss = ((x * 1) + Loud.apply(x * 1)).sum()",
+    "backward": "y = x * 1\nloss = y.square().sum() + Scratch.apply(y).sum()",
+}
+TRUE = {
+    "data": lambda x, c: x.exp(),
+    "in place": lambda x, c: x.exp(),
+    "assignment": lambda x, c: 2 * x,
+    "numpy": lambda x, c: x.exp(),
+    "storage": lambda x, c: x.exp(),
+    "stash": lambda x, c: 2 * x,
+    "checkpoint": lambda x, c: c,
+    "saved hooks": lambda x, c: x.exp(),
+    "save_on_cpu": lambda x, c: x.exp(),
+    "hook": lambda x, c: 1.5 + 0 * x,
+    "grad write": lambda x, c: 3 + 0 * x,
+    "backward": lambda x, c: 4 * x,
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_the_right_gradient(way):
+    program = HEAD + WRITES[way] + END
+    names = {}
+    exec(HEAD, names)
+    expected = TRUE[way](names["x"].detach(), names["c"])
+    bare, right = run(program), right_gradients(program)
+    torch.testing.assert_close(right.grads[1][0], expected)
+    assert bare.error is not None or wrong_gradient(bare, right) == "grads[1][0]"
+
+
+def test_luck_is_told_from_harm():
+    """A changed save is read, and what it is multiplied with is zero."""
+    lucky = HEAD + "y = x.exp()\nloss = (y * 0).sum()\ny.data.mul_(2)" + END
+    assert changed_saves(lucky)
+    assert judge(lucky).outcome is Outcome.LUCKY
+    region = "def f(h):\n    return (h + c).exp()\n"
+    drift = HEAD + region + "loss = (checkpoint(f, x, use_reentrant=%s) * 0).sum()\nc.data.add_(1)" + END
+    assert changed_saves(drift % False)
+    assert changed_saves(drift % True)
+    assert not changed_saves((drift % True).replace(".exp()", ""))
+    assert not changed_saves(RIGHT)
+    assert not changed_saves(HEAD + "y = F.batch_norm(x, mean, var, b, b, True)\nloss = y.sin().sum()" + END)
+
+
+def test_a_failing_program_is_cut_down_to_what_fails():
+    noise = "with torch.no_grad():\n    z = w * 2\nif True:\n    y = x.exp()\ny.mul_(2)\nt.add_(1)\n"
+    program = HEAD + noise + "(y.sum() + z.sum()).backward()\ngrads[1] = gradients()\n"
+    assert shrunk(program, lambda text: judge(text).outcome is Outcome.RAISED) == (
+        "import torch\n"
+        "x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)\n"
+        "y = x.exp()\n"
+        "y.mul_(2)\n"
+        "(y.sum()).backward()\n"
+    )

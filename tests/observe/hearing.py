@@ -1,0 +1,56 @@
+"""Runs a program and gives the events that were recorded, before any rule explains them."""
+
+import torch
+
+from noclobber.model.source import source_line
+from noclobber.observe import subscription
+
+
+class Heard:
+    """A listener that keeps what it is told."""
+
+    watching = True
+    keeping = False
+    on_write = "record"
+
+    def __init__(self, contents):
+        self.contents = contents
+        self.clobbers, self.events, self.failures = [], [], []
+
+    def clobbered(self, clobbers, error):
+        self.clobbers += clobbers
+
+    def noticed(self, event):
+        self.events.append(event)
+
+    def refused(self, error, refusal):
+        pass
+
+    def failed(self, failure):
+        self.failures.append(failure)
+
+
+def hear(program, contents=True):
+    """What was heard while `program()` ran, and what it returned."""
+    heard = Heard(contents)
+    subscription.subscribe(heard)
+    try:
+        torch.manual_seed(0)
+        result = program()
+    finally:
+        subscription.unsubscribe(heard)
+    if heard.failures:
+        raise heard.failures[0]
+    return heard, result
+
+
+def bare(program):
+    """What a program returns without noclobber."""
+    torch.manual_seed(0)
+    return program()
+
+
+def is_marked(site, mark):
+    """Whether a site's line ends with `# mark`."""
+    span = site.span()
+    return source_line(span.path, span.line).endswith(f"# {mark}")

@@ -1,0 +1,160 @@
+"""Writes into gradients: heard if and only if another part of the graph gets the changed bytes."""
+
+import pytest
+import torch
+
+from tests.observe.hearing import bare, hear, is_marked
+
+W = torch.tensor([1.0, 2.0, 3.0])
+
+
+def function(write):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 10
+
+        @staticmethod
+        def backward(ctx, g):
+            return write(g)
+
+    return Scaled
+
+
+def in_place(g):
+    return g.mul_(10)  # written
+
+
+def through_data(g):
+    g.data.mul_(10)  # written
+    return g.clone()
+
+
+def by_item(g):
+    g[:] = g * 10  # written
+    return g
+
+
+def through_a_view(g):
+    g.view(-1)[1:].mul_(10)  # written
+    return torch.cat([g[:1] * 10, g[1:]])
+
+
+def out_of_place(g):
+    return g * 10
+
+
+def the_same_bytes(g):
+    g.clamp_(-100, 100)
+    return g * 10
+
+
+def in_a_copy(g):
+    return g.clone().mul_(10)
+
+
+WRITES = [in_place, through_data, by_item, through_a_view]
+HARMLESS = [out_of_place, the_same_bytes, in_a_copy]
+
+
+def by_function(join):
+    def make(write):
+        def program():
+            x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+            join(x, y, function(write).apply).backward()
+            return x.grad, y.grad
+
+        return program
+
+    return make
+
+
+def by_hook(join):
+    def apply(write, a):
+        b = a * 1
+        b.register_hook(write)  # registered
+        return b * 1
+
+    def make(write):
+        def program():
+            x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+            join(x, y, lambda a: apply(write, a)).backward()
+            return x.grad, y.grad
+
+        return program
+
+    return make
+
+
+def sibling_first(x, y, f):
+    return ((x * 1 + f(y * 1)) * W).sum()
+
+
+def sibling_later(x, y, f):
+    b = f(y * 1)
+    return ((b + x * 1) * W).sum()
+
+
+def residual(x, y, f):
+    h = x * y
+    return ((h + f(h)) * W).sum()
+
+
+def residual_of_a_leaf(x, y, f):
+    return ((x + f(x)) * W * y.detach()).sum()
+
+
+def chain(x, y, f):
+    return (f(x * y) * W).sum()
+
+
+def through_views(x, y, f):
+    a, b = (x * 1).view(1, 3), f(y * 1)
+    return ((a.view(3) + b.view(3, 1).view(3)) * W).sum()
+
+
+def halves(x, y, f):
+    return (torch.cat([x * 1, f(y * 1)]) * torch.cat([W, W])).sum()
+
+
+def summed_later(x, y, f):
+    h = x * 1
+    side = h.exp()
+    joined = h + f((side * 0).detach() + y)
+    return (joined * W).sum() + side.sum()
+
+
+JOINS = [sibling_first, sibling_later, residual, residual_of_a_leaf, chain, through_views, halves, summed_later]
+
+
+@pytest.mark.parametrize("write", WRITES + HARMLESS)
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("make", [by_function, by_hook])
+def test_heard_exactly_where_a_gradient_is_wrong(make, join, write):
+    program = make(join)(write)
+    heard, gradients = hear(program)
+    assert all(map(torch.equal, gradients_of(gradients), gradients_of(bare(program))))
+    right = gradients_of(make(join)(out_of_place)())
+    wrong = not all(map(torch.equal, gradients_of(gradients), right))
+    assert [event.by for event in heard.events] == [make.__name__.removeprefix("by_")] * wrong
+    for event in heard.events:
+        assert is_marked(event.write.site, "written")
+        assert event.name == ("Scaled" if make is by_function else write.__name__)
+        assert make is by_function or is_marked(event.registered, "registered")
+        assert event.read.node
+        assert not event.write.in_forward
+
+
+def gradients_of(gradients):
+    return [torch.zeros(3) if one is None else one for one in gradients]
+
+
+def test_both_kinds_of_programs_are_among_them():
+    def is_wrong(make, join):
+        right, gradients = gradients_of(make(join)(out_of_place)()), gradients_of(make(join)(in_place)())
+        return not all(map(torch.equal, gradients, right))
+
+    verdicts = {
+        (make.__name__, join.__name__): is_wrong(make, join) for make in (by_function, by_hook) for join in JOINS
+    }
+    assert set(verdicts.values()) == {True, False}

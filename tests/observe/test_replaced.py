@@ -1,0 +1,143 @@
+"""Hooks that are lost with a view, and gradients with respect to a tensor that was replaced meanwhile."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import noclobber
+
+
+def warned(program):
+    with warnings.catch_warnings(), noclobber.watch() as watched:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        program()
+    return [finding.code for finding in watched.findings]
+
+
+def hooked(make, write):
+    """Whether the hook ran."""
+    ran = []
+    x = torch.ones(4, 3, requires_grad=True)
+    h = make(x)
+    h.register_hook(lambda gradient: ran.append(gradient))
+    write(h)
+    (h * 2).sum().backward()
+    return bool(ran)
+
+
+def flat(x):
+    return (x * 2).flatten()
+
+
+def whole(x):
+    return x * 2
+
+
+def not_at_all(h):
+    pass
+
+
+def added(h):
+    h += 1
+
+
+def element(h):
+    h[0] = 0
+
+
+def base(h):
+    h._base.add_(1)
+
+
+def without_grad(h):
+    with torch.no_grad():
+        h.add_(1)
+
+
+@pytest.mark.parametrize("write", [added, element, base, without_grad])
+def test_a_hook_on_a_view_is_lost(write):
+    assert not hooked(flat, write)
+    assert warned(lambda: hooked(flat, write)) == ["NC210"]
+
+
+@pytest.mark.parametrize(("make", "write"), [(flat, not_at_all), (whole, added), (whole, without_grad)])
+def test_a_hook_that_stays(make, write):
+    assert hooked(make, write)
+    assert warned(lambda: hooked(make, write)) == []
+
+
+def test_a_hook_that_another_backward_would_run():
+    def program():
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        h = (x * 2).view(-1)
+        h.register_hook(lambda gradient: gradient * 2)
+        (y * 2).sum().backward()
+        (h * 2).sum().backward()
+
+    assert warned(program) == []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def score(self, features):
+        return self.head(F.relu(features, inplace=True)).sum()
+
+    def features_after(self, x):
+        return F.relu(self.trunk(x), inplace=True)
+
+
+def of_what_was_replaced(net, x):
+    features = net.trunk(x)
+    score = net.score(features)
+    return torch.autograd.grad(score, features)[0]
+
+
+def of_what_was_kept(net, x):
+    features = net.trunk(x)
+    score = net.score(features.clone())
+    return torch.autograd.grad(score, features)[0]
+
+
+def of_the_result(net, x):
+    features = F.relu(net.trunk(x), inplace=True)
+    return torch.autograd.grad(net.head(features).sum(), features)[0]
+
+
+def of_a_returned_result(net, x):
+    features = net.features_after(x)
+    return torch.autograd.grad(net.head(features).sum(), features)[0]
+
+
+def of_a_sum(net, x):
+    features = net.trunk(x)
+    features += 1
+    return torch.autograd.grad(net.head(features).sum(), features)[0]
+
+
+def test_the_gradient_is_that_of_the_new_value():
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(5, 3)
+    assert not torch.equal(of_what_was_replaced(net, x), of_what_was_kept(net, x))
+    assert warned(lambda: of_what_was_replaced(net, x)) == ["NC209"]
+
+
+@pytest.mark.parametrize("program", [of_what_was_kept, of_the_result, of_a_returned_result, of_a_sum])
+def test_a_gradient_of_what_is_meant(program):
+    assert warned(lambda: program(Net(), torch.randn(5, 3))) == []
+
+
+def test_a_captured_activation():
+    net, kept = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1)), []
+    net[0].register_forward_hook(lambda module, inputs, output: kept.append(output))
+
+    def attribute():
+        score = net(torch.randn(2, 3)).sum()
+        return torch.autograd.grad(score, kept.pop())
+
+    assert warned(attribute) == ["NC209"]

@@ -1,0 +1,186 @@
+"""Tensors kept on the ctx of a custom Function: a changed one that backward reads is heard, nothing else is."""
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from tests.observe.hearing import bare, hear, is_marked
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x  # saved
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.x * g
+
+
+class Listed(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.all = [3, x]  # saved
+        return x * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return ctx.all[0] * ctx.all[1] * g - ctx.all[1] * g
+
+
+class InSetup(Square):
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.kept = {"x": inputs[0]}  # saved
+
+    @staticmethod
+    def backward(ctx, g):
+        return InSetup.by_name(ctx, "kept") * g
+
+    @staticmethod
+    def by_name(ctx, name):
+        return 2 * getattr(ctx, name)["x"]
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.exp()  # saved
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.y * g
+
+
+class Unread(Square):
+    """Keeps x for a look at it later; backward takes the one that was saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        ctx.save_for_backward(x.clone())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class ReadOnDemand(Unread):
+    @staticmethod
+    def backward(ctx, g):
+        ctx.looked = ctx.x if g.dim() > 5 else None
+        return Unread.backward(ctx, g)
+
+
+class FinishedInForward(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x.clone()
+        ctx.x.mul_(0)
+        y = x * x
+        ctx.x.add_(x)
+        return y
+
+
+def counted(h, y):
+    with torch.no_grad():
+        h.mul_(3)  # written
+
+
+def through_data(h, y):
+    h.data.mul_(3)  # written
+
+
+def assigned(h, y):
+    h.data = torch.zeros(3)  # written
+
+
+def of_the_result(h, y):
+    y.data.mul_(2)  # written
+
+
+def through_numpy(h, y):
+    h.detach().numpy()[:] = 9  # written
+
+
+def nothing(h, y):
+    pass
+
+
+def the_same_bytes(h, y):
+    h.data.copy_(h.detach().clone())
+
+
+def gradient_of(function, write):
+    def program():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        h = x * 1.5
+        y = function.apply(h)
+        write(h, y)
+        y.sum().backward()
+        return x.grad
+
+    return program
+
+
+WRONG = [
+    (Square, counted, "ctx.x"),
+    (Square, through_data, "ctx.x"),
+    (Square, assigned, "ctx.x"),
+    (Square, through_numpy, "ctx.x"),
+    (Listed, counted, "ctx.all[1]"),
+    (Listed, through_numpy, "ctx.all[1]"),
+    (InSetup, through_data, "ctx.kept['x']"),
+    (Exponential, of_the_result, "ctx.y"),
+]
+
+
+@pytest.mark.parametrize(("function", "write", "field"), WRONG)
+@pytest.mark.parametrize("contents", [True, False])
+def test_a_changed_stash_that_backward_reads(function, write, field, contents):
+    if write is through_numpy and not contents:
+        pytest.skip("only the bytes tell")
+    program = gradient_of(function, write)
+    heard, gradient = hear(program, contents)
+    right = bare(gradient_of(function, nothing))
+    assert not torch.equal(gradient, right)
+    assert torch.equal(gradient, bare(program))
+    (clobber,) = heard.clobbers
+    save = clobber.save
+    assert (save.unchecked, save.field, save.node, clobber.message) == (
+        "ctx",
+        field,
+        function.__name__ + "Backward",
+        None,
+    )
+    assert is_marked(save.site, "saved")
+    if write is not through_numpy:
+        assert is_marked(clobber.writes[-1].site, "written")
+
+
+RIGHT = [
+    (Square, nothing),
+    (Square, the_same_bytes),
+    (Unread, through_data),
+    (Unread, counted),
+    (ReadOnDemand, through_data),
+    (ReadOnDemand, counted),
+    (FinishedInForward, nothing),
+    (FinishedInForward, counted),
+]
+
+
+@pytest.mark.parametrize(("function", "write"), RIGHT)
+@pytest.mark.parametrize("contents", [True, False])
+def test_right_gradients_are_quiet(function, write, contents):
+    heard, gradient = hear(gradient_of(function, write), contents)
+    assert torch.equal(gradient, bare(gradient_of(function, nothing)))
+    assert not heard.clobbers

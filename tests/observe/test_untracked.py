@@ -1,0 +1,232 @@
+"""Writes that autograd is kept from seeing: told where they make a gradient wrong, and only there."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import noclobber
+
+
+def warned(program):
+    with warnings.catch_warnings(), noclobber.watch() as watched:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        program()
+    return [finding.code for finding in watched.findings]
+
+
+def gradient(body):
+    x = torch.linspace(-1, 1, 4, requires_grad=True)
+    body(x * 2).sum().backward()
+    return x.grad
+
+
+def under_no_grad(write):
+    def body(h):
+        with torch.no_grad():
+            write(h)
+        return h * 3
+
+    return body
+
+
+def through_data(write):
+    def body(h):
+        write(h.data)
+        return h * 3
+
+    return body
+
+
+def tracked(write):
+    def body(h):
+        write(h)
+        return h * 3
+
+    return body
+
+
+HIDDEN = pytest.mark.parametrize("hidden", [under_no_grad, through_data])
+WRITES = {
+    "mul_": lambda h: h.mul_(torch.tensor([2.0, 0, 2, 0])),
+    "relu_": lambda h: h.relu_(),
+    "clamp_": lambda h: h.clamp_(-1, 1),
+    "zero_": lambda h: h.zero_(),
+    "masked": lambda h: h.__setitem__(h < 0, 0.0),
+    "slice": lambda h: h[1:].mul_(2),
+}
+HARMLESS = {
+    "add_": lambda h: h.add_(5),
+    "sub_": lambda h: h.sub_(torch.ones(4)),
+    "no element changed": lambda h: h.clamp_(-9, 9),
+    "times one": lambda h: h.mul_(1),
+}
+
+
+@HIDDEN
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_with_a_derivative_of_its_own(write, hidden):
+    assert not torch.equal(gradient(hidden(WRITES[write])), gradient(tracked(WRITES[write])))
+    assert warned(lambda: gradient(hidden(WRITES[write]))) == ["NC208"]
+
+
+@HIDDEN
+@pytest.mark.parametrize("write", HARMLESS)
+def test_a_write_that_leaves_the_gradient_as_it_is(write, hidden):
+    assert torch.equal(gradient(hidden(HARMLESS[write])), gradient(tracked(HARMLESS[write])))
+    assert warned(lambda: gradient(hidden(HARMLESS[write]))) == []
+
+
+def test_masked_scores_get_no_gradient_through_softmax():
+    """The oldest attention code writes its mask through `.data`; softmax gives what it masked no gradient."""
+    mask = torch.tensor([False, True, False, True])
+
+    def attend(h):
+        h.data.masked_fill_(mask, float("-inf"))
+        return torch.softmax(h, 0)[0] * 3
+
+    right = gradient(lambda h: torch.softmax(h.masked_fill(mask, float("-inf")), 0)[0] * 3)
+    torch.testing.assert_close(gradient(attend), right)
+    assert warned(lambda: gradient(attend)) == []
+
+
+def test_what_was_computed_before_the_write_is_not_its_business():
+    def body(h):
+        out = h.sin().sum() + h.sum()
+        with torch.no_grad():
+            other = h.detach().clone()
+            other.mul_(0)
+        return out
+
+    assert warned(lambda: gradient(body)) == []
+
+
+def meta_learning(write):
+    w, b = torch.ones(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+
+    def loss(w, b):
+        return (torch.tanh(x @ w + b) - 1).square().sum()
+
+    inner = torch.autograd.grad(loss(w, b), (w, b), create_graph=True)
+    w, b = write(w, b, inner)
+    loss(w, b).backward()
+
+
+def adapted_in_place(w, b, inner):
+    for p, g in zip((w, b), inner, strict=True):
+        p.data -= 0.1 * g
+    return w, b
+
+
+def adapted_by_an_operator(w, b, inner):
+    w.data.sub_(0.1 * inner[0])
+    b.data.sub_(0.1 * inner[1])
+    return w, b
+
+
+def adapted_out_of_place(w, b, inner):
+    return w - 0.1 * inner[0], b - 0.1 * inner[1]
+
+
+def adapted_without_a_graph(w, b, inner):
+    for p, g in zip((w, b), inner, strict=True):
+        p.data -= 0.1 * g.detach()
+    return w, b
+
+
+@pytest.mark.parametrize("write", [adapted_in_place, adapted_by_an_operator])
+def test_a_graph_is_cut_off_at_a_parameter(write):
+    assert set(warned(lambda: meta_learning(write))) == {"NC208"}
+
+
+@pytest.mark.parametrize("write", [adapted_out_of_place, adapted_without_a_graph])
+def test_no_graph_is_cut_off(write):
+    assert warned(lambda: meta_learning(write)) == []
+
+
+def test_a_generated_weight_assigned_to_data():
+    maker, conv, x = nn.Linear(1, 9), nn.Conv2d(1, 1, 3), torch.randn(1, 1, 5, 5)
+
+    def cut():
+        conv.weight.data = maker(torch.ones(1)).view(1, 1, 3, 3)
+        conv(x).sum().backward()
+
+    def whole():
+        weight = maker(torch.ones(1)).view(1, 1, 3, 3)
+        torch.func.functional_call(conv, {"weight": weight}, x).sum().backward()
+
+    assert warned(cut) == ["NC208"]
+    assert maker.weight.grad is None
+    assert warned(whole) == []
+    assert maker.weight.grad is not None
+
+
+def averages(net, mean):
+    for p, q in zip(net.parameters(), mean.parameters(), strict=True):
+        q.data = 0.9 * q + 0.1 * p
+
+
+def averages_by_copy(net, mean):
+    for p, q in zip(net.parameters(), mean.parameters(), strict=True):
+        q.data.copy_(q * 0.9 + p * 0.1)
+
+
+def pruned(net, mean):
+    for p in net.parameters():
+        p.data = p * (p.abs() > 0.1)
+
+
+def clipped(net, mean):
+    for p in net.parameters():
+        p.data.clamp_(-0.1, 0.1)
+
+
+def by_hand(net, mean):
+    for p in net.parameters():
+        p.data -= 0.1 * p.grad
+        p.data.mul_(0.99)
+
+
+def without_grad(net, mean):
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.99).sub_(p.grad)
+
+
+def initialised(net, mean):
+    net[0].weight.data.normal_(0, 0.1)
+    nn.init.zeros_(net[0].bias)
+
+
+@pytest.mark.parametrize(
+    "after_step", [averages, averages_by_copy, pruned, clipped, by_hand, without_grad, initialised]
+)
+def test_weights_may_be_written_between_steps(after_step):
+    net, mean = (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)),
+    )
+
+    def train():
+        for _ in range(3):
+            net.zero_grad()
+            net(torch.ones(2, 3)).square().sum().backward()
+            after_step(net, mean)
+
+    assert warned(train) == []
+
+
+def test_nothing_of_the_program_is_kept_alive():
+    import weakref
+
+    with noclobber.watch():
+        x = torch.ones(3, requires_grad=True)
+        h = x * 2
+        h.data.mul_(2)
+        with torch.no_grad():
+            h.mul_(2)
+        gone = weakref.ref(h.untyped_storage())
+        del h
+        assert gone() is None

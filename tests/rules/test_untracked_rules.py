@@ -1,0 +1,175 @@
+"""NC207 to NC210 on hand-written events: writes that are not declared or not recorded, and what they leave behind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from noclobber.model.events import Read, Tensor
+from noclobber.model.finding import Finding
+from noclobber.model.silent import LostHook, Overwritten, Undeclared, Untracked
+
+from .places import Program, clobber, helped, save, told, write
+from .test_silent_rules import the
+
+FUNCTION = Program("""
+    class Triple(Function):
+        @staticmethod
+        def forward(ctx, t):
+            t.mul_(3)
+            return t
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * grad
+
+    y = Triple.apply(h)
+    loss.backward()
+""")
+
+
+def test_a_function_does_not_mark_its_input() -> None:
+    change = write("aten::mul_", FUNCTION.at("t.mul_(3)"), tensor=Tensor((4,), name="t"))
+    finding = the(Undeclared("Triple", change, FUNCTION.at("Triple.apply(h)")))
+    assert (finding.code, finding.rule, finding.severity) == ("NC207", "undeclared-write", "error")
+    assert (
+        finding.message
+        == "the Function `Triple` writes its input and does not say so: gradients of later uses leave it out"
+    )
+    assert told(finding, "write").text == "`mul_` writes the input here (version 0 -> 1)"
+    assert told(finding, "create").text == "`Triple` is applied here"
+    assert "as if `Triple` had not run" in finding.notes[0]
+    assert FUNCTION.edited(finding).splitlines()[3:5] == ["        ctx.mark_dirty(t)", "        t.mul_(3)"]
+
+
+def test_a_function_whose_write_has_no_line_is_blamed_where_it_is_applied() -> None:
+    finding = the(Undeclared("Triple", write("", None), FUNCTION.at("Triple.apply(h)")))
+    assert told(finding, "create").primary
+    assert not any(one.edits for one in finding.suggestions)
+
+
+def test_a_function_that_returns_something_else_gets_words_only() -> None:
+    program = Program(FUNCTION.text.replace("return t\n", "return other\n"))
+    finding = the(Undeclared("Triple", write("aten::mul_", program.at("t.mul_(3)")), None))
+    assert not any(one.edits for one in finding.suggestions)
+    assert "`ctx.mark_dirty`" in helped(finding)
+
+
+def test_an_operator_whose_schema_hides_the_write() -> None:
+    program = Program("y = h.exp()\nscale(h)\n")
+    change = write("mylib::scale", program.at("scale(h)"), via="undeclared", version_after=0)
+    finding = the(clobber(save("ExpBackward0", "result", program.at("h.exp()")), change, raised=False))
+    assert finding.code == "NC207"
+    assert finding.message == "`mylib::scale` writes a tensor that backward still needs, and its schema does not say so"
+    assert "the schema of `mylib::scale` says that it writes nothing" in finding.notes[0]
+    assert "mutates_args" in helped(finding)
+
+
+UNTRACKED = Program("""
+    with torch.no_grad():
+        h.mul_(keep)
+    g.data *= 2
+    with torch.no_grad():
+        h.copy_(u)
+        h.add_(1)
+    conv.weight.data = made
+    w.data -= lr * d
+    loss.backward()
+""")
+
+
+def untracked(
+    piece: str, op: str, how: Literal["no_grad", "data", "assigned"], tensor: Tensor, source: Tensor | None = None
+) -> Finding:
+    read = Read("", UNTRACKED.at("loss.backward()"))
+    finding = the(Untracked(write(op, UNTRACKED.at(piece), version_after=0), how, tensor, read, source))
+    assert (finding.code, finding.rule, finding.severity) == ("NC208", "untracked-write", "warning")
+    assert told(finding, "write").primary
+    return finding
+
+
+def test_a_mask_under_no_grad() -> None:
+    finding = untracked("h.mul_(keep)", "aten::mul_", "no_grad", Tensor((4,), name="h"))
+    assert finding.message == "`h` is changed under `no_grad`: the gradient is as if that had not happened"
+    assert told(finding, "write").text == "`mul_` changes `h` here"
+    assert told(finding, "read").text == "backward goes through it here"
+    assert "without the derivative of `mul_`" in finding.notes[0]
+    assert UNTRACKED.edited(finding).splitlines()[:2] == ["h = h.mul(keep)", "g.data *= 2"]
+    assert "`h = h + (new - h).detach()`" in helped(finding)
+
+
+def test_a_change_through_data() -> None:
+    finding = untracked("g.data *= 2", "aten::mul_", "data", Tensor((4,), name="g"))
+    assert UNTRACKED.edited(finding).splitlines()[2] == "g = g * 2"
+
+
+def test_a_guard_over_more_than_the_write_stays() -> None:
+    finding = untracked("h.add_(1)", "aten::add_", "no_grad", Tensor((4,), name="h"))
+    assert not any(one.edits for one in finding.suggestions)
+
+
+def test_values_of_another_tensor_are_cut_off() -> None:
+    finding = untracked("h.copy_(u)", "aten::copy_", "no_grad", Tensor((4,), name="h"), Tensor((4,), name="u"))
+    assert finding.message == "`h` takes its values from the graph under `no_grad`: no gradient flows back there"
+    assert told(finding, "write").text == "`copy_` cuts `u` off its graph here"
+    assert "use the value itself" in helped(finding)
+
+
+def test_a_generated_weight_is_assigned() -> None:
+    weight, made = Tensor((4,), name="conv.weight", kind="parameter"), Tensor((4,), name="made")
+    finding = untracked("conv.weight.data", "data=", "assigned", weight, made)
+    assert finding.message.startswith("the parameter `conv.weight` takes its values from the graph by `t.data = u`")
+    assert told(finding, "write").text == "the assignment to `.data` cuts `made` off its graph here"
+    assert "`torch.func.functional_call(" in helped(finding)
+
+
+def test_an_inner_step_on_a_leaf() -> None:
+    finding = untracked("w.data -= lr * d", "aten::sub_", "data", Tensor((4,), name="w"), Tensor((4,)))
+    assert told(finding, "write").text == "`sub_` cuts the value written off its graph here"
+    assert UNTRACKED.edited(finding).splitlines()[7] == "w = w - lr * d"
+
+
+INPUT = Program("""
+    feat = trunk(x)
+    feat.register_hook(record)
+    score = head(F.relu(feat, inplace=True))
+    torch.autograd.grad(score, feat)
+""")
+
+
+def test_a_gradient_of_an_overwritten_tensor() -> None:
+    change = write("aten::relu_", INPUT.at("F.relu(feat, inplace=True)"))
+    read = Read("", INPUT.at("torch.autograd.grad(score, feat)"), "grad")
+    finding = the(Overwritten(Tensor((4,), name="feat"), change, read, INPUT.at("trunk(x)")))
+    assert (finding.code, finding.rule, finding.severity) == ("NC209", "overwritten-input", "warning")
+    assert finding.message == (
+        "a gradient is asked with respect to `feat`, which was overwritten in place: it is that of the new value"
+    )
+    assert [(one.role, one.text) for one in finding.labels] == [
+        ("create", "`feat` is made here"),
+        ("write", "`relu_` overwrites it here (version 0 -> 1)"),
+        ("read", "`autograd.grad` asks for its gradient here"),
+    ]
+    assert "let `relu` write a new tensor" in helped(finding)
+    assert "F.relu(feat, inplace=False)" in INPUT.edited(finding)
+
+
+def test_a_gradient_of_a_tensor_that_a_module_overwrites() -> None:
+    program = Program("score = net(image)\ntorch.autograd.grad(score, kept)\n")
+    read = Read("", program.at("torch.autograd.grad(score, kept)"), "grad")
+    finding = the(Overwritten(Tensor((4,)), write("aten::relu_", program.at("net(image)")), read))
+    assert "build this module with `inplace=False`" in helped(finding)
+
+
+@pytest.mark.parametrize("name", ["feat", None])
+def test_a_hook_on_a_view_is_lost(name: str | None) -> None:
+    change = write("aten::relu_", INPUT.at("F.relu(feat, inplace=True)"))
+    read, hook = Read("", INPUT.at("torch.autograd.grad(score, feat)")), INPUT.at("feat.register_hook(record)")
+    finding = the(LostHook(Tensor((4,), name=name), hook, change, read))
+    assert (finding.code, finding.rule, finding.severity) == ("NC210", "lost-hook", "warning")
+    assert finding.message.endswith("drops the hooks registered on it")
+    assert told(finding, "create").span.line == 2
+    assert told(finding, "write").text == "`relu_` drops the hook here (version 0 -> 1)"
+    assert told(finding, "read").text == "backward passes the hook by here"
+    assert "register the hook after the write" in helped(finding)
