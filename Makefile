@@ -9,7 +9,7 @@ PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench fuzz lock changelog clean
+.PHONY: demo test check format bench fuzz fuzz-preserve lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -37,6 +37,10 @@ JOBS := 2
 
 fuzz: $(READY)  ## half an hour for 100000; fails on a wrong gradient without a finding, and on a false alarm
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS)
+
+fuzz-preserve: $(READY)  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
+		--preserve --without "hook,grad write"
 
 lock:
 	$(PYTHON) requirements/lock.py

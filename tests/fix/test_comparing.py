@@ -78,3 +78,17 @@ def test_the_gradients_of_a_step_count():
 
 def test_only_calls_that_both_made_are_compared():
     assert compare([call((W, G))] * 3, [call((W, G))] * 2).calls == 2
+
+
+def test_calls_of_which_only_sketches_were_kept_are_compared_too():
+    right, same, other = ([call((W, sketch(one)))] for one in (G, G.clone(), G * 1.01))
+    assert compare(right, same).exact
+    assert compare(right, other).difference
+
+
+def test_gradients_that_are_all_left_out_prove_nothing():
+    nothing = [call()]
+    assert not compare(nothing, nothing).difference
+    assert "zero" in compare(nothing, nothing, truncated=True).difference
+    grad = [call(kind="grad", returned=[G])]
+    assert not compare(grad, grad, truncated=True).difference

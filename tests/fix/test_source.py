@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noclobber.fix import source as source_module
-from noclobber.fix.patch import Patch, lines_before
+from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.source import Misfit, Source, changed_lines, diff, replace_file
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -93,7 +93,7 @@ def test_a_patch_is_made_on_top_of_another(tmp_path):
     patch = patch.edited([edit(path, 3, 5, 3, 6, "2")])
     assert patch.read(str(path)) == "# first\nx = 1\ny = 2\n"
     assert path.read_text() == "x = 1\ny = 1\n"
-    assert patch.lines == 3
+    assert patch.lines == 2
 
 
 TEXTS = st.lists(st.sampled_from(["", "x = 1", "    é = 2", "\ty", "# 日本"]), max_size=8)
@@ -103,7 +103,9 @@ ENDS = st.sampled_from(["\n", "\r\n"])
 @given(old=TEXTS, new=TEXTS, end=ENDS, closed=st.tuples(st.booleans(), st.booleans()))
 def test_git_applies_the_diff(tmp_path_factory, old, new, end, closed):
     folder = tmp_path_factory.mktemp("repository")
-    before, after = (end.join(lines) + (end if lines and ends else "") for lines, ends in zip((old, new), closed))
+    before, after = (
+        end.join(lines) + (end if lines and ends else "") for lines, ends in zip((old, new), closed, strict=True)
+    )
     path = folder / "a.py"
     path.write_bytes(before.encode())
     text = diff(Source("a.py", before, "utf-8"), Source("a.py", after, "utf-8"), "a.py")
@@ -139,9 +141,7 @@ def test_a_file_stays_as_it_is_where_it_cannot_be_replaced(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == ["a.py"]
 
 
-def test_the_lines_that_a_line_was_made_of():
+def test_which_line_a_line_was_before():
     old, new = "a\nb\nc\n", "a\nB1\nB2\nc\n"
-    assert list(lines_before(old, new, 1)) == [1]
-    assert list(lines_before(old, new, 3)) == [2]
-    assert list(lines_before(old, new, 4)) == [3]
-    assert changed_lines(Source("", old, "utf-8"), Source("", new, "utf-8")) == 3
+    assert [line_before(old, new, line) for line in (1, 2, 3, 4)] == [1, None, None, 3]
+    assert changed_lines(Source("", old, "utf-8"), Source("", new, "utf-8")) == 2

@@ -1,6 +1,7 @@
 """Many random programs in worker processes: the counts by outcome, and every fault shrunk to a script that can be run.
 
 python -m tests.fuzz.drive --programs 100000 [--seed 7] [--jobs 2] [--without numpy,hook]
+python -m tests.fuzz.drive --preserve --without "hook,grad write"
 python -m tests.fuzz.drive --judge program.py
 """
 
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.fuzz import preserved
 from tests.fuzz.judge import FAULTS, Outcome, Verdict, judge
 from tests.fuzz.programs import random_program
 from tests.fuzz.shrink import shrunk
@@ -41,9 +43,14 @@ class Task(NamedTuple):
     end: int
     step: int
     without: tuple[str, ...]
+    preserve: bool = False
 
     def source(self, number: int) -> str:
         return random_program(f"{self.seed}-{number}", self.without)
+
+    def judge(self, source: str) -> Verdict:
+        """What is to be said of a program: of watching it, or of preserving what it saves."""
+        return preserved.judge(source) if self.preserve else judge(source)
 
 
 class Fault(NamedTuple):
@@ -60,13 +67,13 @@ def work(pipe: Connection, task: Task) -> None:
     seen: Counter[tuple[object, ...]] = Counter()
     for number in range(task.first, task.end, task.step):
         source = task.source(number)
-        verdict = judge(source)
+        verdict = task.judge(source)
         pipe.send((number, verdict.outcome.value))
         if verdict.outcome in FAULTS:
             seen[verdict.signature] += 1
             if seen[verdict.signature] <= ALIKE:
-                short = shrunk(source, lambda one, like=verdict.signature: judge(one).signature == like)
-                pipe.send(Fault(number, judge(short), short))
+                short = shrunk(source, lambda one, like=verdict.signature: task.judge(one).signature == like)
+                pipe.send(Fault(number, task.judge(short), short))
     pipe.send(None)
 
 
@@ -117,10 +124,10 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def drive(programs: int, seed: str, jobs: int, without: tuple[str, ...]) -> int:
+def drive(programs: int, seed: str, jobs: int, without: tuple[str, ...], preserve: bool) -> int:
     """Judge this many programs and print what came of it; returns the exit status, 1 if anything is wrong."""
     say(f"{programs} programs of seed {seed}, {jobs} at a time" + (f", without {', '.join(without)}" * bool(without)))
-    tasks = [Task(seed, first, programs, jobs, without) for first in range(min(jobs, programs))]
+    tasks = [Task(seed, first, programs, jobs, without, preserve) for first in range(min(jobs, programs))]
     counts: Counter[str] = Counter()
     began = time.monotonic()
     with contextlib.closing(events(tasks)) as coming:
@@ -154,16 +161,17 @@ def main() -> int:
     parser.add_argument("--seed", default="")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--without", default="", help=f"kinds of statements to leave out: {', '.join(KINDS)}")
+    parser.add_argument("--preserve", action="store_true", help="judge `preserve` instead of `watch`")
     parser.add_argument("--judge", type=Path, help="judge one script instead")
     options = parser.parse_args()
     if options.judge:
-        verdict = judge(options.judge.read_text())
+        verdict = (preserved.judge if options.preserve else judge)(options.judge.read_text())
         say(f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}")
         return int(verdict.outcome in FAULTS)
     without = tuple(kind for kind in options.without.split(",") if kind)
     if unknown := set(without) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
-    return drive(options.programs, options.seed or secrets.token_hex(4), options.jobs, without)
+    return drive(options.programs, options.seed or secrets.token_hex(4), options.jobs, without, options.preserve)
 
 
 if __name__ == "__main__":

@@ -210,11 +210,13 @@ def wrong_gradient(bare: Run, right: Run) -> str:
     return ""
 
 
-def _untame(bare: Run, right: Run) -> bool:
-    return any(not bool((g.abs() < HUGE).all()) for _, *both in _rows(bare, right) for g in both)
+def untame(bare: Run, right: Run, huge: float = HUGE) -> bool:
+    """Whether a gradient of either run is huge or not finite."""
+    return any(not bool((g.abs() < huge).all()) for _, *both in _rows(bare, right) for g in both)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception | None) -> str:
+    """What an error says, without what follows."""
     return str(error).partition("\n")[0]
 
 
@@ -222,10 +224,10 @@ def _difference(bare: Run, watched: Run) -> Verdict | None:
     """What is not the same under watch; None where everything is."""
     if bare.error is not None and watched.error is not None:
         kind = RuntimeError if isinstance(watched.error, noclobber.ClobberError) else type(watched.error)
-        why = f"raises {_first_line(watched.error)}, bare {type(bare.error).__name__} {_first_line(bare.error)}"
+        why = f"raises {first_line(watched.error)}, bare {type(bare.error).__name__} {first_line(bare.error)}"
         if kind is not type(bare.error):
             return Verdict(Outcome.CHANGED, why)
-        if _first_line(bare.error) != _first_line(watched.error):
+        if first_line(bare.error) != first_line(watched.error):
             return Verdict(Outcome.WORDS, why)
     if bare.values.keys() != watched.values.keys():
         return Verdict(Outcome.CHANGED, f"names {bare.values.keys() ^ watched.values.keys()}")
@@ -247,18 +249,18 @@ def judge(source: str, around: Watch = watch) -> Verdict:
         if watched.failure:
             return Verdict(Outcome.BROKEN, watched.failure, codes)
         if bare.error is not None and watched.error is None:
-            return Verdict(Outcome.ESCAPE, f"runs on; bare raises {_first_line(bare.error)}", codes)
+            return Verdict(Outcome.ESCAPE, f"runs on; bare raises {first_line(bare.error)}", codes)
         right = right_gradients(source)
         wrong = wrong_gradient(bare, right)
         if bare.error is None and watched.error is not None:
             if wrong and codes:
                 return Verdict(Outcome.SILENT, wrong, codes)
-            return Verdict(Outcome.CHANGED, f"raises; bare does not: {_first_line(watched.error)}", codes)
+            return Verdict(Outcome.CHANGED, f"raises; bare does not: {first_line(watched.error)}", codes)
         if difference := _difference(bare, watched):
             return replace(difference, codes=codes)
         if bare.error is None and right.error is not None:
             return Verdict(Outcome.NO_ORACLE, str(right.error), codes)
-        if wrong and _untame(bare, right):
+        if wrong and untame(bare, right):
             return Verdict(Outcome.UNTAME, wrong, codes)
         raised = getattr(watched.error, "findings", ())
         silent = [one for one in watched.findings if all(one.identity() != other.identity() for other in raised)]
@@ -266,8 +268,8 @@ def judge(source: str, around: Watch = watch) -> Verdict:
             return Verdict(Outcome.SILENT if silent else Outcome.ESCAPE, f"wrong {wrong}", codes)
         if bare.error is not None:
             if STALE in str(bare.error):
-                return Verdict(Outcome.RAISED if codes else Outcome.UNEXPLAINED, _first_line(bare.error), codes)
-            return Verdict(Outcome.REFUSED, _first_line(bare.error), codes)
+                return Verdict(Outcome.RAISED if codes else Outcome.UNEXPLAINED, first_line(bare.error), codes)
+            return Verdict(Outcome.REFUSED, first_line(bare.error), codes)
         if not codes:
             return Verdict(Outcome.QUIET)
         return Verdict(Outcome.LUCKY if changed_saves(source) else Outcome.FALSE_ALARM, "", codes)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.judge import FAULTS, judge
+from tests.fuzz import preserved
+from tests.fuzz.judge import FAULTS, Outcome, judge
 from tests.fuzz.programs import programs, random_program, weighted
 from tests.fuzz.statements import KINDS, TABLES
 
@@ -30,6 +31,17 @@ def test_the_promise_on_longer_programs():
     outcomes = Counter(verdict_of(random_program(f"test-{number}")) for number in range(MANY))
     assert len(outcomes) > 4, outcomes
     assert max(outcomes.values()) < 0.95 * MANY, outcomes
+
+
+def test_gradients_are_right_under_preserve():
+    """But for those that a hook writes into: they are no saves."""
+    outcomes = Counter[Outcome]()
+    for number in range(MANY):
+        program = random_program(f"preserve-{number}", ("hook", "grad write"))
+        verdict = preserved.judge(program)
+        assert verdict.outcome not in FAULTS, f"{verdict.outcome.value} {verdict.why}\n{program}"
+        outcomes[verdict.outcome] += 1
+    assert outcomes[Outcome.QUIET] > 0.8 * MANY, outcomes
 
 
 @given(st.integers(0, 2**32))

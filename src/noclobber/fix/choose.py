@@ -6,25 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from noclobber.fix.candidate import Candidate
-
-try:
-    from noclobber.fix.candidates import candidates
-except ImportError:
-
-    def candidates(finding, read):
-        return [Candidate(s.message, s.edits) for s in finding.suggestions if s.edits]
-
-
+from noclobber.fix.candidates import candidates
+from noclobber.fix.launch import Trial
 from noclobber.fix.patch import Patch
 from noclobber.fix.prove import Prover, Verdict
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 
 ROUNDS = 8
-MOST_TRIALS = 6
+MOST_TRIALS = 8
 """Candidates that are tried for one finding."""
-MOST_PROVEN = 2
-"""Proven ones among equals that are compared for what they cost."""
+MOST_PROVEN = 3
+"""Proven ones that are compared for what they cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +42,6 @@ class Mending:
     mended: list[Mended] = field(default_factory=list)
     left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
     unproven: list[tuple[Mended, Patch]] = field(default_factory=list)
-    bare: str = ""
-    """Why the whole patch fails under bare PyTorch; empty where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,26 @@ class _Tried:
     candidate: Candidate
     patch: Patch
     verdict: Verdict
+    bare: Trial | None
+    """The run under PyTorch alone, where it was started."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What was tried for one finding."""
+
+    proven: list[_Tried] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    differing: list[_Tried] = field(default_factory=list)
+    trials: int = 0
+
+    def can_choose(self) -> bool:
+        """Whether the proofs are so good that the cost may decide: else what is likeliest goes first."""
+        return all(one.verdict.clean and one.verdict.complete for one in self.proven)
+
+    def is_enough(self) -> bool:
+        """Whether no more need be tried."""
+        return len(self.proven) >= MOST_PROVEN or bool(self.proven and not self.can_choose())
 
 
 class Mender:
@@ -67,7 +78,7 @@ class Mender:
         self._prover = prover
         self._tell = tell
         self._done = Mending()
-        self._refused: set[tuple[tuple[str, str], ...]] = set()
+        self._seen: set[tuple[tuple[str, str], ...]] = set()
 
     def mend(self) -> Mending:
         """Mend what the search found."""
@@ -80,7 +91,8 @@ class Mender:
             chosen = self._best(waiting[0])
             if chosen is not None:
                 findings = list(chosen.verdict.result.findings) if chosen.verdict.result else []
-                done.left = [(one, tried) for one, tried in done.left if one in findings]
+                there = {one.identity() for one in findings}
+                done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
         return done
 
@@ -89,50 +101,62 @@ class Mender:
 
     def _best(self, finding: Finding) -> _Tried | None:
         """Mend one finding; None where nothing that is tried is proven."""
-        done, prover = self._done, self._prover
-        prover.meet(finding)
-        proven: list[_Tried] = []
-        failed: list[tuple[str, str]] = []
-        differing: list[_Tried] = []
-        trials = 0
-        for candidate in sorted(_candidates(finding, done.patch), key=lambda one: one.cost):
-            if proven and (candidate.cost > proven[0].candidate.cost or len(proven) >= MOST_PROVEN):
+        done = self._done
+        self._prover.meet(finding)
+        attempt = _Attempt()
+        for candidate in sorted(candidates(finding, done.patch.read), key=lambda one: one.cost):
+            if attempt.trials >= MOST_TRIALS or attempt.is_enough():
                 break
-            if trials >= MOST_TRIALS:
-                break
-            try:
-                patch = done.patch.edited(candidate.edits)
-            except (Misfit, OSError) as reason:
-                failed.append((candidate.title, str(reason)))
-                continue
-            if patch.key() in self._refused:
-                continue
-            self._refused.add(patch.key())
-            trials += 1
-            self._tell(f"trying: {candidate.title}")
-            verdict = prover.try_out(patch, done.patch, finding)
-            if verdict.right and verdict.clean:
-                bare = prover.try_out(patch, done.patch, finding, "bare")
-                if not bare.right:
-                    verdict = Verdict(False, why=f"under PyTorch alone {bare.why}", differs=bare.differs)
-            one = _Tried(candidate, patch, verdict)
-            if verdict.right:
-                proven.append(one)
-            else:
-                failed.append((candidate.title, verdict.why))
-                if verdict.differs:
-                    differing.append(one)
-        if proven:
-            best = min(proven, key=_price)
-            done.mended.append(self._mended(finding, best))
-            done.patch = best.patch
-            return best
-        if differing and not prover.is_deterministic():
-            one = differing[0]
+            self._try(candidate, finding, attempt)
+        for one in sorted(attempt.proven, key=_price) if attempt.can_choose() else attempt.proven:
+            if (why := self._alone(one, finding, attempt)) is None:
+                done.mended.append(self._mended(finding, one))
+                done.patch = one.patch
+                return one
+            attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
+        if attempt.differing and not self._prover.is_deterministic():
             why = "the program is not deterministic: it gives other gradients each time, so nothing can be proven"
-            done.unproven.append((Mended(finding, one.candidate.title, None, why, proven=False), one.patch))
-        done.left.append((finding, failed))
+            offered = attempt.differing[0]
+            done.unproven.append((Mended(finding, offered.candidate.title, None, why, proven=False), offered.patch))
+        done.left.append((finding, attempt.failed))
         return None
+
+    def _try(self, candidate: Candidate, finding: Finding, attempt: _Attempt) -> None:
+        """Run the program under watch with a candidate; the first, which is likely right, without watch meanwhile."""
+        prover, before = self._prover, self._done.patch
+        try:
+            patch = before.edited(candidate.edits)
+            if patch.key() in self._seen:
+                return
+            self._seen.add(patch.key())
+            self._tell(f"trying: {candidate.title}")
+            trial = prover.start(patch)
+        except (Misfit, OSError) as reason:
+            attempt.failed.append((candidate.title, str(reason)))
+            return
+        attempt.trials += 1
+        bare = prover.start(patch, "bare") if attempt.trials == 1 else None
+        one = _Tried(candidate, patch, prover.judge(trial, patch, before, finding), bare)
+        if one.verdict.right:
+            attempt.proven.append(one)
+            return
+        if bare is not None:
+            bare.end()
+        attempt.failed.append((candidate.title, one.verdict.why))
+        if one.verdict.differs:
+            attempt.differing.append(one)
+
+    def _alone(self, one: _Tried, finding: Finding, attempt: _Attempt) -> str | None:
+        """Why a patch fails without watch; None where it does not, or where something else is to be mended first."""
+        for other in attempt.proven:
+            if other is not one and other.bare is not None:
+                other.bare.end()
+        if not one.verdict.clean:
+            return None
+        alone = self._prover.judge(
+            one.bare or self._prover.start(one.patch, "bare"), one.patch, self._done.patch, finding
+        )
+        return None if alone.right else alone.why
 
     def _mended(self, finding: Finding, best: _Tried) -> Mended:
         before, result = self._prover.search.saved, best.verdict.result
@@ -141,12 +165,8 @@ class Mender:
         return Mended(finding, best.candidate.title, extra, best.verdict.proof)
 
 
-def _price(tried: _Tried) -> tuple[bool, int, int]:
-    """Fewest bytes first, then the smallest diff."""
+def _price(tried: _Tried) -> tuple[bool, int, int, int]:
+    """Fewest bytes first, then the smallest diff, then what is likeliest."""
     result = tried.verdict.result
     saved = result.saved if result is not None else None
-    return (saved is None, saved or 0, tried.patch.lines)
-
-
-def _candidates(finding: Finding, patch: Patch) -> list[Candidate]:
-    return candidates(finding, patch.read)
+    return (saved is None, saved or 0, tried.patch.lines, tried.candidate.cost)

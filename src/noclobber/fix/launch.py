@@ -61,6 +61,12 @@ class Launcher:
         self._trials.append(trial)
         return trial
 
+    def prepare(self, module: str) -> None:
+        """Have a module of torch imported before the trials to come, which will all need it."""
+        if self._server is not None and self._server.stdin is not None:
+            self._server.stdin.write(module.encode() + b"\n")
+            self._server.stdin.flush()
+
     def run(self, order: Order, *, fresh: bool = False) -> Result:
         """Start a trial and wait for it."""
         return self.start(order, fresh=fresh).result()

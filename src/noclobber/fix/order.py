@@ -17,6 +17,10 @@ reference, clones: with what backward needs preserved, or with a clone of whatev
 losses: with gradients off, for the loss that the first backward begins from."""
 
 
+DYNAMO = "torch._dynamo"
+"""What optimizers import when they are made, and what takes as long as torch itself."""
+
+
 class Ended(StrEnum):
     """How a run ended."""
 
@@ -38,6 +42,8 @@ class Order:
     mode: Mode
     backwards: int
     seconds: float
+    whole: int = 3
+    """At the begin and the end, calls whose gradients are kept whole and not only as sketches."""
     served: dict[str, bytes] = field(default_factory=dict)
     truncation: Literal["", "step", "backward"] = ""
     retaining: bool = False
@@ -67,6 +73,8 @@ class Result:
     error: str = ""
     crash: str = ""
     torch: bool = True
+    dynamo: bool = False
+    """Whether the program imported, or had imported, torch's compiler."""
     calls: int = 0
     begun: int = 0
     found_at: int | None = None

@@ -51,7 +51,7 @@ class Patch:
 
     @property
     def lines(self) -> int:
-        """How many lines it takes away and adds."""
+        """How many lines it touches."""
         return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
 
     def key(self) -> tuple[tuple[str, str], ...]:
@@ -59,10 +59,10 @@ class Patch:
         return tuple(sorted((path, source.text) for path, source in self.after.items()))
 
 
-def lines_before(old: str, new: str, line: int) -> range:
-    """The lines of `old` that a line of `new` was made of: the same one, or those that it stands in place of."""
+def line_before(old: str, new: str, line: int) -> int | None:
+    """The line of `old` that a line of `new` is, None where it is another than it was."""
     matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+    for tag, i1, _, j1, j2 in matcher.get_opcodes():
         if j1 < line <= j2:
-            return range(i1 + (line - j1), i1 + (line - j1) + 1) if tag == "equal" else range(i1 + 1, i2 + 1)
-    return range(0)
+            return i1 + line - j1 if tag == "equal" else None
+    return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from noclobber.fix.launch import Launcher
+from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Ended, Mode, Order, Result
-from noclobber.fix.patch import Patch, lines_before
+from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.references import WITHOUT, Reference, References, kinds_for
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
@@ -26,6 +26,8 @@ class Verdict:
     clean: bool = False
     why: str = ""
     proof: str = ""
+    complete: bool = False
+    """Whether every gradient was compared with the right one."""
     differs: bool = False
     """Whether all that speaks against it is that gradients are others."""
     result: Result | None = None
@@ -36,29 +38,30 @@ class Prover:
 
     def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
         self._launcher = launcher
-        self._seconds = seconds
+        self._seconds, self._whole = seconds, backwards
         self.search = search
         self.calls = max(backwards, (search.found_at or 1) - 1 + backwards)
         """How many backward calls each run makes, at most."""
         self.codes: set[str] = set()
-        self.references = References(launcher, self.calls, seconds)
+        self.references = References(launcher, self.calls, seconds, backwards)
 
     def meet(self, finding: Finding) -> None:
         """A finding is to be mended: begin the run that its patches will be compared with."""
         self.codes.add(finding.code)
         if finding.code == "NC104" and not self.references.retaining:
-            self.references = References(self._launcher, self.calls, self._seconds)
+            self.references = References(self._launcher, self.calls, self._seconds, self._whole)
             self.references.retaining = True
         for kind in kinds_for(self.codes, self.search.calls)[:1]:
             self.references.start(kind)
 
-    def try_out(self, patch: Patch, before: Patch, finding: Finding, mode: Mode = "watch") -> Verdict:
-        """Run the program with a patch that is to mend a finding of the program with the patch `before`."""
-        try:
-            order = Order(mode, self.calls, self._seconds, patch.served)
-        except Misfit as reason:
-            return Verdict(False, why=str(reason))
-        result = self._launcher.run(order, fresh=mode == "bare")
+    def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
+        """Begin to run the program with a patch. Raises Misfit where an encoding lacks a character of it."""
+        order = Order(mode, self.calls, self._seconds, self._whole, patch.served)
+        return self._launcher.start(order, fresh=mode == "bare")
+
+    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding) -> Verdict:
+        """What a run shows of a patch that is to mend a finding of the program with the patch `before`."""
+        result = trial.result()
         if result.crash:
             return Verdict(False, why=f"noclobber itself failed: {result.crash}")
         if result.ended in (Ended.TIMEOUT, Ended.DIED, Ended.REFUSED):
@@ -85,7 +88,8 @@ class Prover:
             elif clean and compared.calls < self._least(reference.result, result):
                 differences.append(f"only {compared.calls} backward calls are made")
             else:
-                return Verdict(True, clean, proof=_matches(compared, reference), result=result)
+                complete = kind == "full" and reference.result.went_through
+                return Verdict(True, clean, proof=_matches(compared, reference), complete=complete, result=result)
         if differences:
             return Verdict(False, why=differences[0], differs=True, result=result)
         before = evidence.read(self.search.evidence) if self.search.evidence else []
@@ -132,24 +136,22 @@ def _is_ours(result: Result) -> bool:
 def _matches(compared: comparing.Comparison, reference: Reference) -> str:
     calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
     how = "bit for bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
-    words = f"{calls} compared, each gradient the same {how}, with {reference.words}"
+    words = f"in {calls} each gradient is, {how}, {reference.words}"
     if not reference.result.went_through:
         words += "; nothing to compare with beyond: the program never got that far before"
     return words
 
 
 def _is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
-    """Whether a finding in the patched program is the one that was to be mended: same code, written at that place."""
-    if mended.code != found.code:
-        return False
+    """Whether a finding in the patched program is the one that was to be mended, or is of the mending's own making."""
     old, new = _place(mended), _place(found)
     if old is None or new is None or old.path != new.path:
         return old == new
     try:
-        lines = lines_before(before.read(old.path), after.read(new.path), new.line)
+        line = line_before(before.read(old.path), after.read(new.path), new.line)
     except (OSError, Misfit):
         return old.line == new.line
-    return old.line in lines or any(old.line <= line <= old.end_line for line in lines)
+    return line is None or old.line <= line <= old.end_line
 
 
 def _place(finding: Finding) -> Span | None:

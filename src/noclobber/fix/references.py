@@ -25,10 +25,11 @@ class Reference:
     words: str
 
 
+_FULL = "what the program gives when backward gets what was saved"
 _WORDS = {
-    "full": "the gradients that the program gives when backward gets what was saved",
-    "step": "these gradients, without what flows through weights from before their last step",
-    "backward": "these gradients, without what flows through graphs of former backward calls",
+    "full": _FULL,
+    "step": f"{_FULL}, less what flows through weights from before their last step",
+    "backward": f"{_FULL}, less what flows through graphs of former backward calls",
     "losses": "the loss that the same writes give without gradients",
 }
 
@@ -52,9 +53,9 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
 class References:
     """The runs of one program that give right gradients, each made once."""
 
-    def __init__(self, launcher: Launcher, backwards: int, seconds: float) -> None:
+    def __init__(self, launcher: Launcher, backwards: int, seconds: float, whole: int) -> None:
         self._launcher = launcher
-        self._backwards, self._seconds = backwards, seconds
+        self._backwards, self._seconds, self._whole = backwards, seconds, whole
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
         self.retaining = False
@@ -92,4 +93,11 @@ class References:
 
     def _order(self, mode: Mode, kind: Kind) -> Order:
         truncation: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""
-        return Order(mode, self._backwards, self._seconds, truncation=truncation, retaining=self.retaining)
+        return Order(
+            mode,
+            self._backwards,
+            self._seconds,
+            self._whole,
+            truncation=truncation,
+            retaining=self.retaining,
+        )

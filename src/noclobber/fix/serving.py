@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import selectors
 import signal
@@ -9,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from noclobber.fix.order import Order
+from noclobber.fix.order import DYNAMO, Order
 from noclobber.fix.trial import Trial
 
 TICK = 0.02
@@ -33,8 +34,11 @@ def serve(words: list[str]) -> NoReturn:
             if not data:
                 break
             *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                running[_fork(line.decode(), words)] = line.decode()
+            for line in map(os.fsdecode, lines):
+                if line == DYNAMO:
+                    importlib.import_module(line)
+                else:
+                    running[_fork(line, words)] = line
         _reap(running)
     for process in running:
         with suppress(ProcessLookupError):

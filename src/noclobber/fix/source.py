@@ -70,9 +70,10 @@ class Source:
             if start < done or stop < start:
                 raise Misfit("two edits overlap")
             line_end = _end_of(lines[span.line - 1]) or end
-            if span.line > 1 and start == len(self.text) and span.column == 1 and not _end_of(lines[span.line - 2]):
+            pieces.append(self.text[done:start])
+            if span.column == 1 < span.line and start == len(self.text) and not _end_of(lines[span.line - 2]):
                 pieces.append(end)  # the last line lacks its end, and this comes below it
-            pieces += [self.text[done:start], edit.replacement.replace("\r\n", "\n").replace("\n", line_end)]
+            pieces.append(edit.replacement.replace("\r\n", "\n").replace("\n", line_end))
             done = stop
         return Source(self.path, "".join([*pieces, self.text[done:]]), self.encoding)
 
@@ -110,9 +111,9 @@ def _lines(text: str) -> list[str]:
 
 
 def changed_lines(before: Source, after: Source) -> int:
-    """How many lines a patch takes away and adds."""
-    rows = difflib.unified_diff(before.plain.split("\n"), after.plain.split("\n"), n=0)
-    return sum(row[:1] in "+-" and not row.startswith(("+++", "---")) for row in rows)
+    """How many lines a patch touches: one that stands in another's place counts once."""
+    matcher = difflib.SequenceMatcher(None, before.plain.split("\n"), after.plain.split("\n"), autojunk=False)
+    return sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal")
 
 
 def replace_file(source: Source) -> None:

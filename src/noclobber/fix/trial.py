@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from noclobber import program
-from noclobber.fix.order import Ended, Order, Result
+from noclobber.fix.order import DYNAMO, Ended, Order, Result
 from noclobber.fix.served import Served
 from noclobber.imports import after_import
 from noclobber.session import Session
@@ -71,6 +71,7 @@ class Trial:
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,
             wanted="loss" if mode in ("search", "losses") else "gradients",
+            whole=order.whole,
             truncation=order.truncation,
             retaining=order.retaining,
         )
@@ -101,7 +102,7 @@ class Trial:
 
     def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
         seen, session = self._evidence, self._session
-        result = Result(ended=ended, error=error, torch="torch" in sys.modules)
+        result = Result(ended=ended, error=error, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules)
         if session is not None:
             session.stop()
             try:

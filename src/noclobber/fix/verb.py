@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from noclobber.fix.choose import Mender, Mending
 from noclobber.fix.launch import Launcher
-from noclobber.fix.order import Ended, Order, Result
+from noclobber.fix.order import DYNAMO, Ended, Order, Result
 from noclobber.fix.patch import Patch
-from noclobber.fix.prove import Prover
 from noclobber.fix.source import Misfit, Source, diff, replace_file
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
+
+if TYPE_CHECKING:
+    from noclobber.fix.choose import Mending
 
 
 class CannotFix(Exception):
@@ -35,12 +36,18 @@ def fix(words: Sequence[str], *, writing: bool, backwards: int, seconds: float, 
     _require(words)
     with Launcher(words) as launcher:
         tell("looking for in-place writes that break a gradient")
-        search = launcher.run(Order("search", backwards, seconds), fresh=True)
+        searching = launcher.start(Order("search", backwards, seconds), fresh=True)
+        from noclobber.fix.choose import Mender  # imports torch, which takes as long as the search
+        from noclobber.fix.prove import Prover
+
+        search = searching.result()
         if (refused := _nothing(search, seconds)) is not None:
             return refused
+        if search.dynamo:
+            launcher.prepare(DYNAMO)
         prover = Prover(launcher, search, backwards, seconds)
         done = Mender(prover, tell).mend()
-    return _told(done, words, writing)
+    return told(done, words, writing)
 
 
 def _require(words: Sequence[str]) -> None:
@@ -48,8 +55,10 @@ def _require(words: Sequence[str]) -> None:
         raise CannotFix("`noclobber fix` mends files, and `-c` has none: put the code into a script")
     if words[0] == "-":
         raise CannotFix("`noclobber fix` mends files, and stdin is none: put the code into a script")
-    if importlib.util.find_spec("libcst") is None:
-        raise CannotFix('`noclobber fix` needs libcst: pip install "noclobber[fix]"')
+    try:
+        import libcst  # noqa: F401
+    except ImportError:
+        raise CannotFix('`noclobber fix` needs libcst: pip install "noclobber[fix]"') from None
 
 
 def _nothing(search: Result, seconds: float) -> Fixed | None:
@@ -74,7 +83,7 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     return Fixed(0, words=[f"nothing to fix: no write broke a gradient ({calls}{over})"])
 
 
-def _told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
+def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
     fixed = Fixed(1 if done.left else 0)
     total = len(done.mended) + len(done.left)
     for one in done.mended:

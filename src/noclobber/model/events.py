@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A tensor's memory was handed to code that torch does not see. `by` is "numpy", "from_numpy", "data_ptr" ..."""
+    """A tensor's memory was handed to code that torch does not see. `by` is "numpy", "from_numpy" ..."""
 
     by: str
     site: Site | None = None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
 
-from noclobber.observe import graph, internals, outside, refusals, testimony
+from noclobber.model.error import ClobberError
+from noclobber.observe import dependence, graph, internals, outside, refusals, testimony
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.saves import Handle
 from noclobber.observe.sites import place_of
@@ -108,6 +110,8 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
             region.told |= recorder.told > told
         if recorder.listeners and not region.told:
             recorder.guarded(lambda: _compare(region, frame, holder, tensor))
+            if region.must_raise():
+                raise ClobberError(testimony.CHANGED)
         return tensor
 
     hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
@@ -170,17 +174,21 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
 
     @functools.wraps(forward)
     def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-        region = _region(recorder, sys._getframe(1), run_function, args) if recorder.thread.entered else None
+        region, before = None, None
+        if recorder.thread.entered:
+            region = _region(recorder, sys._getframe(1), run_function, args)
+            if recorder.contents is not None:
+                before = recorder.guarded(lambda: dependence.Before(run_function, args))
         outputs = forward(ctx, run_function, preserve_rng_state, *args)
         if region is not None:
             region.end = recorder.memory.mark()
             packed = recorder.guarded(lambda: [region.output(one) for one in _tensors(outputs)])
-            ctx.noclobber_region = (region, packed or [])
+            ctx.noclobber_region = (region, packed or [], before)
         return outputs
 
     @functools.wraps(backward)
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
-        region, packed = getattr(ctx, "noclobber_region", (None, []))
+        region, packed, before = getattr(ctx, "noclobber_region", (None, [], None))
         if region is None or not recorder.listeners:
             return backward(ctx, *gradients)
         run, told = ctx.run_function, recorder.told
@@ -188,9 +196,13 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
         def run_and_compare(*args: Any) -> Any:
             region.again = recorder.memory.mark()
             region.told |= recorder.told > told
-            outputs = run(*args)
+            derived = recorder.guarded(lambda: _derived(region, before, ctx, run, args)) if before is not None else None
+            with nullcontext() if derived is None else derived:
+                outputs = run(*args)
             if not region.told:
-                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs)))
+                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived))
+                if region.must_raise():
+                    raise ClobberError(testimony.CHANGED)
             return outputs
 
         ctx.run_function = run_and_compare
@@ -208,8 +220,27 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return [one for one in several if isinstance(one, torch.Tensor)]
 
 
-def _compare_outputs(region: Region, packed: list[Packed], outputs: list[torch.Tensor]) -> None:
+def _derived(region: Region, before: dependence.Before, ctx: Any, run: Any, args: Any) -> dependence.Derived | None:
+    """What follows the region while it is run anew, where memory that it reads is known to have changed."""
+    given = [one if kept is None else kept for one, kept in zip(args, ctx.inputs, strict=True)]
+    now = None if region.told else before.now(run, given)
+    if now is None or not now.calls_for_a_look(region.statistics()):
+        return None
+    return dependence.Derived(now, ctx.preserve_rng_state)
+
+
+def _compare_outputs(
+    region: Region, packed: list[Packed], outputs: list[torch.Tensor], derived: dependence.Derived | None
+) -> None:
+    """Tell where a region returns something else, unless it is known that backward reads nothing of what has changed;
+    and where it saved what has changed."""
     for before, tensor in zip(packed, outputs, strict=False):
         if region.returns_other(before, tensor):
-            region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
-            return
+            if derived is None or not derived.explains(tensor) or derived.reaches(outputs):
+                region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
+                return
+    first = None if derived is None else derived.first_changed(outputs)
+    if first is not None:
+        node, handle = first
+        was = Packed(handle.alias, handle.place, handle.digest)
+        region.tell(node, testimony.field_of(handle, node), was, handle.alias, reentrant=True)

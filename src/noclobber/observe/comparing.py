@@ -44,6 +44,8 @@ def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncat
                 if same is None:
                     return Comparison(number - 1, exact, f"{where}: {what} differs")
                 exact &= same
+        if truncated and one["kind"] == "backward" and all(_is_zero(gradient) for _, gradient in one["leaves"]):
+            return Comparison(number - 1, exact, f"{where}: every gradient is zero")
         paired = _pair(one["leaves"], other["leaves"], truncated)
         if isinstance(paired, str):
             return Comparison(number - 1, exact, f"{where}: {paired}")
@@ -69,10 +71,10 @@ def _calls(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] != "step"]
 
 
-def _same(right: torch.Tensor | None, found: torch.Tensor | None) -> bool | None:
-    """True where equal bit for bit, False within tolerance, None where different."""
-    if right is None or found is None:
-        return True if right is found else None
+def _same(right: Any, found: Any) -> bool | None:
+    """Of two tensors or two sketches: True where equal bit for bit, False within tolerance, None where different."""
+    if not isinstance(right, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return True if right == found else False if _alike(right, found) else None
     if right.shape != found.shape or right.dtype != found.dtype:
         return None
     if torch.equal(right, found):
@@ -104,20 +106,20 @@ def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
             index, same = next((one for one in matches if one[1]), matches[0])
             del left[index]
             exact &= same
-        elif not (truncated and not bool((gradient != 0).any())):
+        elif not (truncated and _is_zero(gradient)):
             shape = "x".join(map(str, leaf[0])) or "a scalar"
             if alike:
                 return f"the gradient of a leaf of shape {shape} differs"
             return f"no gradient reaches a leaf of shape {shape}"
-    if any(not (truncated and not bool((gradient != 0).any())) for _, gradient in left):
+    if not all(truncated and _is_zero(gradient) for _, gradient in left):
         return "a gradient reaches a leaf that gets none"
     return exact
 
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether two sketches are of equal tensors, up to rounding."""
-    if one is None or other is None:
-        return one is other
+    if not isinstance(one, tuple) or not isinstance(other, tuple):
+        return one is None and other is None
     if one[:2] != other[:2]:
         return False
     scale = max(abs(one[2]), abs(other[2]))
@@ -138,8 +140,11 @@ def _steps_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], trun
     return ""
 
 
-def _is_zero(sketch: Any) -> bool:
-    return sketch is None or sketch[2] == 0
+def _is_zero(gradient: Any) -> bool:
+    """Whether a gradient, or a sketch of it, is nothing but zeros."""
+    if isinstance(gradient, torch.Tensor):
+        return not bool((gradient != 0).any())
+    return gradient is None or gradient[2] == 0
 
 
 def _steps(events: list[dict[str, Any]]) -> dict[tuple[str, tuple[Any, ...]], list[Any]]:

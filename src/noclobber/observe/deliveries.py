@@ -22,6 +22,8 @@ Notice = Callable[[GradientWrite], None]
 
 def holders(tensor: torch.Tensor) -> int:
     """How many tensors share a storage, this one included."""
+    while internals.C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = internals.C._functorch.get_unwrapped(tensor)
     # One more for the Python object through which the storage is asked.
     storage = tensor.untyped_storage()
     return internals.storage_holders(storage._cdata) - 1

@@ -24,8 +24,9 @@ Sketch = tuple[Any, ...]
 class Evidence:
     """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
 
-    `saved` is how many bytes the first backward found saved, summed over distinct storages. Gradients are cloned.
-    `retaining` keeps every graph for a second backward.
+    `saved` is how many bytes the first backward found saved, summed over distinct storages. Gradients are cloned in the
+    first and the last `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
+    second backward.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Evidence:
         seconds: float,
         *,
         wanted: Wanted = "gradients",
+        whole: int = 3,
         truncation: Truncation = "",
         retaining: bool = False,
     ) -> None:
@@ -49,7 +51,7 @@ class Evidence:
         self.looked: Callable[[], None] = lambda: None
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
-        self._retaining, self._wanted = retaining, wanted
+        self._retaining, self._wanted, self._whole = retaining, wanted, whole
         self._fresh = Fresh(truncation) if truncation else None
         self._depth = 0
         self._process = os.getpid()
@@ -73,7 +75,7 @@ class Evidence:
 
     def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._process:
+            if os.getpid() != self._process or internals.transforms_active():
                 return engine(t_outputs, *args, **kwargs)
             if self._retaining:
                 args = (args[0], True, *args[2:])
@@ -82,10 +84,11 @@ class Evidence:
                 self.saved = saved_bytes(roots)
             if self._wanted == "loss":
                 if not self.events:
-                    self.events.append(_Call(t_outputs, []).document(True, None))
+                    self.events.append(_Call(t_outputs, [], copied).document(True, None))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
-            call = _Call(t_outputs, roots)
+            whole = self.begun <= self._whole or self.begun > self._most - self._whole
+            call = _Call(t_outputs, roots, copied if whole else sketch)
             if self._fresh is not None:
                 call.hooks += self._fresh.cut(roots)
             try:
@@ -99,7 +102,7 @@ class Evidence:
 
     def _ending(self, engine: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._process:
+            if os.getpid() != self._process or internals.transforms_active():
                 return engine(*args, **kwargs)
             self.begun += self._depth == 0
             self._depth += 1
@@ -132,11 +135,12 @@ class Evidence:
 
 
 class _Call:
-    """One backward call under way."""
+    """One backward call under way; what is seen of a tensor is what `taken` makes of it."""
 
-    def __init__(self, outputs: Any, roots: list[Any]) -> None:
+    def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any]) -> None:
+        self._taken = taken
         with torch.no_grad():
-            self._roots = [copied(one) for one in outputs if isinstance(one, torch.Tensor)]
+            self._roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, list[Any]]] = []
         self.hooks: list[Any] = []
         for node in graph.walk(roots):
@@ -145,7 +149,7 @@ class _Call:
                 got: list[Any] = []
                 with torch.no_grad():
                     self._leaves.append((sketch(leaf), got))
-                self.hooks.append(internals.hook(node.register_prehook, _taker(got)))
+                self.hooks.append(internals.hook(node.register_prehook, _taker(got, taken)))
 
     def release(self) -> None:
         """Take the hooks off."""
@@ -159,15 +163,15 @@ class _Call:
                 "kind": "backward" if accumulates else "grad",
                 "roots": self._roots,
                 "leaves": [(leaf, got[0]) for leaf, got in self._leaves if got],
-                "returned": [copied(one) for one in result or ()],
+                "returned": [self._taken(one) for one in result or ()],
             }
 
 
-def _taker(got: list[Any]) -> Callable[[Any], None]:
+def _taker(got: list[Any], taken: Callable[[Any], Any]) -> Callable[[Any], None]:
     def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
         if gradients[0] is not None:
             with torch.no_grad():
-                got.append(copied(gradients[0]))
+                got.append(taken(gradients[0]))
 
     return gradient_arrives
 

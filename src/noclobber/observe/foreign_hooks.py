@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch.multiprocessing import reductions
@@ -12,10 +13,11 @@ from torch.multiprocessing import reductions
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
-from noclobber.observe import internals, rereads, testimony
+from noclobber.observe import internals, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, fingerprint
 from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
+from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, place_of, site_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Kept:
     to the storage tells whether that is still the same memory when an address is met again.
     """
 
-    __slots__ = ("digest", "geometry", "in_sight", "mark", "memory", "node", "place", "storage", "value")
+    __slots__ = ("digest", "geometry", "in_sight", "mark", "memory", "node", "place", "spare", "storage", "value")
 
     value: Any
     memory: Reread | None
@@ -45,6 +47,8 @@ class Kept:
     node: int
     mark: Mark
     place: Place | None
+    spare: Handle | None
+    """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
     in_sight: bool
     """Whether their pack hook returned tensors, and no index or file name that stands for one."""
 
@@ -99,6 +103,10 @@ def _wrapped(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpa
         if type(packed) is not Kept:
             return unpack(packed)
         tensor = unpack(packed.value)
+        if packed.spare is not None and isinstance(tensor, torch.Tensor) and geometry(tensor) == packed.geometry:
+            suspect = packed.spare.version
+            if isinstance(suspect, Suspect) and suspect.kept is not None:
+                return suspect.kept
         if recorder.listeners and isinstance(tensor, torch.Tensor):
             _compare(recorder, packed, tensor)
         return tensor
@@ -117,7 +125,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept.geometry, kept.mark = geometry(tensor), recorder.memory.mark()
     kept.memory, kept.digest = None, None
     tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
-    kept.in_sight = bool(tensors)
+    kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
         kept.memory = Reread(key, tensor)
         kept.storage = StorageWeakRef(tensor.untyped_storage())
@@ -125,6 +133,9 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
         if recorder.contents is not None:
             kept.digest = fingerprint(tensor)
             recorder.contents.unread += kept.digest is None
+    if recorder.keeping and kept.memory is not None and tensors:
+        kept.spare = saves.handle_of(tensor, kept.node, place, kept.digest)
+        recorder.live.unsorted.append(ref(kept.spare))
     recorder.thread.history.nodes.append(kept.node)
     recorder.thread.history.places.append(place)
     return kept
@@ -163,7 +174,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
         return
     if digest is None and not any(write.overlaps for write in clobber.writes):
         return
-    stopped = ClobberError(testimony.CHANGED) if recorder.stop_writes else None
+    stopped = ClobberError(testimony.CHANGED) if recorder.strict else None
     recorder.tell([clobber], stopped)
     if stopped is not None:
         raise stopped

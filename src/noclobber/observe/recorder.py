@@ -199,6 +199,11 @@ class Recorder:
             self.thread.preserving += more
             self.careful += more
 
+    @property
+    def strict(self) -> bool:
+        """Whether a changed save raises where PyTorch is silent, as it could neither be stopped nor kept."""
+        return self.stop_writes or self.keeping
+
     def stop(self, writes: bool) -> None:
         """Whether to stop writes to what was saved."""
         self.careful += writes - self.stop_writes
@@ -251,6 +256,8 @@ class Recorder:
         """
         alias, version, current = handle.alias, handle.version, int(handle.alias._version)
         node, expected = internals.current_node(), saves.version_at_save(handle)
+        if not silently and not testimony.is_read(handle, node):
+            return alias
         if isinstance(version, Suspect):
             if version.kept is not None:
                 return version.kept
@@ -275,7 +282,7 @@ class Recorder:
             self.later.append(testimony.later(handle, node, digest, self.reading()))
         elif not same(digest, handle.digest) and testimony.is_read(handle, node):
             clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
-            stopped = ClobberError(testimony.CHANGED) if self.stop_writes or not silently else None
+            stopped = ClobberError(testimony.CHANGED) if self.strict or not silently else None
             self.tell([clobber] if clobber else [], stopped)
             if stopped is not None:
                 raise stopped
@@ -286,7 +293,7 @@ class Recorder:
         waiting, self.later = self.later, []
         differ = torch.stack([one.differs.cpu() for one in waiting]).tolist()
         found = [clobber for one, changed in zip(waiting, differ, strict=True) if changed for clobber in one.clobbers]
-        stopped = ClobberError(testimony.CHANGED) if self.stop_writes and found else None
+        stopped = ClobberError(testimony.CHANGED) if self.strict and found else None
         self.tell(found, stopped)
         if stopped is not None:
             raise stopped

@@ -137,6 +137,15 @@ class Region:
             )
         )
 
+    def statistics(self) -> set[int]:
+        """The storages among `outside` to which nothing but batch norm has written since forward began."""
+        records = rereads.since(self.memory, self.begin, self.again)
+        written = {one.key: True for one in records if one.key in self.outside}
+        for one in records:
+            if one.key in written and not one.written.is_statistics:
+                written[one.key] = False
+        return {key for key, only in written.items() if only}
+
     def returns_other(self, packed: Packed, tensor: torch.Tensor) -> bool:
         """Whether a reentrant region, run anew, returns something else.
 
@@ -184,6 +193,10 @@ class Region:
             self.recorder.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
         else:
             self.recorder.notice(Drift(site_of(self.place), save, self.causes(tensor), read, reentrant))
+
+    def must_raise(self) -> bool:
+        """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""
+        return self.told and self.recorder.keeping
 
 
 def _is_now_at(reread: Reread, key: int) -> bool:

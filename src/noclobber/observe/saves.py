@@ -76,6 +76,15 @@ def version_at_save(handle: Handle) -> int:
     return version.version if isinstance(version, Suspect) else version
 
 
+def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
+    """A handle made outside of our own pack hook."""
+    handle = Handle(tensor)
+    handle.alias = alias_of(tensor)
+    handle.version, handle.digest, handle.plan = handle.alias._version, digest, None
+    handle.node, handle.place = node, place
+    return handle
+
+
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     """A detached alias. A subclass that can't detach is kept itself: its outputs then live until the graph dies."""
     try:
@@ -203,4 +212,6 @@ def _original(function: Any, raw: Any, unpacked: Any) -> Any:
     if not isinstance(handle, Handle) or unpacked.grad_fn is function:
         return unpacked
     tensor = handle.tensor()
-    return unpacked if tensor is None else tensor
+    if tensor is None or internals.storage_key(tensor) != internals.storage_key(handle.alias):
+        return unpacked  # its bytes were kept, or it was given others
+    return tensor

@@ -165,14 +165,50 @@ def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., 
         changed = recorder.guarded(lambda: kept.changed(self)) or []
         before = [_state(stash) for stash in held]
         try:
-            if not changed:
-                return native(self, *args)
-            with _reads(self, lambda name: _tell(recorder, held, changed, name)):
-                return native(self, *args)
+            with _given_what_was_kept(self, held):
+                if not changed:
+                    return native(self, *args)
+                with _reads(self, lambda name: _tell(recorder, held, changed, name)):
+                    return native(self, *args)
         finally:
             recorder.guarded(lambda: kept.renew(self, before))
 
     return apply
+
+
+@contextmanager
+def _given_what_was_kept(ctx: Any, held: list[Stash]) -> Iterator[None]:
+    """Where bytes are preserved, give a backward the copy of a stash that was overwritten. Raises ClobberError where
+    the stash itself may be differentiated, as the copy is in no graph."""
+    attributes, given = _attributes(ctx), dict[str, tuple[Any, Any]]()
+    for stash in held:
+        suspect = stash.version
+        if not isinstance(suspect, Suspect) or stash.name not in attributes:
+            continue
+        # Where the tensor was given other data, the stash still has the old.
+        kept = stash.alias if suspect.kept is None and suspect.spared else suspect.kept
+        if kept is not None:
+            if torch.is_grad_enabled():
+                raise ClobberError(testimony.CHANGED)
+            value = attributes[stash.name]
+            instead = _replaced(value, stash.key, kept)
+            given[stash.name] = (given.get(stash.name, (value,))[0], instead)
+            attributes[stash.name] = instead
+    try:
+        yield
+    finally:
+        for name, (value, instead) in given.items():
+            if attributes.get(name) is instead:
+                attributes[name] = value
+
+
+def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:
+    """A stash with one of its tensors exchanged."""
+    if key is None:
+        return tensor
+    if isinstance(value, dict):
+        return value | {key: tensor}
+    return type(value)(tensor if index == key else one for index, one in enumerate(value))
 
 
 def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clobber]], name: str) -> None:
@@ -182,7 +218,7 @@ def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clob
         changed.remove(one)
     # Backward may have set it anew before it reads it.
     read = [one for one in asked if one[0] in held]
-    stopped = ClobberError(testimony.CHANGED) if recorder.stop_writes and read else None
+    stopped = ClobberError(testimony.CHANGED) if recorder.strict and read else None
     recorder.tell([clobber for _, clobber in read], stopped)
     if stopped is not None:
         raise stopped

@@ -308,6 +308,8 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
         number = field.removeprefix("result") if field.startswith("result") else ""
         return node.name(), int(number or 0)
     tensor = handle.tensor()
+    if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
+        return node.name(), 0  # a custom Function's own node stands in for the one that is lost
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     if node is None or field not in _INPUTS or not node.next_functions:
@@ -318,6 +320,10 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
     if producer.name() in _MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=producer.name().removesuffix("Backward0")))
     return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
+
+
+def _was_detached(handle: Handle) -> bool:
+    return isinstance(handle.version, Suspect) and handle.version.refuses is not None
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")

@@ -9,7 +9,7 @@ import libcst as cst
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
 from noclobber.fix.candidates.tree import File, append, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.writing import FUNCTIONS, Written, base_of, parameters, write_at, writes
+from noclobber.fix.candidates.writing import FUNCTIONS, Written, base_of, parameters, write_at, writes, written
 from noclobber.model.finding import Edit
 
 _RESULTS = ("result", "output", "out")
@@ -31,10 +31,10 @@ def before_write(write: Written, scene: Scene, cost: int = 3) -> Iterator[Candid
     inside = before(file, first, line)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
     outside = before(file, loop, line) if loop is not None and not _is_loop_variable(loop, name) else None
-    if outside is not None and not any(loop in file.ancestors(one.node) for one in saves):
+    if loop is not None and outside is not None and not any(loop in file.ancestors(one.node) for one in saves):
         yield Candidate(f"write into a clone of `{name}`, made before the loop", (outside,), cost)
     if inside is not None:
-        yield Candidate(f"write into a clone of `{name}`", (inside,), cost)
+        yield Candidate(f"write into a clone of `{name}`", (inside,), cost if loop is None else cost + 2)
 
 
 def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
@@ -46,14 +46,17 @@ def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
             yield from _of_result(place, cost)
             continue
         operands = _operands(place)
-        chosen = _kept(place, operands, field, scene)
+        chosen = _kept(operands, field, scene)
+        if not chosen:
+            continue
         for edits in dict.fromkeys((tuple(chosen), tuple(operands))):
             clones = tuple(append(place.file, one, ".clone()") for one in edits)
             if clones:
                 names = ", ".join(f"`{place.file.source(one)}`" for one in edits)
                 yield Candidate(f"let autograd keep a clone of {names}", clones, cost)
         if not any(place.file.source(one).endswith(".clone()") for one in operands):
-            yield from _of_definitions(place, operands, cost)
+            other = [one for one in operands if dotted(one) not in {write.name for write in written(scene)}]
+            yield from _of_definitions(place, other, cost)
 
 
 def _of_result(place: Place, cost: int) -> Iterator[Candidate]:
@@ -94,11 +97,14 @@ def _operands(place: Place) -> list[cst.BaseExpression]:
     return [one for one in found if _may_be_tensor(file, one)]
 
 
-def _kept(place: Place, operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[cst.BaseExpression]:
-    """The operand that the saved field names; by the tensor's own name where that is in the text."""
+def _kept(operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[cst.BaseExpression]:
+    """The operand that the saved field names; by the tensor's own name where that is in the text.
+
+    A weight or buffer that the text does not name is one of a module called here: no operand is it.
+    """
     short = scene.name().rpartition(".")[2]
     named = [one for one in operands if short and dotted(base_of(one)).rpartition(".")[2] == short]
-    if named:
+    if named or scene.kind() == "parameter":
         return named
     if field in _SECOND and len(operands) > 1:
         return operands[1:2]

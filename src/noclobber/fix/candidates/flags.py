@@ -16,17 +16,19 @@ from noclobber.model.source import Span
 _FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
 _SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
 _OF_OP = {
-    "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"}, "leaky_relu_": {"LeakyReLU"},
+    "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"},
+    "leaky_relu_": {"LeakyReLU"},
     "elu_": {"ELU", "CELU", "SELU"}, "celu_": {"CELU"}, "selu_": {"SELU"}, "silu_": {"SiLU"}, "mish_": {"Mish"},
     "dropout_": {"Dropout"}, "feature_dropout_": {"Dropout1d", "Dropout2d", "Dropout3d"}, "threshold_": {"Threshold"},
-    "alpha_dropout_": {"AlphaDropout"}, "hardswish_": {"Hardswish"}, "hardsigmoid_": {"Hardsigmoid"}, "rrelu_": {"RReLU"},
+    "alpha_dropout_": {"AlphaDropout"}, "hardswish_": {"Hardswish"}, "hardsigmoid_": {"Hardsigmoid"},
+    "rrelu_": {"RReLU"},
     "rrelu_with_noise_": {"RReLU"}, "mul_": {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"},
 }  # fmt: skip
 TITLE = "build this module without `inplace=True`"
 
 
 def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidate]:
-    """Builders of the module called at a place, the likeliest first, then all of that class, then all of the program."""
+    """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
     built = [(file, one) for file in scene.files() for one in walk(file.module, cst.Call) if _is_builder(one)]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops() or [_op_in(scene)]))
     names = {name for place in places for name in _modules(place)}
@@ -82,13 +84,17 @@ def _bound_to(file: File, call: cst.Call) -> set[str]:
 
 
 def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
-    """Where a library builds the modules: a loop that switches their flags off, after the statement that got the net."""
+    """Where a library builds the modules: a loop that switches their flags off, once the net is there."""
     file = place.file
     called_at = place.node.func if isinstance(place.node, cst.Call) else None
     name = dotted(called_at)
     if not name or name.startswith(("torch.", "F.")):
         return
-    loop = [f"for module in {name}.modules():", '    if getattr(module, "inplace", False):', "        module.inplace = False"]
+    loop = [
+        f"for module in {name}.modules():",
+        '    if getattr(module, "inplace", False):',
+        "        module.inplace = False",
+    ]
     for one in walk(file.module, cst.Assign):
         if any(dotted(target.target) == name for target in one.targets) and isinstance(one.value, cst.Call):
             edit = after(file, one, *loop)

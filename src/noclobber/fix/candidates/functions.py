@@ -1,4 +1,4 @@
-"""Custom Functions and hooks: new tensors instead of writes in backward, `save_for_backward`, `mark_dirty`, hook order."""
+"""Custom Functions and hooks: new tensors instead of writes, `save_for_backward`, `mark_dirty`, the order of hooks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def saved_for_backward(place: Place, cost: int = 3) -> Iterator[Candidate]:
         return
     attribute = dotted(statement.targets[0].target)
     ctx = attribute.partition(".")[0]
-    uses = [one for one in walk(owner, cst.Attribute) if dotted(one) == attribute and one is not statement.targets[0].target]
+    uses = [
+        one for one in walk(owner, cst.Attribute) if dotted(one) == attribute and one is not statement.targets[0].target
+    ]
     saves = [one for one in walk(owner, cst.Attribute) if one.attr.value in ("save_for_backward", "saved_tensors")]
     if not saves and uses and attribute.count(".") == 1:
         edits = [replace(file, statement, f"{ctx}.save_for_backward({statement.value.value})")]

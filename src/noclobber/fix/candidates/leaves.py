@@ -14,12 +14,14 @@ from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
 TITLE = "write inside `with torch.no_grad():`"
-_NUMBERS = {"item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
-            "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy"}  # fmt: skip
+_NUMBERS = {
+    "item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
+    "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy",
+}  # fmt: skip
 
 
 def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """The statement, with those in a row that write leaves as well, under `with torch.no_grad():`; or the whole function.
+    """The statement, with those behind it that write as well, under `with torch.no_grad():`; or the whole function.
 
     Not where the value written comes of a call that may give a tracked tensor: that gradient would be lost.
     """
@@ -54,6 +56,23 @@ def cloned_leaf(write: Written, cost: int = 2) -> Iterator[Candidate]:
     yield from cloned_argument(write, cost)
 
 
+def is_update(write: Written, kind: str) -> bool:
+    """Whether a write is one that no gradient should flow through: of weights, with `.grad`, or of mere numbers.
+
+    Where the program differentiates through its own updates (`create_graph`), it is none.
+    """
+    text = write.file.source(write.statement)
+    if "create_graph" in write.file.text and ".grad" not in text:
+        return False
+    statement = write.statement
+    value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else write.call
+    if isinstance(value, cst.Call) and writes(value):
+        names = [one for arg in value.args for one in walk(arg.value, cst.Name)]
+    else:
+        names = list(walk(value, cst.Name)) if value is not None else []
+    return kind == "parameter" or ".grad" in text or not names
+
+
 def is_tracked(write: Written) -> bool:
     """Whether the value written may carry a gradient: a call of a module, of a function that is not known."""
     statement = write.statement
@@ -61,7 +80,9 @@ def is_tracked(write: Written) -> bool:
     if value is None:
         return False
     calls = [one for one in walk(value, cst.Call) if not writes(one)]
-    return any(called(one) not in _NUMBERS and not dotted(one.func).startswith(("math.", "np.", "random.")) for one in calls)
+    return any(
+        called(one) not in _NUMBERS and not dotted(one.func).startswith(("math.", "np.", "random.")) for one in calls
+    )
 
 
 def _is_gradient_step(write: Written) -> bool:
@@ -86,7 +107,11 @@ def _following(file: File, line: cst.SimpleStatementLine) -> list[cst.SimpleStat
 
 def _guard(file: File, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
     indent, first = file.indent(rows[0]) or "", file.span(rows[0])
-    edits = [Edit(Span(file.path, first.line, first.column, first.line, first.column), f"with torch.no_grad():\n{indent}    ")]
+    edits = [
+        Edit(
+            Span(file.path, first.line, first.column, first.line, first.column), f"with torch.no_grad():\n{indent}    "
+        )
+    ]
     for one in rows:
         span = file.span(one)
         for number in range(span.line if one is not rows[0] else span.line + 1, span.end_line + 1):

@@ -16,6 +16,7 @@ from noclobber.model.source import Span
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "meshgrid")
 _SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
+_VIEWS = ("view", "narrow", "select", "transpose", "t", "permute", "chunk", "split", "unbind", "diagonal")
 _MAKERS = ("zeros", "ones", "empty", "full")
 
 
@@ -29,16 +30,20 @@ def no_grad_instead(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
 
 
 def with_grad(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate]:
-    """Take the decorator from a function that makes views and returns or keeps them; a list of views becomes a generator.
+    """Take the decorator from a function that makes views; a list of views that it returns becomes a generator.
 
-    A view that is taken before another one of the same tensor is written is one of the old graph, so they come one by one.
+    A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
     """
     for file in dict.fromkeys([write.file, *scene.files()]):
         for function in walk(file.module, cst.FunctionDef):
+            views = [
+                *walk(function, cst.Subscript),
+                *(one for one in walk(function, cst.Call) if called(one) in _VIEWS),
+            ]
+            if not views or function in file.ancestors(write.statement):
+                continue
             for one in function.decorators:
-                if called(one.decorator) not in ("no_grad", "inference_mode") or write.statement in walk(function, cst.CSTNode):
-                    continue
-                if not any(_is_view(each) for each in walk(function, cst.Subscript, cst.Call)):
+                if called(one.decorator) not in ("no_grad", "inference_mode"):
                     continue
                 number = file.line(one)
                 gone = Edit(Span(file.path, number, 1, number + 1, 1), "")
@@ -78,7 +83,7 @@ def not_shared(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
 
 
 def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """`torch.zeros(n, n)` as `x.new_zeros(n, n)`, with an `x` of the function's arguments that the written value uses."""
+    """`torch.zeros(n, n)` as `x.new_zeros(n, n)`, with an argument `x` of the function that the written value uses."""
     file, scope = write.file, write.file.scope(write.statement)
     made = definition(file, write.base, write.statement) if write.base is not None else None
     if not isinstance(made, cst.Call) or called(made) not in _MAKERS or not dotted(made.func).startswith("torch."):
@@ -113,11 +118,6 @@ def _as_no_grad(file: File, node: cst.CSTNode) -> Edit | None:
             return None
         return replace(file, node, f"{dotted(node.func).removesuffix('inference_mode')}no_grad()")
     return replace(file, node, f"{dotted(node).removesuffix('inference_mode')}no_grad()")
-
-
-def _is_view(node: cst.Subscript | cst.Call) -> bool:
-    views = ("view", "narrow", "select", "transpose", "t", "permute", "chunk", "split", "unbind", "diagonal")
-    return isinstance(node, cst.Subscript) or called(node) in views
 
 
 def _lazy(file: File, node: cst.Return) -> list[Edit]:

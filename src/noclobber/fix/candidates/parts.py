@@ -14,7 +14,7 @@ from noclobber.model.finding import Edit
 
 
 def by_index(write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same bytes are written."""
+    """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
     file, loop = write.file, write.file.around(write.statement, cst.For)
     name = dotted(write.base)
     pair = _iterated(file, loop, name) if loop is not None else None
@@ -52,7 +52,11 @@ def into_new(write: Written, cost: int = 1) -> Iterator[Candidate]:
         used = is_loaded(file, name, scope, end) or "." in name
         if used:
             yield Candidate(f"make a new `{name}` out of place", (Edit(file.span(loop), text),), cost)
-    if isinstance(whole, (cst.Tuple, cst.List)) and loop.iter is whole and all(dotted(one.value) for one in whole.elements):
+    if (
+        isinstance(whole, (cst.Tuple, cst.List))
+        and loop.iter is whole
+        and all(dotted(one.value) for one in whole.elements)
+    ):
         names = [dotted(one.value) for one in whole.elements]
         part = dotted(pair[0])
         new = ", ".join(_renamed(value, part, one) for one in names)
@@ -72,7 +76,7 @@ def one_by_one(write: Written, cost: int = 1) -> Iterator[Candidate]:
 
 
 def inlined(write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, right where it is written."""
+    """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written."""
     file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
     for one in walk(scope, cst.Assign):
         made = _views(one)
@@ -99,7 +103,11 @@ def cloned_parts(write: Written, cost: int = 4) -> Iterator[Candidate]:
         target = one.targets[0].target
         if not isinstance(target, cst.Tuple) or name not in [dotted(each.value) for each in target.elements]:
             continue
-        root = one.value.func.value if isinstance(one.value, cst.Call) and isinstance(one.value.func, cst.Attribute) else one.value
+        root = (
+            one.value.func.value
+            if isinstance(one.value, cst.Call) and isinstance(one.value.func, cst.Attribute)
+            else one.value
+        )
         held = dotted(root) and (dotted(root).split(".")[0] in ("self", *parameters(scope)))
         edit = before(file, write.statement, f"{name} = {name}.clone()")
         if not held and not is_loaded(file, dotted(root), scope, file.line(one)) and edit is not None:
@@ -171,7 +179,9 @@ def _selected(file: File, value: cst.BaseExpression, count: int) -> str | None:
         text, dim = file.source(value.func.value), _dim(file, value, 0)
     if dim is None:
         return None
-    return ", ".join(f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count))
+    return ", ".join(
+        f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count)
+    )
 
 
 def _dim(file: File, call: cst.Call, position: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Buffers that are filled again and again, bound to a new tensor instead: `t = new` for `t.copy_(new)`, `randn_like`."""
+"""Buffers that are filled again and again, bound to new tensors instead: `t = new` for `t.copy_(new)`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.outofplace import untracked
-from noclobber.fix.candidates.tree import called, dotted, replace
+from noclobber.fix.candidates.tree import block, called, dotted, remove, replace
 from noclobber.fix.candidates.writing import Written
+from noclobber.model.finding import Edit
 
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
 _RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_")
@@ -30,7 +31,22 @@ def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
         return
     for text in _new(write, call, target):
         title = f"bind `{target}` to a new tensor instead of filling the old one"
-        yield Candidate(title, (replace(file, statement, f"{target} = {text}"),), cost)
+        edit = replace(file, statement, f"{target} = {text}")
+        gone = _cleared(write, target)
+        if gone is not None:
+            yield Candidate(title, (gone, edit), cost)
+        yield Candidate(title, (edit,), cost)
+
+
+def _cleared(write: Written, target: str) -> Edit | None:
+    """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
+    line = write.file.around(write.statement, cst.SimpleStatementLine)
+    rows = list(block(write.file.parents[line])) if line is not None else []
+    at = rows.index(line) if line in rows else 0
+    clear = (f"{target}.detach_()", f"{target}.zero_()")
+    if at and write.file.source(rows[at - 1]) in clear and isinstance(rows[at - 1], cst.SimpleStatementLine):
+        return remove(write.file, rows[at - 1])
+    return None
 
 
 def _new(write: Written, call: cst.Call, target: str) -> Iterator[str]:

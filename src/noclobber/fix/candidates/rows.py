@@ -21,7 +21,7 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
     """
     file, scope = write.file, write.file.scope(write.statement)
     name = dotted(write.target.value) if isinstance(write.target, cst.Subscript) else ""
-    if not name or "." in name:
+    if not name or "." in name or file.around(write.statement, cst.For, cst.While) is None:
         return
     uses = [one for one in walk(scope, cst.Name) if one.value == name and not _is_keyword(file, one)]
     stores = [one for one in uses if isinstance(file.parents[one], (cst.AssignTarget, cst.AnnAssign))]
@@ -31,6 +31,8 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
         return
     dim = next(iter(depths)) or 0
     made = file.parents[file.parents[stores[0]]] if stores else None
+    if isinstance(getattr(made, "value", None), (cst.List, cst.ListComp, cst.Dict, cst.DictComp)):
+        return
     edits = _into_list(file, scope, name, made, dim)
     if not edits:
         return
@@ -40,8 +42,7 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
     whole = [one for one in uses if one not in stores and not _is_indexed(file, one) and not _is_parameter(file, one)]
     stacked = f"torch.stack({name})" if dim == 0 else f"torch.stack({name}, dim={dim})"
     for one in whole:
-        parent = file.parents[one]
-        if dim == 0 and isinstance(file.parents[parent], cst.Call) and file.source(file.parents[parent]) == f"len({name})":
+        if dim == 0 and file.source(file.parents[file.parents[one]]) == f"len({name})":
             continue
         edits.append(replace(file, one, stacked))
     yield Candidate("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), cost)
@@ -62,13 +63,10 @@ def _of_row(file: File, one: cst.Subscript, name: str, dim: int) -> list[Edit]:
     """`h[:, t]` as `h[t]`, and a write into the row itself as an assignment of a new one."""
     row = f"{name}[{file.source(one.slice[dim])}]"
     statement = file.around(one, cst.AugAssign, cst.Expr)
-    is_target = isinstance(statement, cst.AugAssign) and statement.target is one
-    if is_target or (isinstance(statement, cst.Expr) and write_at(Place(file, statement.value)).target is one):
-        place = statement if is_target else statement.value  # type: ignore[union-attr]
-        return [
-            Edit(edit.span, edit.replacement.replace(file.source(one), row))
-            for edit in rebound(write_at(Place(file, place)))
-        ]
+    place = statement.value if isinstance(statement, cst.Expr) else statement
+    write = write_at(Place(file, place)) if place is not None else None
+    if write is not None and write.target is one:
+        return [Edit(edit.span, edit.replacement.replace(file.source(one), row)) for edit in rebound(write)]
     return [replace(file, one, row)] if dim else []
 
 

@@ -78,13 +78,10 @@ class Scene:
 def _imported(file: File) -> Iterator[str]:
     """Paths that the imports of a file may lead to, in its own folder and below."""
     folder = os.path.dirname(file.path)
-    for one in walk(file.module, cst.ImportFrom, cst.Import):
-        if isinstance(one, cst.ImportFrom):
-            names = [one.module] if one.module is not None else []
-            if not isinstance(one.names, cst.ImportStar) and one.relative and not names:
-                names = [alias.name for alias in one.names]
-        else:
-            names = [alias.name for alias in one.names]
+    imports: list[cst.ImportFrom | cst.Import] = [*walk(file.module, cst.ImportFrom), *walk(file.module, cst.Import)]
+    for one in imports:
+        listed = [] if isinstance(one.names, cst.ImportStar) else [alias.name for alias in one.names]
+        names = [one.module] if isinstance(one, cst.ImportFrom) and one.module is not None else listed
         for name in names:
             parts = file.source(name).split(".")
             yield os.path.join(folder, *parts) + ".py"

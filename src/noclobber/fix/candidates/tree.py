@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
@@ -19,7 +19,7 @@ Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A source file, parsed. Every position that goes in or out is a `Span`: lines and columns 1-based, in characters."""
+    """A source file, parsed. Positions go in and out as `Span`: lines and columns 1-based, in characters."""
 
     path: str
     text: str
@@ -97,11 +97,12 @@ def parse(path: str, text: str) -> File | None:
 @lru_cache(maxsize=32)
 def _parse(path: str, text: str) -> File:
     wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
-    found = wrapper.resolve_many([PositionProvider, ParentNodeProvider])
+    ranges = cast(Mapping[cst.CSTNode, CodeRange], wrapper.resolve(PositionProvider))
+    parents = cast(Mapping[cst.CSTNode, cst.CSTNode], wrapper.resolve(ParentNodeProvider))
     starts = [0]
     for line in text.split("\n")[:-1]:
         starts.append(starts[-1] + len(line) + 1)
-    return File(path, text, wrapper.module, found[PositionProvider], found[ParentNodeProvider], tuple(starts))
+    return File(path, text, wrapper.module, ranges, parents, tuple(starts))
 
 
 def walk(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Node]:
@@ -121,7 +122,7 @@ def append(file: File, node: cst.BaseExpression, text: str) -> Edit:
     """Put a text such as `.clone()` behind an expression, in parentheses where the expression needs them."""
     atom = isinstance(node, (cst.Name, cst.Attribute, cst.Subscript, cst.Call, cst.List, cst.Dict))
     span = file.span(node)
-    if atom or node.lpar:  # type: ignore[attr-defined]
+    if atom or node.lpar:
         line, column = span.end_line, span.end_column
         if not atom:
             rest = file.text[file.offset(line, column) :]
@@ -154,8 +155,11 @@ def after(file: File, node: cst.CSTNode, *lines: str) -> Edit | None:
 
 
 def small(file: File, node: cst.CSTNode) -> cst.CSTNode | None:
-    """The statement around a node: a simple one without its line, or a compound one."""
-    return file.around(node, cst.BaseSmallStatement, cst.BaseCompoundStatement)  # type: ignore[type-abstract]
+    """The statement around a node: a simple one without its line, or a compound one; the first one of a whole line."""
+    if isinstance(node, cst.SimpleStatementLine):
+        return node.body[0]
+    kinds: tuple[type[cst.CSTNode], ...] = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
+    return file.around(node, *kinds)
 
 
 def remove(file: File, node: cst.CSTNode) -> Edit | None:

@@ -1,4 +1,4 @@
-"""Values put into a tensor behind autograd's back: `p.data = new` as a functional call, or as a new name for the value."""
+"""Values put into a tensor behind autograd's back: `p.data = new` as a functional call, or as a name for the value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import before_write
 from noclobber.fix.candidates.outofplace import rebound
 from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import File, before, called, dotted, remove, replace, walk
+from noclobber.fix.candidates.tree import File, before, called, dotted, replace, walk
 from noclobber.fix.candidates.writing import Written, is_loaded
 from noclobber.model.finding import Edit
 
@@ -18,8 +18,7 @@ from noclobber.model.finding import Edit
 def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
     file = write.file
-    hides = _hiding(write.target)
-    shown = [Edit(file.span(one), file.source(one.value)) for one in hides]
+    shown = [Edit(file.span(one), file.source(one.value)) for one in hides(write.target)]
     target = write.target
     name = write.name
     if not shown or not name or not is_loaded(file, name, file.scope(write.statement), file.line(write.statement)):
@@ -89,7 +88,7 @@ def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
         yield Candidate(f"work on a local copy of `{net}`", tuple(one for one in edits if one is not None), cost)
 
 
-def _hiding(target: cst.BaseExpression | None) -> list[cst.Attribute]:
+def hides(target: cst.BaseExpression | None) -> list[cst.Attribute]:
     """The `t.data` in a target."""
     return [one for one in walk(target, cst.Attribute) if one.attr.value == "data"] if target is not None else []
 
@@ -105,8 +104,3 @@ def _value(file: File, write: Written) -> str | None:
 
 def _is_function(call: cst.Call) -> bool:
     return dotted(call.func).startswith(("torch.", "F.", "nn."))
-
-
-def dropped(write: Written) -> Edit | None:
-    """Take the write out, with its line."""
-    return remove(write.file, write.statement)

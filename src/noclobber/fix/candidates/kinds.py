@@ -1,0 +1,236 @@
+"""Which kinds of mending are tried for the findings of which rule. Smaller costs are tried first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates import cloning, detaching, flags, functions, leaves, making, parts, rows, steps, untracked
+from noclobber.fix.candidates.outofplace import guarded_out_of_place, out_of_place, rebound, undecorated
+from noclobber.fix.candidates.rebinding import rebound_fill
+from noclobber.fix.candidates.scene import Scene
+from noclobber.fix.candidates.tree import called, dotted, walk
+from noclobber.fix.candidates.writing import Written, base_of, is_loaded, writes, written
+
+Kind = Callable[[Scene], Iterator[Candidate]]
+
+
+def stale(scene: Scene) -> Iterator[Candidate]:
+    """A write between save and read: out of place, else a clone before it or at the save."""
+    found = written(scene)
+    for write in found:
+        if functions.method_around(write.file, write.statement) == "backward":
+            yield from functions.new_gradient(write)
+        is_part = isinstance(write.target, cst.Subscript)
+        for one in out_of_place(write):
+            yield Candidate(one.title, one.edits, 4 if is_part else 1)
+        yield from rebound_fill(write)
+        yield from _calling(scene, write)
+        yield from parts.into_new(write, 3)
+        is_own_weight = scene.kind() == "parameter" and isinstance(write.base, cst.Attribute)
+        if (write.call is None or writes(write.call)) and not is_own_weight:
+            yield from cloning.before_write(write, scene, 2 if is_part else 3)
+        yield from rows.as_list(write, 2)
+    edits = [edit for write in found for edit in rebound(write)]
+    if len(found) > 1 and edits:
+        yield Candidate("write out of place", tuple(edits), 2)
+    yield from cloning.at_save(scene, 2)
+    yield from untracked.on_copies(scene)
+
+
+def stepped(scene: Scene) -> Iterator[Candidate]:
+    """A step between forward and backward."""
+    if not any(one.node is not None and steps.optimizer(one.statement) for one in scene.places("write")):
+        yield from stale(scene)
+        return
+    yield from steps.reordered(scene)
+    if _reads_first(scene):
+        yield from detaching.carried(scene)
+    yield from detaching.handed_over(scene)
+    yield from untracked.on_copies(scene)
+
+
+def freed(scene: Scene) -> Iterator[Candidate]:
+    """A graph that an earlier backward has freed."""
+    yield from detaching.carried(scene)
+    is_carried = "iteration" in scene.finding.message
+    yield from detaching.retained(scene, 4 if is_carried else 1)
+
+
+def silent(scene: Scene) -> Iterator[Candidate]:
+    """A write through an alias with its own version counter."""
+    is_weight = scene.kind() in ("parameter", "buffer")
+    hidden = [write for write in written(scene) if untracked.hides(write.target)]
+    if is_weight or not hidden:
+        yield from stepped(scene)
+    for write in hidden if not is_weight else ():
+        yield from untracked.tracked(write, scene)
+
+
+def foreign(scene: Scene) -> Iterator[Candidate]:
+    """Bytes that code outside of torch changes."""
+    yield from making.not_shared(scene)
+    yield from cloning.at_save(scene, 2)
+    yield from untracked.on_copies(scene)
+    if "process" in scene.finding.message:
+        yield from untracked.local_copy(scene)
+
+
+def unsynced(scene: Scene) -> Iterator[Candidate]:
+    """A buffer that a module rewrites."""
+    yield from making.unsynced(scene)
+    yield from stale(scene)
+
+
+def unchecked(scene: Scene) -> Iterator[Candidate]:
+    """A write that PyTorch would notice, were its check on."""
+    yield from stale(scene)
+    for place in scene.places("save"):
+        yield from functions.saved_for_backward(place)
+
+
+def gradient(scene: Scene) -> Iterator[Candidate]:
+    """A write in a hook or in the backward of a Function."""
+    for write in written(scene):
+        yield from functions.new_gradient(write)
+
+
+def declared(scene: Scene) -> Iterator[Candidate]:
+    """A custom Function that writes its input."""
+    for write in written(scene):
+        yield from functions.marked_dirty(write, 2)
+    for place in scene.places("read"):
+        yield from cloning.arguments(place, 1)
+    yield from functions.tangent_in_place(scene)
+
+
+def hidden(scene: Scene) -> Iterator[Candidate]:
+    """Values that a tensor of the graph gets behind autograd's back. Nothing compares: only what is plainly right."""
+    for write in written(scene):
+        yield from guarded_out_of_place(write)
+        yield from undecorated(write)
+        yield from parts.into_new(write)
+        yield from untracked.functional_call(write)
+        yield from untracked.tracked(write, scene, 2)
+
+
+def overwritten(scene: Scene) -> Iterator[Candidate]:
+    """A tensor whose gradient is asked for, or whose hook is lost, after a write."""
+    for write in written(scene):
+        yield from out_of_place(write)
+        yield from rebound_fill(write)
+        yield from _calling(scene, write)
+        yield from cloning.before_write(write, scene)
+        yield from functions.hook_later(scene, write)
+
+
+def leaf(scene: Scene) -> Iterator[Candidate]:
+    """A write to a leaf or a view of one."""
+    for place in scene.places("read"):
+        yield from cloning.arguments(place, 1)
+    for write in written(scene):
+        yield from parts.inlined(write)
+        yield from leaves.guarded(write) if leaves.is_update(write, scene.kind()) else ()
+        yield from leaves.cloned_leaf(write)
+        yield from _safely(write, 3)
+        yield from _calling(scene, write)
+
+
+def view(scene: Scene) -> Iterator[Candidate]:
+    """A write to a view that may not be written: one of several, made without gradients, or by a Function."""
+    for write in written(scene):
+        yield from functions.new_gradient(write) if "hook" in scene.finding.message and not write.name else ()
+        yield from parts.by_index(write)
+        yield from parts.one_by_one(write)
+        yield from parts.inlined(write)
+        yield from parts.into_new(write, 2)
+        yield from parts.cloned_parts(write, 3)
+        if scene.finding.code == "NC304":
+            yield from leaves.guarded(write) if scene.kind() == "parameter" else ()
+            yield from making.with_grad(scene, write)
+        yield from _safely(write, 2)
+        yield from _calling(scene, write)
+        if _is_seen_here_only(write):
+            yield from cloning.before_write(write, scene, 4)
+
+
+def inference(scene: Scene) -> Iterator[Candidate]:
+    """A tensor made in inference mode."""
+    for write in written(scene):
+        yield from _safely(write, 1)
+    yield from making.no_grad_instead(scene)
+    yield from cloning.at_save(scene, 2)
+
+
+def fitting(scene: Scene) -> Iterator[Candidate]:
+    """A write whose result does not fit the memory that is to hold it."""
+    for write in written(scene):
+        yield from making.mapped(write) if scene.finding.code == "NC310" else ()
+        yield from _safely(write, 1)
+        yield from making.own_bytes(scene, write) if scene.finding.code == "NC307" else ()
+        if _is_seen_here_only(write):
+            yield from cloning.before_write(write, scene, 3)
+
+
+def refused(scene: Scene) -> Iterator[Candidate]:
+    """Other writes that PyTorch forbids."""
+    for write in written(scene):
+        yield from parts.into_new(write)
+        yield from _safely(write, 1)
+        yield from _calling(scene, write)
+
+
+def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:
+    """A write that a module or function called here does: its flag, or a clone for an argument."""
+    if write.call is None or writes(write.call):
+        return
+    places = [one for one in scene.places("write") if one.file is write.file and one.statement is write.statement]
+    yield from flags.flags(scene, places)
+    for one in places:
+        yield from cloning.arguments(one, 3)
+
+
+def _safely(write: Written, cost: int) -> Iterator[Candidate]:
+    """Out of place, where the old tensor is not what somebody else goes on with."""
+    if _is_seen_here_only(write):
+        for one in out_of_place(write):
+            yield Candidate(one.title, one.edits, cost)
+
+
+def _is_seen_here_only(write: Written) -> bool:
+    """Whether, for all that the function shows, the new value is read by the name that is written, and by no other.
+
+    A function that writes its argument and neither returns nor uses it works for whoever holds the tensor.
+    """
+    file, statement = write.file, write.statement
+    scope, end = file.scope(statement), file.span(statement).end_line
+    if write.call is not None and not isinstance(statement, cst.Expr):
+        return True
+    if not write.name or isinstance(write.base, cst.Attribute):
+        return True
+    loops = [one for one in file.ancestors(statement) if isinstance(one, cst.For)]
+    if any(one.value == write.name for loop in loops for one in walk(loop.target, cst.Name)):
+        return False
+    made = cloning.definition(file, write.base, statement) if write.base is not None else None
+    root = dotted(base_of(made)) if isinstance(made, (cst.Subscript, cst.Call)) and called(made) != "clone" else ""
+    if root and is_loaded(file, root, scope, end):
+        return False
+    return is_loaded(file, write.name, scope, end) or bool(loops)
+
+
+def _reads_first(scene: Scene) -> bool:
+    step, read = scene.place("write"), scene.place("read")
+    same = step is not None and read is not None and step.file is read.file
+    return same and step is not None and read is not None and step.file.line(read.node) < step.file.line(step.node)
+
+
+KINDS: Mapping[str, Sequence[Kind]] = {
+    "NC101": (stale,), "NC102": (stale,), "NC103": (stepped,), "NC104": (freed,), "NC105": (unsynced,),
+    "NC201": (silent,), "NC202": (foreign,), "NC203": (stepped,), "NC204": (unchecked,), "NC205": (stepped,),
+    "NC206": (gradient,), "NC207": (declared,), "NC208": (hidden,), "NC209": (overwritten,), "NC210": (overwritten,),
+    "NC301": (leaf,), "NC302": (leaf,), "NC303": (view,), "NC304": (view,), "NC305": (view,), "NC306": (inference,),
+    "NC307": (fitting,), "NC308": (fitting,), "NC309": (fitting,), "NC310": (fitting,), "NC311": (fitting,),
+    "NC312": (declared,), "NC313": (declared,), "NC399": (refused,),
+}  # fmt: skip

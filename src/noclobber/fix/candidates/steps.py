@@ -1,0 +1,187 @@
+"""Optimizer steps that come before a backward which needs the old weights: the order of backwards and steps changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidates.scene import Place, Scene
+from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, small, walk
+from noclobber.fix.candidates.writing import keyword
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
+
+_UPDATES = ("zero_grad", "backward", "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
+
+
+def reordered(scene: Scene) -> Iterator[Candidate]:
+    """Candidates where the step and the backward after it stand in one block of one function."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file:
+        return
+    file = step.file
+    rows, first, second = _rows(file, step.statement, read.statement)
+    if not rows or first == second:
+        return
+    if first > second:
+        yield from _loop_split(file, step, read)
+        return
+    end = _end_of_update(file, rows, second)
+    yield from _swapped(file, rows, first, end)
+    yield from _moved(file, step, read, rows, first, second, end)
+    yield from _merged(file, step, rows, first, second)
+
+
+def optimizer(statement: cst.CSTNode) -> str:
+    """ "self.opt" for the statement `self.opt.step()`; empty for anything else."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    is_step = isinstance(call, cst.Call) and called(call) == "step" and isinstance(call.func, cst.Attribute)
+    if not is_step or not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+        return ""
+    scaled = bool(call.args) and call.args[0].keyword is None and "scaler" in dotted(call.func.value)
+    return dotted(call.args[0].value) if scaled else dotted(call.func.value)
+
+
+def _rows(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
+    """The innermost block that holds both statements, and where in it each is."""
+    for body in [one, *file.ancestors(one)]:
+        rows = list(block(body))
+        places = [next((n for n, row in enumerate(rows) if _holds(file, row, each)), -1) for each in (one, other)]
+        if rows and min(places) >= 0:
+            return rows, places[0], places[1]
+        if isinstance(body, cst.FunctionDef):
+            break
+    return [], 0, 0
+
+
+def _swapped(file: File, rows: list[cst.CSTNode], first: int, end: int) -> Iterator[Candidate]:
+    """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
+    start = first
+    while start > 0 and any(called(one) in _UPDATES for one in _calls(rows[start - 1])) and _is_plain(rows[start - 1]):
+        start -= 1
+    zeroes = any(called(one) == "zero_grad" for row in rows[start:first] for one in _calls(row))
+    if not zeroes or not any(optimizer(one) for row in rows[first + 1 : end + 1] for one in _small(row)):
+        return
+    begin, stop, target = file.line(rows[first + 1]), file.span(rows[end]).end_line, file.line(rows[start])
+    text = file.text[file.offset(begin, 1) : file.offset(*file.end_of_line(stop))]
+    gone = _lines(file, begin, stop)
+    put = Edit(Span(file.path, target, 1, target, 1), text + "\n")
+    yield Candidate("make the later update first", (put, gone), 1)
+
+
+def _moved(
+    file: File, step: Place, read: Place, rows: list[cst.CSTNode], first: int, second: int, end: int
+) -> Iterator[Candidate]:
+    """The step below the backward, which gets only the parameters that its own optimizer steps."""
+    gone = remove(file, step.statement)
+    text = file.source(step.statement)
+    put = after(file, _inner(rows[second]), text)
+    if gone is None or put is None or "\n" in text:
+        return
+    later = [one for row in rows[second + 1 : end + 1] for one in _small(row)]
+    own = next((name for one in later if (name := optimizer(one))), "")
+    call = read.node if isinstance(read.node, cst.Call) else file.around(read.node, cst.Call)
+    if own and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
+        given = f"inputs={_parameters(file, own, call)}"
+        close = file.span(call)
+        place = Span(file.path, close.end_line, close.end_column - 1, close.end_line, close.end_column - 1)
+        inputs = Edit(place, f", {given}" if call.args else given)
+        title = f"step after the last backward, and let that reach only what `{own}` steps"
+        yield Candidate(title, (gone, inputs, put), 2)
+    yield Candidate("step after the last backward", (gone, put), 3)
+
+
+def _merged(file: File, step: Place, rows: list[cst.CSTNode], first: int, second: int) -> Iterator[Candidate]:
+    """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
+    name = optimizer(step.statement)
+    gone = remove(file, step.statement)
+    between = [one for row in rows[first + 1 : second] for one in _calls(row) if called(one) == "zero_grad"]
+    later = [one for row in rows[second + 1 :] for one in _small(row)]
+    if name and gone is not None and between and any(optimizer(one) == name for one in later):
+        zeros = [edit for one in between if (edit := remove(file, one)) is not None]
+        yield Candidate("step once, after both backwards", (gone, *zeros), 2)
+
+
+def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
+    """`for a in agents: zero, backward, step` as loops of their own, where each turn has its own optimizer."""
+    loop = file.around(step.statement, cst.For)
+    name = optimizer(step.statement)
+    if loop is None or file.indent(loop) is None or not isinstance(loop.body, cst.IndentedBlock):
+        return
+    if not {one.value for one in walk(loop.target, cst.Name)} & set(name.replace("[", ".").split(".")):
+        return
+    rows = list(loop.body.body)
+    at = next((n for n, row in enumerate(rows) if _holds(file, row, step.statement)), -1)
+    if at < 1 or not _holds(file, loop, read.statement):
+        return
+    indent, inner = file.indent(loop) or "", file.indent(rows[0]) or ""
+    header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
+    begin = file.line(rows[at])
+    here = Span(file.path, begin, 1, begin, 1)
+    later = Edit(here, f"{indent}{header}\n")
+    zeros = [row for row in rows[:at] if any(called(one) == "zero_grad" for one in _calls(row)) and _is_plain(row)]
+    lines = [file.source(one) for row in zeros for one in _small(row)]
+    if zeros and len(zeros) < at:
+        opens = file.span(loop)
+        head = Span(file.path, opens.line, opens.column, opens.line, opens.column)
+        first = Edit(head, f"{header}\n" + "".join(f"{inner}{one}\n" for one in lines) + indent)
+        gone = [edit for row in zeros if (edit := remove(file, row)) is not None]
+        yield Candidate("run every backward before the first step", (first, *gone, later), 2)
+    yield Candidate("step in a loop of its own, after every backward", (later,), 3)
+
+
+def _end_of_update(file: File, rows: list[cst.CSTNode], second: int) -> int:
+    """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
+    for number in range(second + 1, min(len(rows), second + 5)):
+        calls = _calls(rows[number])
+        if any(optimizer(one) for one in _small(rows[number])):
+            return number
+        if not any(called(one) in _UPDATES for one in calls):
+            break
+    return second
+
+
+def _parameters(file: File, name: str, at: cst.CSTNode) -> str:
+    """The parameters of an optimizer, as an expression: from where it is made, else from its groups."""
+    for one in walk(file.module, cst.Assign):
+        if dotted(one.targets[0].target) != name or not isinstance(one.value, cst.Call) or not one.value.args:
+            continue
+        given = one.value.args[0].value
+        known = name.startswith("self.") and file.source(given).startswith("self.")
+        if (known or file.scope(one) is file.scope(at)) and called(given) == "parameters":
+            return f"list({file.source(given)})"
+    return f'[p for group in {name}.param_groups for p in group["params"]]'
+
+
+def _holds(file: File, row: cst.CSTNode, node: cst.CSTNode) -> bool:
+    return row is node or row in file.ancestors(node)
+
+
+def _calls(row: cst.CSTNode) -> list[cst.Call]:
+    return list(walk(row, cst.Call))
+
+
+def _small(row: cst.CSTNode) -> list[cst.CSTNode]:
+    return list(walk(row, cst.BaseSmallStatement))  # type: ignore[type-abstract]
+
+
+def _is_plain(row: cst.CSTNode) -> bool:
+    return isinstance(row, cst.SimpleStatementLine) and isinstance(row.body[0], cst.Expr)
+
+
+def _inner(row: cst.CSTNode) -> cst.CSTNode:
+    return row.body[0] if isinstance(row, cst.SimpleStatementLine) else row
+
+
+def _lines(file: File, begin: int, stop: int) -> Edit:
+    if stop >= len(file.starts):
+        line, column = file.end_of_line(begin - 1)
+        return Edit(Span(file.path, line, column, *file.end_of_line(stop)), "")
+    return Edit(Span(file.path, begin, 1, stop + 1, 1), "")
+
+
+def statement_of(place: Place) -> cst.CSTNode:
+    """The statement of a place."""
+    return small(place.file, place.node) or place.node

@@ -1,0 +1,185 @@
+"""Reentrant checkpoints: which memory that a region reads has changed since forward, and what it computes from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from noclobber.observe import graph, internals, outside, testimony
+from noclobber.observe.contents import Digest, fingerprint
+from noclobber.observe.foreign_hooks import Kept
+from noclobber.observe.saves import Handle
+from noclobber.observe.writes import Written, tensors, written_by
+
+
+class Before:
+    """What a region read when its forward began, as weak references and fingerprints: of what `function` and the
+    arguments that are no tensors reach, and of each argument that is one."""
+
+    def __init__(self, function: Any, args: Iterable[Any]) -> None:
+        args = list(args)
+        self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
+        self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
+
+    def now(self, function: Any, args: Iterable[Any]) -> Now | None:
+        """What of that has changed; None where the region reaches other tensors by now."""
+        args = list(args)
+        reached, given = _reached(function, args), [one for one in args if isinstance(one, torch.Tensor)]
+        if len(reached) != len(self._reached) or len(given) != len(self._given):
+            return None
+        if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
+            return None
+        digests = [digest for _, digest in self._reached] + self._given
+        return Now(list(zip(reached + given, digests, strict=True)))
+
+
+def _reached(function: Any, args: Iterable[Any]) -> list[torch.Tensor]:
+    return outside.tensors_read(function, [one for one in args if not isinstance(one, torch.Tensor)])
+
+
+def _digest(tensor: torch.Tensor) -> Digest:
+    with internals.no_modes():
+        return fingerprint(tensor) if tensor.is_cpu else None
+
+
+class Now:
+    """What a region reads when it is run anew, by storage: all of it, and what has other bytes than in forward."""
+
+    def __init__(self, pairs: list[tuple[torch.Tensor, Digest]]) -> None:
+        keys = [(internals.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
+        self.known = {key for key, _, _ in keys if key is not None}
+        self.changed: set[int] = set()
+        self._whole: dict[tuple[int, int], Digest] = {}
+        """By address and size."""
+        self._counts: set[int] = set()
+        for key, tensor, digest in keys:
+            if key is not None and (digest is None or _digest(tensor) != digest):
+                self.changed.add(key)
+                self._whole[internals.address(tensor), tensor.numel()] = digest
+                if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):
+                    self._counts.add(key)  # such as the number of batches that a batch norm has seen
+
+    def calls_for_a_look(self, statistics: set[int]) -> bool:
+        """Whether more has changed than counts and `statistics`, which change in every training step."""
+        return bool(self.changed - self._counts - statistics)
+
+    def has_changed(self, handle: Handle) -> bool:
+        """Whether a save shows all of a tensor that the region reads, with other bytes than that had in forward."""
+        digest = self._whole.get((internals.address(handle.alias), handle.alias.numel()))
+        return digest is not None and handle.digest is not None and digest != handle.digest
+
+
+class Derived(TorchDispatchMode):
+    """Follows, operator by operator, which storages hold anything computed from memory that has changed.
+
+    What comes from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set where a
+    changed value leaves for Python, or a random one is drawn that need not be the one of forward.
+    """
+
+    def __init__(self, now: Now, random_is_kept: bool) -> None:
+        super().__init__()
+        self.now = now
+        self.lost = False
+        self._changed, self._known = set(now.changed), set(now.known)
+        self._random_is_kept = random_is_kept
+        self._written: set[int | None] = set()
+        self._first = internals.next_node()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = written_by(func._schema)
+        versions = [(one, one._version) for one in _tensors(args)] if "_foreach_" in func._schema.name else []
+        result = func(*args, **kwargs)
+        for tensor, version in versions if written is not None else ():
+            if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode
+                torch.autograd.graph.increment_version(tensor)
+        self._follow(func, written, (args, kwargs), result)
+        return result
+
+    def _follow(self, func: Any, written: Written | None, given: Any, result: Any) -> None:
+        read = _tensors(given)
+        if written is not None and written.is_statistics:
+            statistics = {id(one) for one in tensors(written, *given)}
+            read = [one for one in read if id(one) not in statistics]
+        # A number of the program's own; one that was read off a tensor is `lost` already.
+        is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
+        before = {internals.storage_key(one) for one in read}
+        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, before))
+        made = [internals.storage_key(one) for one in _tensors(result)]
+        self.lost |= changed and not made and written is None
+        self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
+        if written is not None and not written.is_statistics:
+            into = [internals.storage_key(one) for one in tensors(written, *given)]
+            self._written.update(into)
+            made += into
+        for key in made:
+            if key is None:
+                self.lost = True
+            elif changed:
+                self._changed.add(key)
+            elif key not in before:
+                self._changed.discard(key)
+        self._known.update(key for key in made if key is not None)
+
+    def _is(self, key: int | None) -> bool:
+        return key is None or key in self._changed or key not in self._known
+
+    def explains(self, output: torch.Tensor) -> bool:
+        """Whether an output was computed from what has changed."""
+        return self._is(internals.storage_key(output))
+
+    def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Any, Handle] | None:
+        """A save, with its node, that shows what has changed as it was found, whatever the outputs came to."""
+        for node, saved in self._saves(outputs):
+            if isinstance(saved, Handle) and internals.storage_key(saved.alias) not in self._written:
+                if self.now.has_changed(saved) and testimony.is_read(saved, node):
+                    return node, saved
+        return None
+
+    def reaches(self, outputs: Iterable[torch.Tensor]) -> bool:
+        """Whether the backward of these outputs may read what was computed from memory that has changed."""
+        if self.lost or any(self._holds(node, saved) for node, saved in self._saves(outputs)):
+            return True
+        return any(map(self._keeps, self._nodes(outputs)))
+
+    def _nodes(self, outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+        """The region's own part of the graph; what it closes over may have more behind it."""
+        return (node for node in graph.walk(graph.roots_of(outputs)) if node._sequence_nr() >= self._first)
+
+    def _saves(self, outputs: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Any]]:
+        for node in self._nodes(outputs):
+            for saved in graph.saves_of_or_gone(node):
+                content = graph.content(saved)
+                if content is not None:
+                    yield node, content
+
+    def _holds(self, node: Any, saved: Any) -> bool:
+        if isinstance(saved, Handle):
+            return self._is(internals.storage_key(saved.alias)) and testimony.is_read(saved, node)
+        if isinstance(saved, torch.Tensor):  # a number, which no hook is given
+            return internals.storage_key(saved) in self._changed
+        if isinstance(saved, Kept):
+            return saved.memory is None or self._is(saved.memory.alias)
+        return True
+
+    def _keeps(self, node: Any) -> bool:
+        """What a custom Function keeps elsewhere; what a region in the region will read can't be told."""
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        if not isinstance(node, torch.autograd.function.BackwardCFunction):
+            return False
+        kept = list(object.__getattribute__(node, "__dict__").values())
+        return any(self._is(internals.storage_key(tensor)) for tensor in _tensors(kept))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _only_looks_at_shapes(name: str) -> bool:
+    return name.endswith("_like") or name.startswith("aten::new_")

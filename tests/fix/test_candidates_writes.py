@@ -1,0 +1,177 @@
+"""Candidates for writes between save and read: out of place, without flags, into clones, to new tensors, into lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fix.mending import changes, mended
+
+
+@pytest.mark.parametrize(
+    ("write", "right"),
+    [
+        ("h += y", "h = h + y"),
+        ("h += a * b", "h = h + a * b"),
+        ("h -= a - b", "h = h - (a - b)"),
+        ("h *= a + b", "h = h * (a + b)"),
+        ("self.h /= 2", "self.h = self.h / 2"),
+        ("h.mul_(k)", "h = h * k"),
+        ("h.clamp_(min=0)", "h = h.clamp(min=0)"),
+        ("h.mul_(k).add_(y)", "h = h.mul(k).add(y)"),
+        ("torch.relu_(h)", "h = torch.relu(h)"),
+        ("F.relu(h, inplace=True)", "h = F.relu(h)"),
+        ("F.relu(h, True)", "h = F.relu(h)"),
+        ("F.dropout(h, 0.5, inplace=True)", "h = F.dropout(h, 0.5)"),
+        ("torch.mul(h, 2, out=h)", "h = torch.mul(h, 2)"),
+        ("h.copy_(new(x))", "h = new(x)"),
+        ("self.eps.normal_()", "self.eps = torch.randn_like(self.eps)"),
+        ("h.zero_()", "h = torch.zeros_like(h)"),
+        ("h.fill_(2)", "h = torch.full_like(h, 2)"),
+    ],
+)
+def test_a_statement_is_written_out_of_place(write: str, right: str) -> None:
+    """The first candidate binds a new tensor to the name."""
+    source = f"def f(self, h, x):\n    keep = h.exp()\n    {write}  # why\n    return h\n"
+    assert changes("NC101", source, write=write)[0] == f"{right}  # why"
+
+
+@pytest.mark.parametrize(
+    ("line", "write", "right"),
+    [
+        ("return h.add_(1)", "h.add_(1)", "return h.add(1)"),
+        ("y = g(h.relu_())", "h.relu_()", "y = g(h.relu())"),
+        ("y = F.relu(h, inplace=True)", "F.relu(h, inplace=True)", "y = F.relu(h)"),
+        ("y = torch.add(h, 1, out=h)", "torch.add(h, 1, out=h)", "y = h = torch.add(h, 1)"),
+    ],
+)
+def test_a_write_whose_value_is_used_keeps_its_place(line: str, write: str, right: str) -> None:
+    assert right.removeprefix("y = h") in changes("NC101", f"def f(h):\n    {line}\n", write=write)[0]
+
+
+def test_an_index_is_written_into_a_clone_made_before_the_first_write_of_the_batch() -> None:
+    source = """
+        def f(x):
+            h = x.sigmoid()
+            h[:, 0] = 1.0
+            h[:, 1] = 2.0
+            return h
+    """
+    first = mended("NC101", source, write="h[:, 1]", save="x.sigmoid()", field="result", op="aten::fill_")[0]
+    assert first.split("\n")[1:4] == ["    h = x.sigmoid()", "    h = h.clone()", "    h[:, 0] = 1.0"]
+
+
+def test_a_clone_stands_before_the_loop_where_the_save_does() -> None:
+    source = """
+        h = x.sigmoid()
+        for i in range(3):
+            h[i] = 0.0
+    """
+    first = mended("NC101", source, write="h[i]", save="x.sigmoid()", field="result")[0]
+    assert first.split("\n")[1:3] == ["h = h.clone()", "for i in range(3):"]
+
+
+def test_a_clone_before_a_write_on_a_shared_line_shares_the_line() -> None:
+    found = changes("NC101", "if late: h[0] = 1\n", write="h[0]")
+    assert "if late: h = h.clone(); h[0] = 1" in found
+
+
+@pytest.mark.parametrize(
+    ("save", "field", "right"),
+    [
+        ("h * g", "self", "y = h.clone() * g"),
+        ("h * g", "other", "y = h * g.clone()"),
+        ("f(h, g)", "input", "y = f(h.clone(), g)"),
+        ("(h + 1) * g", "self", "y = (h + 1).clone() * g"),
+        ("torch.tanh(h)", "result", "y = torch.tanh(h).clone()"),
+    ],
+)
+def test_autograd_is_given_a_clone_to_keep(save: str, field: str, right: str) -> None:
+    assert right in changes("NC101", f"y = {save}\nk[0] = 1\n", write="k[0]", save=save, field=field)
+
+
+def test_a_weight_of_a_module_is_no_argument_of_its_call() -> None:
+    """The last way out copies the weights of the module, through which gradients still flow."""
+    found = changes("NC101", "y = net(x)\nw.mul_(2)\n", write="w.mul_(2)", save="net(x)", kind="parameter", name="net.w")
+    assert not any("x.clone()" in one for one in found)
+    call = "torch.func.functional_call(net, {name: one.clone() for name, one in net.named_parameters()}, (x,))"
+    assert found[-1] == f"y = {call}"
+
+
+def test_rows_become_a_list_that_is_stacked_where_all_of_it_is_read() -> None:
+    source = """
+        def run(x, w):
+            h = torch.zeros(len(x), 3)
+            for t in range(1, len(h)):
+                h[t] = torch.tanh(h[t - 1] @ w)
+                h[t] += x[t]
+            return h
+    """
+    listed = [one for one in mended("NC102", source, write="h[t]", save="h[t - 1] @ w", field="self") if "list(" in one]
+    assert listed[0].split("\n")[1:6] == [
+        "    h = list(torch.zeros(len(x), 3))",
+        "    for t in range(1, len(h)):",
+        "        h[t] = torch.tanh(h[t - 1] @ w)",
+        "        h[t] = h[t] + x[t]",
+        "    return torch.stack(h)",
+    ]
+
+
+def test_columns_become_a_list_of_columns() -> None:
+    source = """
+        def run(x):
+            out = torch.zeros(2, 4, 3)
+            for t in range(1, 4):
+                out[:, t] = x * out[:, t - 1]
+            return out
+    """
+    listed = next(one for one in mended("NC102", source, write="out[:, t]", save="x * out[:, t - 1]") if "list(" in one)
+    assert "out = list(torch.zeros(2, 4, 3).unbind(1))" in listed
+    assert "out[t] = x * out[t - 1]" in listed
+    assert "return torch.stack(out, dim=1)" in listed
+
+
+def test_a_tensor_that_is_also_sliced_is_no_list() -> None:
+    source = """
+        h = torch.zeros(5, 3)
+        for t in range(1, 5):
+            h[t] = f(h[:t])
+    """
+    assert not any("list(" in one for one in mended("NC102", source, write="h[t]", save="f(h[:t])"))
+
+
+NET = """
+    class Net(nn.Module):
+        def __init__(self):
+            self.first = nn.ReLU(inplace=True)
+            self.act = nn.LeakyReLU(0.2, inplace=True)
+            self.drop = nn.Dropout(0.3, True)
+
+        def forward(self, x):
+            return self.{name}(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "right"),
+    [
+        ("first", "relu_", "self.first = nn.ReLU()"),
+        ("act", "leaky_relu_", "self.act = nn.LeakyReLU(0.2)"),
+        ("drop", "dropout_", "self.drop = nn.Dropout(0.3)"),
+    ],
+)
+def test_a_module_loses_its_flag_where_it_is_built(name: str, op: str, right: str) -> None:
+    assert changes("NC101", NET.format(name=name), write=f"self.{name}(x)", op=f"aten::{op}")[0] == right
+
+
+def test_the_modules_of_a_library_are_switched_off_once_the_net_is_there() -> None:
+    found = mended("NC101", "net = models.resnet18()\ny = net(x)\n", write="net(x)", op="aten::relu_")
+    assert any('for module in net.modules():\n    if getattr(module, "inplace", False):' in one for one in found)
+
+
+def test_equal_edits_are_one_candidate_and_there_are_no_more_than_eight() -> None:
+    found = mended("NC101", "y = h * g\nfor i in r:\n    h[i] += g[i]\n", write="h[i] += g[i]", save="h * g", field="self")
+    assert len(set(found)) == len(found) <= 8
+
+
+def test_text_that_is_no_python_gives_no_candidates() -> None:
+    assert mended("NC101", "h += (\n", write="h += (") == []

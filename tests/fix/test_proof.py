@@ -1,0 +1,176 @@
+"""A right patch is proven, a wrong one is not. What is right is computed by the right program, or by hand."""
+
+import shutil
+
+import pytest
+import torch
+
+from noclobber.fix.launch import Launcher
+from noclobber.fix.order import Order
+from noclobber.fix.patch import Patch
+from noclobber.fix.prove import Prover
+from noclobber.observe import evidence
+from tests.fix import programs
+
+
+class Bench:
+    """A program, searched once, and what proves patches of it."""
+
+    def __init__(self, folder, text, backwards=3):
+        self.path = folder / "program.py"
+        self.path.write_text(text)
+        self.launcher = Launcher(["program.py"])
+        self.launcher.__enter__()
+        search = self.launcher.run(Order("search", backwards, 60))
+        self.finding = search.findings[0]
+        self.prover = Prover(self.launcher, search, backwards, 60)
+        self.prover.meet(self.finding)
+
+    def judged(self, *pairs, mode="watch"):
+        patch = programs.replaced(self.path, *pairs)
+        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = []
+
+    def make(text, **options):
+        made.append(Bench(tmp_path, text, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.launcher.__exit__()
+
+
+def test_evidence_is_the_gradient_of_each_call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
+    with Launcher(["program.py"]) as launcher:
+        bare = launcher.run(Order("bare", 3, 60), fresh=True)
+        calls = [one for one in evidence.read(bare.evidence) if one["kind"] == "backward"]
+    torch.manual_seed(0)
+    w = torch.randn(3, dtype=torch.float32)
+    assert len(calls) == bare.calls == 3
+    for call in calls:
+        s = torch.sigmoid(w)
+        by_hand = 2 * (s + 1) * s * (1 - s)
+        ((_, gradient),) = call["leaves"]
+        assert torch.allclose(gradient, by_hand)
+        w = w - 0.1 * by_hand
+
+
+def test_right_and_wrong_patches_of_a_stale_save(bench):
+    it = bench(programs.STALE)
+    assert it.finding.code == "NC101"
+    right = it.judged(("h += 1", "h = h + 1"))
+    assert right.right
+    assert right.clean
+    assert "in 3 backward calls each gradient is, bit for bit, what the program gives" in right.proof
+    assert it.judged(("h += 1", "h = h + 1"), mode="bare").right
+    assert it.judged(("h += 1", "h = h.clone(); h += 1")).right
+
+    assert it.judged(("h += 1", "pass")).differs
+    assert it.judged(("h += 1", "h = h.detach() + 1")).why
+    assert not it.judged(("h += 1", "h = h + 2")).right
+    assert it.judged(("h += 1", "h = (h + 1) * 1.001")).differs
+    assert "stays" in it.judged(("h += 1", "h.add_(1)")).why
+    assert not it.judged(("h += 1", "h.data += 1")).right
+    assert "NameError" in it.judged(("h += 1", "h = nothing + 1")).why
+    assert not it.judged(("loss.backward()", "w.grad = torch.zeros(3)")).right
+    assert it.path.read_text() == programs.STALE
+
+
+def test_what_a_caller_sees_must_not_change(bench):
+    it = bench(programs.SEEN)
+    # the right gradient, with exp(w) kept: d/dw (exp(w) + 1)^2
+    e = torch.exp(torch.ones(3))
+    by_hand = 2 * (e + 1) * e
+    hidden = it.judged(("t += 1", "t = t + 1"))
+    assert not hidden.right
+    assert "loss differs" in hidden.why
+    shown = it.judged(("torch.exp(w)", "torch.exp(w).clone()"))
+    assert shown.right
+    ((_, gradient),) = evidence.read(shown.result.evidence)[0]["leaves"]
+    assert torch.allclose(gradient, by_hand)
+
+
+def test_a_state_carried_over_a_step_may_be_detached_and_the_step_not_left_out(bench):
+    it = bench(programs.CARRIED)
+    assert it.finding.code == "NC103"
+    cut = it.judged(("cell(torch.randn(1, 2), state)", "cell(torch.randn(1, 2), state.detach())"))
+    assert cut.right
+    assert "less what flows through weights from before their last step" in cut.proof
+    assert not it.judged(("optimizer.step()", "pass")).right
+    assert not it.judged(("state.sum().backward", "state.detach().requires_grad_().sum().backward")).right
+
+
+def test_a_refusal_has_nothing_to_compare_with_beyond_it(bench):
+    it = bench(programs.LEAF)
+    assert it.finding.code == "NC301"
+    under = it.judged(("w -= 0.1 * w.grad", "w.data.sub_(0.1 * w.grad)"))
+    assert under.right
+    assert "nothing to compare with beyond" in under.proof
+    assert not it.judged(("(w * w).sum()", "(w * w * w).sum()")).right
+
+
+def test_the_loss_is_compared_where_a_write_is_refused_before_any_backward(bench):
+    text = "import torch\nw = torch.ones(3, requires_grad=True)\nw += 1\n(w * w).sum().backward()\n"
+    it = bench(text)
+    right = it.judged(("w += 1", "v = w + 1"), ("(w * w)", "(v * v)"))
+    assert right.right
+    assert "its first loss is the loss that the same writes give without gradients" in right.proof
+    assert it.judged(("w += 1", "w + 1")).differs
+
+
+def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
+    it = bench(programs.SILENT)
+    assert it.finding.code == "NC206"
+    right = it.judged(("gradient.div_(2)", "gradient / 2"))
+    assert right.right
+    assert "nothing to compare with" in right.proof
+    ((_, gradient),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert gradient.tolist() == [4.5] * 3  # by hand: 3 * (1 + 1 / 2)
+    assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
+
+
+def test_a_program_that_is_not_deterministic_is_known(bench):
+    it = bench(programs.STALE.replace("torch.manual_seed(0)", "torch.seed()"))
+    assert it.judged(("h += 1", "h = h + 1")).differs
+    assert not it.prover.is_deterministic()
+
+
+def test_modules_and_data_files_are_found_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scale.txt").write_text("3")
+    (tmp_path / "layers.py").write_text("def act(t):\n    t += 1\n    return t\n")
+    (tmp_path / "program.py").write_text(
+        "import pathlib, torch, layers\n"
+        "scale = float(pathlib.Path(__file__).with_name('scale.txt').read_text())\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "(scale * layers.act(torch.exp(w))).sum().backward()\n"
+    )
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    patch = programs.replaced(tmp_path / "layers.py", ("t += 1", "t = t * 5"))
+    with Launcher(["program.py"]) as launcher:
+        served = launcher.run(Order("bare", 3, 60, served=patch.served))
+        plain = launcher.run(Order("bare", 3, 60))
+        ((_, gradient),) = evidence.read(served.evidence)[0]["leaves"]
+    assert "modified by an inplace operation" in plain.error
+    assert torch.allclose(gradient, 15 * torch.exp(torch.ones(2)))
+    assert (tmp_path / "layers.py").read_text() == "def act(t):\n    t += 1\n    return t\n"
+
+
+def test_a_late_finding_is_met_and_every_call_before_it_counts(bench):
+    text = programs.STALE.replace("range(4)", "range(40)").replace("for _ in", "for number in")
+    text = text.replace(
+        "    h += 1  # the write", "    if number < 9:\n        h = h + 1\n    else:\n        h += 1  # the write"
+    )
+    it = bench(text, backwards=2)
+    assert (it.prover.search.found_at, it.prover.calls) == (10, 11)
+    assert it.judged(("h += 1", "h = torch.add(h, 1)")).right
+    early = it.judged(("h += 1", "h = torch.add(h, 1)"), ("h = h + 1", "h = h + 1 + 0.01 * (number == 4)"))
+    assert early.differs
+    assert "backward call 5" in early.why

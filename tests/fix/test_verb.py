@@ -1,0 +1,184 @@
+"""`noclobber fix` from outside: what it prints, what it writes, how it ends."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from noclobber.fix.choose import Mended, Mending
+from noclobber.fix.launch import Launcher
+from noclobber.fix.patch import Patch
+from noclobber.fix.verb import CannotFix, told
+from noclobber.model.finding import Finding, Label
+from noclobber.model.source import Span
+from tests.cli.running import call, noclobber
+from tests.fix import programs
+
+
+def test_a_patch_is_shown_and_nothing_changes(tmp_path):
+    (tmp_path / "program.py").write_text(programs.STALE)
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert done.status == 0
+    assert done.stdout.startswith("--- a/program.py\n+++ b/program.py\n")
+    assert "NC101 program.py:7" in done.stderr
+    assert "proven: in 3 backward calls" in done.stderr
+    assert (tmp_path / "program.py").read_text() == programs.STALE
+    (tmp_path / "program.diff").write_text(done.stdout)
+    subprocess.run(["git", "apply", "program.diff"], cwd=tmp_path, check=True)
+    # what is right: the same mathematics with nothing written
+    (tmp_path / "right.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
+    assert programs.printed(tmp_path / "program.py") == programs.printed(tmp_path / "right.py")
+
+
+def test_write_keeps_mode_and_line_ends_and_mends(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_bytes(programs.LEAF.replace("\n", "\r\n").encode())
+    path.chmod(0o700)
+    done = noclobber(["fix", "--write", "program.py"], tmp_path)
+    assert (done.status, done.stderr.splitlines()[-1]) == (0, "noclobber: written: program.py")
+    assert path.read_bytes().count(b"\n") == path.read_bytes().count(b"\r\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert os.listdir(tmp_path) == ["program.py"]
+    assert json.loads(programs.printed(path)) == pytest.approx([0.8**3] * 3)  # by hand: each step takes 0.1 * 2 w
+
+
+def test_nothing_found_is_nothing_to_fix(tmp_path):
+    (tmp_path / "program.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert (done.status, done.stdout) == (0, "")
+    assert done.stderr == "noclobber: nothing to fix: no write broke a gradient (4 backward calls)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (["-c", "x = 1"], "", "`-c` has none"),
+        (["-"], "", "stdin is none"),
+        (["missing.py"], "", "cannot open `missing.py`"),
+        (["program.py"], "import torch\nraise ValueError('no data')\n", "ValueError: no data"),
+        (["program.py"], "import torch\ninput()\n", "it gets no input here"),
+        (["program.py"], "import torch, os\nos.kill(os.getpid(), 9)\n", "SIGKILL"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_words(words, text, told, tmp_path):
+    (tmp_path / "program.py").write_text(text)
+    done = noclobber(["fix", *words], tmp_path)
+    assert done.status == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_libcst_is_asked_for_in_words(tmp_path):
+    code = "import sys; sys.modules['libcst'] = None\nfrom noclobber.cli import main\nsys.exit(main(['fix', 'a.py']))"
+    done = call([sys.executable, "-c", code], tmp_path)
+    assert (done.status, done.stdout) == (2, "")
+    assert 'pip install "noclobber[fix]"' in done.stderr
+
+
+def test_an_interrupt_ends_every_process_and_changes_nothing(tmp_path):
+    text = "import torch, time, pathlib\npathlib.Path('begun').touch()\ntime.sleep(60)\n"
+    (tmp_path / "program.py").write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "noclobber", "fix", "--write", "program.py"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr == "noclobber: interrupted; nothing was changed\n"
+    running = [Path(one, "cmdline") for one in Path("/proc").iterdir() if one.name.isdigit()]
+    assert not any(str(tmp_path) in words(one) for one in running)
+    assert (tmp_path / "program.py").read_text() == text
+
+
+def words(path: Path) -> str:
+    try:
+        here = os.readlink(path.with_name("cwd"))
+        return path.read_text().replace("\0", " ") + here
+    except OSError:
+        return ""
+
+
+def mending(path: Path, left=()) -> Mending:
+    patch = programs.replaced(path, ("x = 1", "x = 2"))
+    span = Span(str(path), 1, 1, 1, 6)
+    finding = Finding("NC101", "stale-save", "error", "in-place write", (Label("write", span, "here", primary=True),))
+    return Mending(patch, [Mended(finding, "write out of place", 64, "it was run")], [(one, []) for one in left or ()])
+
+
+@pytest.mark.parametrize("place", ["../other/library.py", "env/lib/site-packages/library.py"])
+def test_files_of_others_are_never_written(place, tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path = (folder / place).resolve()
+    path.parent.mkdir(parents=True)
+    path.write_text("x = 1\n")
+    fixed = told(mending(path), ["train.py"], writing=True)
+    assert fixed.status == 1
+    assert "+x = 2" in fixed.diff
+    assert "nothing written" in fixed.words[-1]
+    assert path.read_text() == "x = 1\n"
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path, monkeypatch):
+    folder, outside = tmp_path / "project", tmp_path / "outside.py"
+    folder.mkdir()
+    outside.write_text("x = 1\n")
+    (folder / "inside.py").symlink_to(outside)
+    monkeypatch.chdir(folder)
+    assert told(mending(folder / "inside.py"), ["inside.py"], writing=True).status == 1
+    assert outside.read_text() == "x = 1\n"
+
+
+def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n")
+    done = mending(path)
+    path.write_text("x = 1  # more\n")
+    with pytest.raises(CannotFix, match="changed meanwhile"):
+        told(done, ["a.py"], writing=True)
+    assert path.read_text() == "x = 1  # more\n"
+
+
+def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n")
+    done = mending(path)
+    left = mending(path, [done.mended[0].finding])
+    fixed = told(left, ["a.py"], writing=True)
+    assert fixed.status == 1
+    assert "mended 1 of 2 findings" in fixed.words
+    assert path.read_text() == "x = 1\n"
+
+
+def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
+    from noclobber.fix.order import Order
+
+    with Launcher(["program.py"]) as launcher:
+        launcher.start(Order("bare", 1, 60))
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+    running = [Path(one, "cmdline") for one in Path("/proc").iterdir() if one.name.isdigit()]
+    assert not any(str(tmp_path) in words(one) for one in running if one.parent.name != str(os.getpid()))
+
+
+def test_a_patch_on_nothing_is_empty():
+    assert Patch().lines == 0
+    assert Patch().served == {}

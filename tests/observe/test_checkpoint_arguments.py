@@ -1,0 +1,114 @@
+"""Arguments of a region that were detached in place, or told to require no gradient, since forward."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from noclobber.observe import refusals
+
+from .hearing import bare, hear
+
+MODES = pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+WITNESSES = pytest.mark.parametrize("contents", [True, False], ids=["contents", "versions"])
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        return 2 * a * g
+
+
+def outcome(program):
+    """What a program returns, or the kind and text of what it raises."""
+    try:
+        return program()
+    except RuntimeError as error:
+        return CheckpointError if isinstance(error, CheckpointError) else RuntimeError, str(error)
+
+
+def region(reentrant):
+    return lambda given: checkpoint(lambda h: h.sin() * h, given, use_reentrant=reentrant)
+
+
+USES = {
+    "region": region(False),
+    "reentrant": region(True),
+    "function": Square.apply,
+    "sine": torch.sin,
+    "exp": torch.exp,
+}
+EDITS = {
+    "detach_": lambda one: one.detach_(),
+    "detach_ and write": lambda one: one.detach_().add_(1),
+    "detach_ and a new node": lambda one: one.detach_().mul_(torch.ones(3, requires_grad=True)),
+    "nothing": lambda one: None,
+}
+
+
+@WITNESSES
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("between", [False, True], ids=["", "a node between"])
+def test_what_is_raised_is_what_bare_raises(use, edit, between, contents):
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        given = x * 2
+        if between:
+            x.tan()
+        y = use(given)
+        edit(given)
+        y.sum().backward()
+        return [] if x.grad is None else x.grad.tolist()
+
+    _, watched = hear(lambda: outcome(program), contents)
+    assert watched == bare(lambda: outcome(program))
+
+
+@WITNESSES
+@MODES
+@pytest.mark.parametrize("edit", [torch.Tensor.detach_, lambda one: one.requires_grad_(False)])
+def test_a_leaf_that_requires_no_gradient_any_more(edit, reentrant, contents):
+    def program():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        y = checkpoint(lambda a, b: a.sin() * b, x, w, use_reentrant=reentrant)
+        edit(w)
+        y.sum().backward()
+        return x.grad.tolist(), w.grad
+
+    _, watched = hear(lambda: outcome(program), contents)
+    assert watched == bare(lambda: outcome(program))
+
+
+@MODES
+def test_a_region_gets_the_very_arguments_again(reentrant):
+    """Programs keep marks as attributes of tensors."""
+    marks = []
+
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        x.mark = "mine"
+        checkpoint(lambda h: marks.append(h) or h.exp(), x, use_reentrant=reentrant).sum().backward()
+        return [getattr(one, "mark", None) for one in marks]
+
+    assert hear(program)[1] == (["mine", None] if reentrant else ["mine", "mine"])
+
+
+def test_the_refusal_names_the_lines():
+    def program():
+        x = torch.ones(3, requires_grad=True) * 2
+        y = checkpoint(torch.exp, x, use_reentrant=False)
+        x.detach_()
+        with pytest.raises(RuntimeError, match="detached in-place") as caught:
+            y.sum().backward()
+        return refusals.remembered(caught.value)
+
+    _, refusal = hear(program)
+    assert refusal.call == "backward"
+    assert refusal.written is not None
+    assert refusal.saved is not None

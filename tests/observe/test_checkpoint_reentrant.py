@@ -1,0 +1,130 @@
+"""Reentrant regions that read something else when they run anew: told where backward reads what comes of it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .hearing import bare, hear
+
+
+class Stash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.b = b
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.b, None
+
+
+class World:
+    """What the regions close over. `x` is what they are given."""
+
+    def __init__(self):
+        self.x = torch.linspace(-1, 2, 4, requires_grad=True)
+        self.t = torch.linspace(-2, 3, 4)
+        self.norm = nn.BatchNorm1d(1)
+
+
+def inner(h, t):
+    return checkpoint(lambda z: z * t, h, use_reentrant=True)
+
+
+HARMLESS = {
+    "added": lambda h, at: at.t + h,
+    "added at the end": lambda h, at: (h * h).exp() + at.t.sin(),
+    "added in place": lambda h, at: h.sin().add_(at.t),
+    "an element": lambda h, at: torch.cat([h.exp(), at.t[:2]]),
+    "shapes": lambda h, at: h * torch.full_like(at.t, 3) + at.t,
+    "a constant": lambda h, at: torch.where(h > 0, h * 2, 0.5) + at.t,
+    "batch norm": lambda h, at: at.norm(h[:, None]).exp() + at.t[:, None],
+    "its own scratch": lambda h, at: h.sin() * torch.zeros_like(at.t).copy_(h.detach()) + at.t,
+}
+HARMFUL = {
+    "a factor": lambda h, at: h * at.t,
+    "a factor later": lambda h, at: h.exp() * (at.t.sin() + 1),
+    "under the sine": lambda h, at: (h + at.t).sin(),
+    "in place": lambda h, at: h.sin().add_(at.t).square(),
+    "a condition": lambda h, at: torch.where(at.t > 1, h, 2 * h),
+    "a number": lambda h, at: h * at.t.sum().item(),
+    "a branch": lambda h, at: h.sin() if at.t[0] < -1.5 else h.cos(),
+    "through numpy": lambda h, at: h * torch.from_numpy(np.sin(at.t.numpy())),
+    "a stash": lambda h, at: Stash.apply(h, at.t * 2),
+    "a region in the region": lambda h, at: inner(h, at.t),
+    "masked out": lambda h, at: F.relu(h * at.t - 100) + h * at.t.relu(),
+}
+WRITES = {
+    "clamp_": lambda t: t.clamp_(-0.5, 0.5),
+    "numpy": lambda t: t.numpy().fill(0.25),
+    "data": lambda t: t.data.mul_(0.2),
+    "storage": lambda t: t.untyped_storage().copy_(torch.full((4,), 0.1).untyped_storage()),
+    "assigned": lambda t: setattr(t, "data", torch.zeros(4)),
+}
+BY = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+
+
+def run(region, write=None, direct=False):
+    at = World()
+    y = region(at.x, at) if direct else checkpoint(lambda h: region(h, at), at.x, use_reentrant=True)
+    if write is not None:
+        write(at.t)
+    y.sum().backward()
+    return at.x.grad
+
+
+@BY
+@pytest.mark.parametrize("region", HARMLESS.values(), ids=HARMLESS)
+def test_what_reaches_no_save_is_harmless(region, write):
+    right = run(region, direct=True)
+    heard, gradient = hear(lambda: run(region, write))
+    assert torch.equal(gradient, bare(lambda: run(region, write)))
+    assert torch.equal(gradient, right)
+    assert heard.events == []
+    assert heard.clobbers == []
+
+
+@BY
+@pytest.mark.parametrize("region", HARMFUL.values(), ids=HARMFUL)
+def test_what_reaches_a_save_is_told_once(region, write):
+    right = run(region, direct=True)
+    heard, gradient = hear(lambda: run(region, write))
+    assert torch.equal(gradient, bare(lambda: run(region, write)))
+    assert not torch.equal(gradient, right)
+    assert len(heard.events) == 1
+    assert heard.events[0].reentrant
+
+
+def test_a_factor_is_told_though_the_result_is_the_same():
+    """The result is 0 either way, and the gradient is the factor."""
+
+    def program():
+        t, x = torch.ones(3), torch.zeros(3, requires_grad=True)
+        y = checkpoint(lambda h: h * t, x, use_reentrant=True)
+        t.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert gradient.tolist() == [5, 5, 5]
+    (drift,) = heard.events
+    assert drift.save.node == "MulBackward0"
+    assert drift.save.tensor.name == "t"
+    assert len(drift.writes) == 1
+
+
+def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
+    def program():
+        x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+        before = x.exp().sin()
+        y = checkpoint(lambda h: h + before + t, x * 1, use_reentrant=True)
+        t.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert heard.events == []
