@@ -23,7 +23,15 @@ def span(source: str, snippet: str, path: str = PATH) -> Span:
 
 
 def finding(
-    code: str, source: str, *, field: str = "", op: str = "aten::add_", kind: str = "tensor", name: str = "", message: str = "", **labels: str
+    code: str,
+    source: str,
+    *,
+    field: str = "",
+    op: str = "aten::add_",
+    kind: str = "tensor",
+    name: str = "",
+    message: str = "",
+    **labels: str,
 ) -> Finding:
     """A finding of a code whose labels stand at snippets: `write="h += 1"`."""
     roles: dict[str, Role] = {"save": "save", "write": "write", "read": "read", "create": "create"}

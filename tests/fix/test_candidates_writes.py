@@ -91,7 +91,9 @@ def test_autograd_is_given_a_clone_to_keep(save: str, field: str, right: str) ->
 
 def test_a_weight_of_a_module_is_no_argument_of_its_call() -> None:
     """The last way out copies the weights of the module, through which gradients still flow."""
-    found = changes("NC101", "y = net(x)\nw.mul_(2)\n", write="w.mul_(2)", save="net(x)", kind="parameter", name="net.w")
+    found = changes(
+        "NC101", "y = net(x)\nw.mul_(2)\n", write="w.mul_(2)", save="net(x)", kind="parameter", name="net.w"
+    )
     assert not any("x.clone()" in one for one in found)
     call = "torch.func.functional_call(net, {name: one.clone() for name, one in net.named_parameters()}, (x,))"
     assert found[-1] == f"y = {call}"
@@ -169,7 +171,9 @@ def test_the_modules_of_a_library_are_switched_off_once_the_net_is_there() -> No
 
 
 def test_equal_edits_are_one_candidate_and_there_are_no_more_than_eight() -> None:
-    found = mended("NC101", "y = h * g\nfor i in r:\n    h[i] += g[i]\n", write="h[i] += g[i]", save="h * g", field="self")
+    found = mended(
+        "NC101", "y = h * g\nfor i in r:\n    h[i] += g[i]\n", write="h[i] += g[i]", save="h * g", field="self"
+    )
     assert len(set(found)) == len(found) <= 8
 
 

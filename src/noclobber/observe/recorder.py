@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -105,7 +106,7 @@ class Recorder:
             )
         else:
             before = log.every_write(self.memory, self.backwards, self.without_storage)
-        writes.connect(writes.Sink(before, self.write_failed, self.views_made))
+        writes.connect(writes.Sink(before, partial(refusals.write_failed, self), self.views_made))
         patches.around_backward(self.patches, self._around_backward)
         patches.around_threads(self.patches, self.enter, self.leave)
         patches.on_new_operators(self.patches, writes.rescan)
@@ -222,21 +223,6 @@ class Recorder:
     def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
         """A write met live saves of its storage."""
         meeting.meet(self, handles, tensor, noted)
-
-    def write_failed(
-        self, written: writes.Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
-    ) -> None:
-        """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
-        if refusals.remembered(error) is None and refusals.about_writing(str(error)):
-            tensor = next(writes.tensors(written, args, kwargs), None)
-            frame = sys._getframe(2)
-            refusal = self.guarded(
-                lambda: refusals.refusal_of_write(written.op, tensor, str(error), frame, self.memory)
-            )
-            if refusal is not None:
-                refusals.remember(error, refusal)
-                for listener in self.listeners:
-                    listener.refused(error, refusal)
 
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""

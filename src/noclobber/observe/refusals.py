@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -19,6 +20,10 @@ from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.writes import Written, tensors
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
 
 DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
@@ -62,6 +67,20 @@ def remembered(error: BaseException) -> Refusal | Clobber | None:
 def about_writing(message: str) -> bool:
     """Whether an error text may concern an in-place operation; the rules decide."""
     return _ABOUT_WRITING.search(message) is not None
+
+
+def write_failed(
+    recorder: Recorder, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+) -> None:
+    """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
+    if remembered(error) is None and about_writing(str(error)):
+        tensor = next(tensors(written, args, kwargs), None)
+        frame = sys._getframe(2)
+        refusal = recorder.guarded(lambda: refusal_of_write(written.op, tensor, str(error), frame, recorder.memory))
+        if refusal is not None:
+            remember(error, refusal)
+            for listener in recorder.listeners:
+                listener.refused(error, refusal)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:

@@ -145,7 +145,7 @@ def view(scene: Scene) -> Iterator[Candidate]:
         yield from parts.by_index(write)
         yield from parts.one_by_one(write)
         yield from parts.inlined(write)
-        yield from parts.into_new(write, 2)
+        yield from parts.into_new(write, 2, stacked=scene.finding.code == "NC303")
         yield from parts.cloned_parts(write, 3)
         if scene.finding.code == "NC304":
             yield from leaves.guarded(write) if scene.kind() == "parameter" else ()

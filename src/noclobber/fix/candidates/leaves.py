@@ -8,12 +8,15 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import cloned_argument
+from noclobber.fix.candidates.scene import Place
 from noclobber.fix.candidates.tree import File, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.writing import Written, base_of, is_loaded, writes
+from noclobber.fix.candidates.writing import Written, is_loaded, write_at, writes
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
 TITLE = "write inside `with torch.no_grad():`"
+BEFORE_SUGGESTED = -1
+"""The cost of one block for several updates, which is better than a block for each, as the rule suggests."""
 _NUMBERS = {
     "item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
     "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy",
@@ -32,8 +35,9 @@ def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
     if file.indent(small(file, write.statement) or line) is None:
         return
     rows = [line, *_following(file, line)]
-    for some in dict.fromkeys((tuple(rows), (line,))):
-        yield Candidate(TITLE, tuple(_guard(file, list(some))), cost)
+    if len(rows) > 1:
+        yield Candidate(TITLE, tuple(_guard(file, rows)), BEFORE_SUGGESTED)
+    yield Candidate(TITLE, tuple(_guard(file, [line])), cost)
     scope = file.scope(line)
     if isinstance(scope, cst.FunctionDef) and not _returns(scope):
         indent, span = file.indent(scope) or "", file.span(scope)
@@ -90,16 +94,17 @@ def _is_gradient_step(write: Written) -> bool:
 
 
 def _following(file: File, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
-    """The statements behind a write that write in the same manner: `w -= ...` and then `b -= ...`."""
+    """The statements right behind a write that are such updates as well: `w -= ...` and then `b -= ...`."""
     siblings = list(block(file.parents[line]))
     found: list[cst.SimpleStatementLine] = []
     for one in siblings[siblings.index(line) + 1 :] if line in siblings else []:
         inner = one.body[0] if isinstance(one, cst.SimpleStatementLine) and len(one.body) == 1 else None
         call = inner.value if isinstance(inner, cst.Expr) else None
-        alike = isinstance(inner, cst.AugAssign) and isinstance(line.body[0], cst.AugAssign)
-        if isinstance(call, cst.Call) and writes(call) and base_of(call) is not None:
-            alike = not called(call).endswith("requires_grad_")
-        if not alike or not isinstance(one, cst.SimpleStatementLine):
+        stores = isinstance(inner, cst.Assign) and isinstance(inner.targets[0].target, cst.Subscript)
+        calls = isinstance(call, cst.Call) and writes(call) and not called(call).endswith("requires_grad_")
+        if inner is None or not (stores or calls or isinstance(inner, cst.AugAssign)):
+            break
+        if not isinstance(one, cst.SimpleStatementLine) or not is_update(write_at(Place(file, inner)), ""):
             break
         found.append(one)
     return found

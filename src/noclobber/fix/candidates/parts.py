@@ -38,8 +38,8 @@ def by_index(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(f"index a clone of `{root}` instead of iterating", (clone, *edits), cost + 1)
 
 
-def into_new(write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """A loop whose one statement writes what it iterates over, as a new whole: a list, a stack, or a dict."""
+def into_new(write: Written, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
+    """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
     file, loop = write.file, write.file.around(write.statement, cst.For)
     if loop is None or not isinstance(loop.body, cst.IndentedBlock) or loop.orelse is not None:
         return
@@ -48,7 +48,7 @@ def into_new(write: Written, cost: int = 1) -> Iterator[Candidate]:
         return
     whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     scope, end = file.scope(loop), file.span(loop).end_line
-    for name, text in _wholes(file, loop, pair, value, header):
+    for name, text in _wholes(file, loop, pair, value, header, stacked):
         used = is_loaded(file, name, scope, end) or "." in name
         if used:
             yield Candidate(f"make a new `{name}` out of place", (Edit(file.span(loop), text),), cost)
@@ -150,14 +150,19 @@ def _value(write: Written) -> str | None:
 
 
 def _wholes(
-    file: File, loop: cst.For, pair: tuple[cst.BaseExpression, cst.BaseExpression], value: str, header: str
+    file: File,
+    loop: cst.For,
+    pair: tuple[cst.BaseExpression, cst.BaseExpression],
+    value: str,
+    header: str,
+    stacked: bool,
 ) -> Iterator[tuple[str, str]]:
     """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
     target, whole = pair
     if dotted(whole):
         name = dotted(whole)
-        yield name, f"{name} = torch.stack([{value} {header}])"
-        yield name, f"{name} = [{value} {header}]"
+        rows = f"[{value} {header}]"
+        yield name, f"{name} = torch.stack({rows})" if stacked else f"{name} = {rows}"
     elif isinstance(whole, cst.Call) and called(whole) == "values" and isinstance(whole.func, cst.Attribute):
         name = dotted(whole.func.value)
         into = file.source(loop.target).replace(dotted(target), f"(name, {dotted(target)})", 1)

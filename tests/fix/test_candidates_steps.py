@@ -1,0 +1,194 @@
+"""Candidates for optimizers that step too early, for graphs that are carried along, and for writes nobody tracks."""
+
+from __future__ import annotations
+
+from tests.fix.mending import changes, mended
+
+GAN = """
+    for x in data:
+        d_loss, g_loss = losses(gen, critic, x)
+        d_opt.zero_grad()
+        d_loss.backward(retain_graph=True)
+        d_opt.step()
+        g_opt.zero_grad()
+        g_loss.backward()
+        g_opt.step()
+"""
+
+
+def test_the_later_update_is_made_first_or_the_step_comes_last() -> None:
+    found = mended("NC103", GAN, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
+    calls = [[line.strip() for line in one.split("\n")[2:8]] for one in found[:3]]
+    inputs = 'inputs=[p for group in g_opt.param_groups for p in group["params"]]'
+    assert calls[0][:4] == ["g_opt.zero_grad()", "g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()"]
+    assert calls[1][2:] == ["g_opt.zero_grad()", f"g_loss.backward({inputs})", "d_opt.step()", "g_opt.step()"]
+    assert calls[2][2:] == ["g_opt.zero_grad()", "g_loss.backward()", "d_opt.step()", "g_opt.step()"]
+
+
+def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:
+    source = """
+        class Agent:
+            def __init__(self, pi, q):
+                self.pi_opt = Adam(self.pi.parameters(), 0.1)
+
+            def update(self, q_loss, pi_loss):
+                q_loss.backward(retain_graph=True)
+                self.q_opt.step()
+                pi_loss.backward()
+                self.pi_opt.step()
+    """
+    found = changes("NC103", source, write="self.q_opt.step()", read="pi_loss.backward()", op="Adam.step")
+    assert found[0] == "pi_loss.backward(inputs=list(self.pi.parameters()))"
+
+
+def test_one_optimizer_steps_once_after_both_backwards() -> None:
+    source = """
+        opt.zero_grad()
+        a.backward(retain_graph=True)
+        opt.step()
+        opt.zero_grad()
+        b.backward()
+        opt.step()
+    """
+    found = mended("NC103", source, write="opt.step()", read="b.backward()", op="SGD.step")
+    assert "opt.zero_grad()\na.backward(retain_graph=True)\nb.backward()\nopt.step()\n" in found
+
+
+def test_agents_step_in_a_loop_of_their_own() -> None:
+    source = """
+        def learn(agents, joint):
+            for agent in agents:
+                loss = agent.loss(joint)
+                agent.opt.zero_grad()
+                loss.backward(retain_graph=True)
+                agent.opt.step()
+    """
+    found = mended("NC103", source, write="agent.opt.step()", read="loss.backward(retain_graph=True)", op="SGD.step")
+    assert found[0].split("\n")[1:8] == [
+        "    for agent in agents:",
+        "        agent.opt.zero_grad()",
+        "    for agent in agents:",
+        "        loss = agent.loss(joint)",
+        "        loss.backward(retain_graph=True)",
+        "    for agent in agents:",
+        "        agent.opt.step()",
+    ]
+
+
+def test_the_carried_state_is_detached_and_the_graph_no_longer_retained() -> None:
+    source = """
+        for x in chunks:
+            y, state = net(x, state)
+            opt.zero_grad()
+            y.sum().backward(retain_graph=True)
+            opt.step()
+    """
+    found = changes("NC103", source, write="opt.step()", read="y.sum().backward(retain_graph=True)", op="SGD.step")
+    assert found[0] == "y.sum().backward()\nstate = state.detach()"
+    assert "state = state.detach()" in found
+    assert "y.sum().backward()\nstate = tuple(t.detach() for t in state)" in found
+
+
+def test_two_carried_states_are_detached_together() -> None:
+    source = """
+        for x in chunks:
+            h, c = cell(x, (h, c))
+            h.sum().backward()
+    """
+    found = changes("NC104", source, read="h.sum().backward()", message="an earlier iteration")
+    assert found[0] == "h, c = h.detach(), c.detach()"
+
+
+def test_the_state_of_a_module_is_detached_by_the_loop() -> None:
+    source = """
+        class Cell(nn.Module):
+            def forward(self, x):
+                self.h = self.rnn(x, self.h)
+                return self.h
+
+        for x in range(3):
+            net(x).sum().backward()
+    """
+    message = "an earlier iteration"
+    found = changes("NC104", source, read="net(x).sum().backward()", save="self.rnn(x, self.h)", message=message)
+    assert found[0] == "net.h = net.h.detach()"
+    assert "self.h = self.rnn(x, self.h).detach()" in found
+
+
+def test_the_first_of_two_backwards_keeps_the_graph() -> None:
+    source = """
+        a.backward()
+        b.backward()
+    """
+    assert changes("NC104", source, read="b.backward()")[0] == "a.backward(retain_graph=True)"
+
+
+def test_a_function_that_has_stepped_returns_values_detached() -> None:
+    source = """
+        def critic(self, value, goal):
+            td = goal - value
+            td.pow(2).mean().backward(retain_graph=True)
+            self.opt.step()
+            return td
+
+        def actor(logp, td):
+            (logp * td).mean().backward()
+    """
+    found = changes("NC103", source, write="self.opt.step()", read="(logp * td).mean().backward()", op="SGD.step")
+    assert found[0] == "return td.detach()"
+
+
+def test_a_write_under_no_grad_moves_out_of_it() -> None:
+    source = """
+        def drop(h, keep):
+            with torch.no_grad():
+                n = keep.sum()
+                h.mul_(keep)
+            return h
+    """
+    assert mended("NC208", source, write="h.mul_(keep)")[0].split("\n")[1:4] == [
+        "    n = keep.sum()",
+        "    h = h * keep",
+        "    return h",
+    ]
+
+
+def test_a_generated_weight_goes_into_a_functional_call() -> None:
+    source = """
+        def run(conv, x):
+            conv.weight.data = make(x)
+            return conv(x)
+    """
+    first = mended("NC208", source, write="conv.weight.data")[0]
+    assert "    weight = make(x)\n" in first
+    assert '    return torch.func.functional_call(conv, {"weight": weight}, (x,))\n' in first
+
+
+def test_an_inner_step_makes_new_weights() -> None:
+    source = """
+        def adapted(params, grads, lr):
+            for p, g in zip(params{values}, grads):
+                p.data -= lr * g
+            return params
+    """
+    of_dict = mended("NC208", source.replace("{values}", ".values()"), write="p.data")
+    assert "    params = {name: p - lr * g for (name, p), g in zip(params.items(), grads)}\n" in of_dict[0]
+    of_list = mended("NC208", source.replace("{values}", ""), write="p.data")
+    assert "    params = [p - lr * g for p, g in zip(params, grads)]\n" in of_list[0]
+
+
+def test_a_write_through_data_becomes_one_that_autograd_sees() -> None:
+    source = """
+        def fit(delta, budget):
+            for i, b in enumerate(budget):
+                delta.data[i] *= b
+            return delta
+    """
+    first = mended("NC201", source, write="delta.data[i] *= b", op="aten::mul_")[0]
+    lines = [
+        "    delta = delta.clone()",
+        "    for i, b in enumerate(budget):",
+        "        delta[i] *= b",
+        "    return delta",
+    ]
+    assert first.split("\n")[1:5] == lines
