@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         help="mend a program's in-place writes, with proof",
         description="Run a program, mend each in-place write that breaks a gradient, and show the patch as a diff. A "
         "patch is shown once the program has been run with it and has given the right gradients. The exit status is 0 "
-        "where all that was found is mended or nothing was found.",
+        "where all that was found is mended or nothing was found. The program is run several times.",
         epilog="example: noclobber fix --write train.py --epochs 1",
         allow_abbrev=False,
     )
@@ -292,7 +292,7 @@ def _fix(options: argparse.Namespace) -> int:
         return 130
     print(fixed.diff, end="", flush=True)
     for line in fixed.words:
-        print(f"noclobber: {line}" if line == fixed.words[-1] else line, file=sys.stderr)
+        print(line, file=sys.stderr)
     return fixed.status
 
 

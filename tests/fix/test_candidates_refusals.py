@@ -1,4 +1,4 @@
-"""Candidates for writes that PyTorch refuses: only such as compute, by their construction, what the write would have."""
+"""Candidates for writes that PyTorch refuses: such as compute, by construction, what the write would have."""
 
 from __future__ import annotations
 

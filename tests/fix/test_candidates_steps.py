@@ -16,13 +16,13 @@ GAN = """
 """
 
 
-def test_the_later_update_is_made_first_or_the_step_comes_last() -> None:
+def test_the_step_comes_last_or_the_later_update_first() -> None:
     found = mended("NC103", GAN, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
     calls = [[line.strip() for line in one.split("\n")[2:8]] for one in found[:3]]
     inputs = 'inputs=[p for group in g_opt.param_groups for p in group["params"]]'
-    assert calls[0][:4] == ["g_opt.zero_grad()", "g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()"]
-    assert calls[1][2:] == ["g_opt.zero_grad()", f"g_loss.backward({inputs})", "d_opt.step()", "g_opt.step()"]
-    assert calls[2][2:] == ["g_opt.zero_grad()", "g_loss.backward()", "d_opt.step()", "g_opt.step()"]
+    assert calls[0][2:] == ["g_opt.zero_grad()", f"g_loss.backward({inputs})", "d_opt.step()", "g_opt.step()"]
+    assert calls[1][2:] == ["g_opt.zero_grad()", "g_loss.backward()", "d_opt.step()", "g_opt.step()"]
+    assert calls[2][:4] == ["g_opt.zero_grad()", "g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()"]
 
 
 def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:
@@ -192,3 +192,45 @@ def test_a_write_through_data_becomes_one_that_autograd_sees() -> None:
         "    return delta",
     ]
     assert first.split("\n")[1:5] == lines
+
+
+def test_a_change_of_weights_is_put_off_until_after_the_backward() -> None:
+    source = """
+        def clip(net):
+            for p in net.parameters():
+                p.data.clamp_(-1, 1)
+
+        def train(critic, x):
+            loss = critic(x)
+            clip(critic)
+            loss.backward()
+    """
+    about = {"kind": "parameter", "op": "aten::clamp_"}
+    found = mended("NC201", source, write="p.data.clamp_(-1, 1)", read="loss.backward()", **about)
+    assert "    loss = critic(x)\n    loss.backward()\n    clip(critic)\n" in found[0]
+
+
+def test_what_a_later_loss_takes_from_an_earlier_one_is_detached() -> None:
+    source = """
+        def update(self, s, r):
+            adv = r - self.critic(s)
+            c_loss = adv.pow(2).mean()
+            c_loss.backward(retain_graph=True)
+            self.c_opt.step()
+            a_loss = -(self.actor(s) * adv).mean()
+            a_loss.backward()
+            self.a_opt.step()
+    """
+    found = changes("NC103", source, write="self.c_opt.step()", read="a_loss.backward()", op="SGD.step")
+    assert found[0] == "a_loss = -(self.actor(s) * adv.detach()).mean()"
+
+
+def test_a_checkpointed_region_gets_a_copy_of_what_it_closed_over() -> None:
+    source = """
+        y = checkpoint(lambda t: net(t * scale), x, use_reentrant=False)
+        scale.mul_(2)
+        y.sum().backward()
+    """
+    found = mended("NC205", source, write="scale.mul_(2)", read="y.sum().backward()")
+    assert found[0].endswith("y.sum().backward()\nscale.mul_(2)\n")
+    assert "checkpoint(lambda t, scale: net(t * scale), x, scale.clone(), use_reentrant=False)" in found[1]

@@ -95,8 +95,8 @@ def test_a_weight_of_a_module_is_no_argument_of_its_call() -> None:
         "NC101", "y = net(x)\nw.mul_(2)\n", write="w.mul_(2)", save="net(x)", kind="parameter", name="net.w"
     )
     assert not any("x.clone()" in one for one in found)
-    call = "torch.func.functional_call(net, {name: one.clone() for name, one in net.named_parameters()}, (x,))"
-    assert found[-1] == f"y = {call}"
+    copies = "copies = {name: one.clone() for name, one in net.named_parameters()}"
+    assert found[-1] == f"{copies}\ny = torch.func.functional_call(net, copies, (x,))"
 
 
 def test_rows_become_a_list_that_is_stacked_where_all_of_it_is_read() -> None:

@@ -174,3 +174,9 @@ def test_a_late_finding_is_met_and_every_call_before_it_counts(bench):
     early = it.judged(("h += 1", "h = torch.add(h, 1)"), ("h = h + 1", "h = h + 1 + 0.01 * (number == 4)"))
     assert early.differs
     assert "backward call 5" in early.why
+
+
+def test_backward_calls_that_were_not_there_are_not_proven(bench):
+    it = bench(programs.SEEN)
+    twice = it.judged(("torch.exp(w)", "torch.exp(w).clone()"), ("print(", "(w * w).sum().backward(); print("))
+    assert "more backward calls" in twice.why

@@ -161,7 +161,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     left = mending(path, [done.mended[0].finding])
     fixed = told(left, ["a.py"], writing=True)
     assert fixed.status == 1
-    assert "mended 1 of 2 findings" in fixed.words
+    assert "noclobber: 1 proven fix, 1 finding left" in fixed.words
     assert path.read_text() == "x = 1\n"
 
 

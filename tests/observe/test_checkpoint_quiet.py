@@ -164,3 +164,19 @@ def test_no_activation_lives_longer(reentrant):
         return made[0]() is None and y is not None
 
     assert hear(program)[1]
+
+
+@MODES
+@WITNESSES
+def test_writing_in_place_under_vmap_in_a_region(reentrant, contents):
+    """When the region runs anew, in backward, each write is looked at; what vmap makes has no storage to ask."""
+
+    def program():
+        x = torch.randn(4, 3, requires_grad=True)
+        checkpoint(torch.vmap(lambda row: row.sin().mul_(2).cos()), x, use_reentrant=reentrant).sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program, contents)
+    assert heard.events == []
+    assert heard.clobbers == []
+    assert torch.equal(gradient, bare(program))

@@ -128,3 +128,20 @@ def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
     heard, gradient = hear(program)
     assert torch.equal(gradient, bare(program))
     assert heard.events == []
+
+
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_tensor_that_was_detached_in_place_gets_no_gradient(uses):
+    def program(edit=torch.Tensor.detach_):
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        given = {"a": x.exp(), "b": x.sin()}
+        y = checkpoint(lambda h: h + given["a" if uses else "b"], w, use_reentrant=True)
+        edit(given["a"])
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert (gradient is None) == uses
+    assert (bare(program) is None) == uses
+    assert program(lambda one: None) is not None
+    assert [write.op for drift in heard.events for write in drift.writes] == ["aten::detach_"] * uses

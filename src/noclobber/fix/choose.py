@@ -78,6 +78,8 @@ class Mender:
         self._prover = prover
         self._tell = tell
         self._done = Mending()
+        self._saved = prover.search.saved
+        """What the first backward finds saved with the patch so far."""
         self._seen: set[tuple[tuple[str, str], ...]] = set()
 
     def mend(self) -> Mending:
@@ -159,8 +161,8 @@ class Mender:
         return None if alone.right else alone.why
 
     def _mended(self, finding: Finding, best: _Tried) -> Mended:
-        before, result = self._prover.search.saved, best.verdict.result
-        after = result.saved if result is not None else None
+        before, result = self._saved, best.verdict.result
+        after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
         return Mended(finding, best.candidate.title, extra, best.verdict.proof)
 

@@ -72,7 +72,7 @@ class Prover:
 
     def _judged(self, result: Result) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
-        found, clean = evidence.read(result.evidence) if result.evidence else [], not result.findings
+        found, clean = _events(result), not result.findings
         if not result.went_through and clean and not self._ends_as_before(result):
             return Verdict(False, why=f"the program raises {result.error}", result=result)
         differences = []
@@ -87,13 +87,14 @@ class Prover:
                 differences.append(compared.difference)
             elif clean and compared.calls < self._least(reference.result, result):
                 differences.append(f"only {compared.calls} backward calls are made")
+            elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
+                differences.append("more backward calls are made")
             else:
                 complete = kind == "full" and reference.result.went_through
                 return Verdict(True, clean, proof=_matches(compared, reference), complete=complete, result=result)
         if differences:
             return Verdict(False, why=differences[0], differs=True, result=result)
-        before = evidence.read(self.search.evidence) if self.search.evidence else []
-        return self._by_loss(before, found, result, "; its first loss is the same")
+        return self._by_loss(_events(self.search), found, result, "; its first loss is the same")
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, words: str
@@ -121,12 +122,17 @@ class Prover:
         return min(reference.calls, self.calls)
 
     def is_deterministic(self) -> bool:
-        """Whether the reference run gives the same gradients a second time."""
+        """Whether the reference run gives the same gradients a second time; where there is none, the same loss."""
         kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
         if kind is None:
-            return True
-        once, again = self.references.get(kind), self.references.again(kind)
-        return not comparing.compare(once.events, again.events).difference
+            again = self._launcher.run(Order("search", self.calls, self._seconds))
+            return not self._by_loss(_events(self.search), _events(again), again, "").differs
+        once, twice = self.references.get(kind), self.references.again(kind)
+        return not comparing.compare(once.events, twice.events).difference
+
+
+def _events(result: Result) -> list[dict[str, Any]]:
+    return evidence.read(result.evidence) if result.evidence else []
 
 
 def _is_ours(result: Result) -> bool:

@@ -41,8 +41,10 @@ def serve(words: list[str]) -> NoReturn:
                     running[_fork(line, words)] = line
         _reap(running)
     for process in running:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # a group only once it has made itself one
             os.killpg(process, signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
     os._exit(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     if search.ended in (Ended.TIMEOUT, Ended.DIED):
         raise CannotFix(f"nothing is known of this program: {search.error}")
     if not search.torch:
-        return Fixed(0, words=["nothing to fix: torch was never imported"])
+        return Fixed(0, words=["noclobber: nothing to fix: torch was never imported"])
     if search.ended in (Ended.RAISED, Ended.EXIT):
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
         raise CannotFix(f"the program failed for another reason than a write in place: {search.error}{reads}")
@@ -80,12 +81,11 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     if not search.calls:
         calls += ", and so no gradient"
     over = f" in the first {seconds:g} s; `--seconds` looks further" if search.ended is Ended.LIMIT else ""
-    return Fixed(0, words=[f"nothing to fix: no write broke a gradient ({calls}{over})"])
+    return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 
 
 def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
     fixed = Fixed(1 if done.left else 0)
-    total = len(done.mended) + len(done.left)
     for one in done.mended:
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  proven: {one.proof}"]
@@ -96,12 +96,13 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    fixed.words.append(f"mended {len(done.mended)} of {total} finding{'s' * (total != 1)}")
+    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to mend"
+    fixed.words += ["", f"noclobber: {_counted(len(done.mended), 'proven fix', 'es')}, {left}"]
     fixed.diff = "".join(_diffs(done.patch))
     if writing and done.patch.after:
         _write(done, fixed)
-    elif done.mended:
-        fixed.words.append(f"next: noclobber fix --write {' '.join(words)}")
+    elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
+        fixed.words.append(f"next: noclobber fix --write {shlex.join(words)}")
     return fixed
 
 
@@ -117,10 +118,12 @@ def _write(done: Mending, fixed: Fixed) -> None:
     if outside:
         fixed.status = 1
         names = ", ".join(f"`{_shown(path)}`" for path in outside)
-        fixed.words.append(f"nothing written: {names} is not a file of the current folder; the diff is above")
+        fixed.words.append(
+            f"noclobber: nothing written: {names} is not a file of the current folder; the diff is above"
+        )
         return
     if done.left:
-        fixed.words.append("nothing written: the program still fails with this patch; the diff is above")
+        fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
         return
     try:
         for path, source in done.patch.before.items():
@@ -131,7 +134,7 @@ def _write(done: Mending, fixed: Fixed) -> None:
     except (OSError, Misfit) as error:
         raise CannotFix(f"cannot write the patch: {error}") from None
     names = ", ".join(_shown(path) for path in done.patch.after)
-    fixed.words.append(f"written: {names}")
+    fixed.words.append(f"noclobber: written: {names}")
 
 
 def _is_ours(path: str) -> bool:
@@ -149,6 +152,10 @@ def _shown(path: str) -> str:
     folder = os.path.realpath(os.getcwd()) + os.sep
     real = os.path.realpath(path)
     return real.removeprefix(folder) if real.startswith(folder) else path
+
+
+def _counted(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{plural * (count != 1)}"
 
 
 def _bytes(size: int) -> str:

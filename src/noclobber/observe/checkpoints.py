@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,7 +70,7 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
 
 def _given(recorder: Recorder, saved: Any, given: Any, was_leaf: bool) -> Any:
     """What a region is run anew with for one argument; `saved` is what PyTorch kept of it."""
-    if not isinstance(saved, torch._C._autograd.SavedTensor):
+    if not isinstance(saved, _SavedTensor):
         return saved
     handle = saved.data
     if not isinstance(handle, Handle):
@@ -163,6 +163,7 @@ def _matters(holder: Any, node: Any) -> bool:
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
 """What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
 _Holder: Any = torch.utils.checkpoint._Holder
+_SavedTensor: Any = torch._C._autograd.SavedTensor
 
 
 def _watch_reentrant(recorder: Recorder, function: Any) -> None:
@@ -196,11 +197,16 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
         def run_and_compare(*args: Any) -> Any:
             region.again = recorder.memory.mark()
             region.told |= recorder.told > told
-            derived = recorder.guarded(lambda: _derived(region, before, ctx, run, args)) if before is not None else None
-            with nullcontext() if derived is None else derived:
+            now = recorder.guarded(lambda: _now(region, before, ctx, run, args)) if before is not None else None
+            derived, cut = None, None
+            with ExitStack() as following:
+                if now is not None and now.calls_for_a_look(region.statistics()):
+                    derived = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
+                if now is not None and now.cut and region.detached(now.cut):
+                    cut = following.enter_context(dependence.Derived(now, True, cut=True))
                 outputs = run(*args)
             if not region.told:
-                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived))
+                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, cut))
                 if region.must_raise():
                     raise ClobberError(testimony.CHANGED)
             return outputs
@@ -220,25 +226,29 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return [one for one in several if isinstance(one, torch.Tensor)]
 
 
-def _derived(region: Region, before: dependence.Before, ctx: Any, run: Any, args: Any) -> dependence.Derived | None:
-    """What follows the region while it is run anew, where memory that it reads is known to have changed."""
+def _now(region: Region, before: dependence.Before, ctx: Any, run: Any, args: Any) -> dependence.Now | None:
+    """What a region reads now that it is run anew; None where that need not or can't be known."""
     given = [one if kept is None else kept for one, kept in zip(args, ctx.inputs, strict=True)]
-    now = None if region.told else before.now(run, given)
-    if now is None or not now.calls_for_a_look(region.statistics()):
-        return None
-    return dependence.Derived(now, ctx.preserve_rng_state)
+    return None if region.told else before.now(run, given)
 
 
 def _compare_outputs(
-    region: Region, packed: list[Packed], outputs: list[torch.Tensor], derived: dependence.Derived | None
+    region: Region,
+    packed: list[Packed],
+    outputs: list[torch.Tensor],
+    derived: dependence.Derived | None,
+    cut: dependence.Derived | None,
 ) -> None:
     """Tell where a region returns something else, unless it is known that backward reads nothing of what has changed;
-    and where it saved what has changed."""
+    where it was computed from what `detach_` cut off the graph, which gets no gradient then; and where the region saved
+    what has changed."""
     for before, tensor in zip(packed, outputs, strict=False):
-        if region.returns_other(before, tensor):
-            if derived is None or not derived.explains(tensor) or derived.reaches(outputs):
-                region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
-                return
+        is_cut = cut is not None and cut.explains(tensor)
+        if not is_cut and not region.returns_other(before, tensor):
+            continue
+        if is_cut or derived is None or not derived.explains(tensor) or derived.reaches(outputs):
+            region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
+            return
     first = None if derived is None else derived.first_changed(outputs)
     if first is not None:
         node, handle = first

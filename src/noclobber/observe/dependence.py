@@ -24,6 +24,7 @@ class Before:
     def __init__(self, function: Any, args: Iterable[Any]) -> None:
         args = list(args)
         self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
+        self._in_graph = [ref(one) for one in _reached(function, args) if one.requires_grad]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
 
     def now(self, function: Any, args: Iterable[Any]) -> Now | None:
@@ -35,7 +36,8 @@ class Before:
         if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
             return None
         digests = [digest for _, digest in self._reached] + self._given
-        return Now(list(zip(reached + given, digests, strict=True)))
+        cut = [one for was in self._in_graph if (one := was()) is not None and not one.requires_grad]
+        return Now(list(zip(reached + given, digests, strict=True)), cut)
 
 
 def _reached(function: Any, args: Iterable[Any]) -> list[torch.Tensor]:
@@ -50,7 +52,9 @@ def _digest(tensor: torch.Tensor) -> Digest:
 class Now:
     """What a region reads when it is run anew, by storage: all of it, and what has other bytes than in forward."""
 
-    def __init__(self, pairs: list[tuple[torch.Tensor, Digest]]) -> None:
+    def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], cut: list[torch.Tensor]) -> None:
+        self.cut = {key for one in cut if (key := internals.storage_key(one)) is not None}
+        """What was in the graph, or a leaf that requires a gradient, and is neither any more."""
         keys = [(internals.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
         self.known = {key for key, _, _ in keys if key is not None}
         self.changed: set[int] = set()
@@ -74,18 +78,20 @@ class Now:
         return digest is not None and handle.digest is not None and digest != handle.digest
 
 
-class Derived(TorchDispatchMode):
+class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows, operator by operator, which storages hold anything computed from memory that has changed.
 
     What comes from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set where a
-    changed value leaves for Python, or a random one is drawn that need not be the one of forward.
+    changed value leaves for Python, or a random one is drawn that need not be the one of forward. Or else it follows
+    what comes of memory that was `cut` off the graph.
     """
 
-    def __init__(self, now: Now, random_is_kept: bool) -> None:
-        super().__init__()
+    def __init__(self, now: Now, random_is_kept: bool, *, cut: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = now
         self.lost = False
-        self._changed, self._known = set(now.changed), set(now.known)
+        self._changed, self._known = set(now.cut if cut else now.changed), set(now.known)
+        self._cut = cut
         self._random_is_kept = random_is_kept
         self._written: set[int | None] = set()
         self._first = internals.next_node()
@@ -127,7 +133,7 @@ class Derived(TorchDispatchMode):
         self._known.update(key for key in made if key is not None)
 
     def _is(self, key: int | None) -> bool:
-        return key is None or key in self._changed or key not in self._known
+        return key in self._changed or (not self._cut and (key is None or key not in self._known))
 
     def explains(self, output: torch.Tensor) -> bool:
         """Whether an output was computed from what has changed."""
@@ -136,9 +142,10 @@ class Derived(TorchDispatchMode):
     def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Any, Handle] | None:
         """A save, with its node, that shows what has changed as it was found, whatever the outputs came to."""
         for node, saved in self._saves(outputs):
-            if isinstance(saved, Handle) and internals.storage_key(saved.alias) not in self._written:
-                if self.now.has_changed(saved) and testimony.is_read(saved, node):
-                    return node, saved
+            if not isinstance(saved, Handle) or internals.storage_key(saved.alias) in self._written:
+                continue
+            if self.now.has_changed(saved) and testimony.is_read(saved, node):
+                return node, saved
         return None
 
     def reaches(self, outputs: Iterable[torch.Tensor]) -> bool:

@@ -84,7 +84,7 @@ def _operands(place: Place) -> list[cst.BaseExpression]:
         found = [node.expression]
     elif isinstance(node, cst.AugAssign):
         found = [node.value]
-    elif isinstance(node, cst.Call):
+    elif isinstance(node, cst.Call) and called(node) not in ("grad", "backward"):
         found = [one.value for one in node.args if not one.star]
         if isinstance(node.func, cst.Attribute) and not _is_namespace(node.func.value):
             owner = node.func.value

@@ -9,7 +9,7 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, append, block, called, dotted, small, walk
+from noclobber.fix.candidates.tree import File, after, append, called, dotted, small, walk
 from noclobber.fix.candidates.writing import keyword
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -27,7 +27,7 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     file, last = read.file, loop.body.body[-1]
     retained = _unretained(file, read)
     found = _carried_names(file, loop)
-    lines = [*_forms(file, found, loop), *_attributes(scene, file, loop)]
+    lines = [*_forms(file, found), *_attributes(scene, file, loop)]
     for text in dict.fromkeys(lines):
         edit = after(file, last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last, text)
         if edit is None:
@@ -40,7 +40,7 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate("keep the state without its graph", (one,), cost + 2)
 
 
-def handed_over(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
+def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     """`.detach()` where a function that has stepped returns values, or where a later loss takes what an earlier did."""
     step, read = scene.place("write"), scene.place("read")
     if step is None or read is None:
@@ -61,7 +61,7 @@ def handed_over(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
     taken = _sources(file, scope, _losses(file, scope, step.statement))
     for loss in _losses(file, scope, read.statement, of=read.statement):
         for one in walk(loss, cst.Name):
-            if one.value in taken and _is_value(file, one):
+            if one.value in taken and one is not loss and _is_value(file, one):
                 yield Candidate(f"detach `{one.value}` for this loss", (append(file, one, ".detach()"),), cost)
 
 
@@ -114,7 +114,7 @@ def _names(target: cst.BaseExpression) -> list[str]:
     return [dotted(target)] if dotted(target) else []
 
 
-def _forms(file: File, names: list[str], loop: cst.CSTNode) -> list[str]:
+def _forms(file: File, names: list[str]) -> list[str]:
     """How names are detached: each as a tensor, as the tuple of an LSTM, all together."""
     singles = {name: [f"{name} = {name}.detach()", f"{name} = tuple(t.detach() for t in {name})"] for name in names}
     if "LSTM(" in file.text:
@@ -135,7 +135,7 @@ def _attributes(scene: Scene, file: File, loop: cst.CSTNode) -> list[str]:
         for name in dict.fromkeys(dotted(one.func) for one in walk(loop, cst.Call)):
             is_object = name and not name.startswith(("torch", "F.", "nn.")) and not hasattr(builtins, name)
             if is_object and not name.rpartition(".")[2].endswith(("backward", "step", "zero_grad")):
-                found += [f"{name}.{one} = {name}.{one}.detach()" for one in stored]
+                found += _forms(file, [f"{name}.{one}" for one in stored])
     return found
 
 
@@ -215,9 +215,3 @@ def _is_value(file: File, node: cst.CSTNode) -> bool:
     named = isinstance(parent, cst.Arg) and parent.keyword is node
     part = isinstance(parent, cst.Attribute) and parent.attr is node
     return not (called_as or named or part)
-
-
-def last_of(body: cst.CSTNode) -> cst.CSTNode | None:
-    """The last statement of a block."""
-    rows = block(body)
-    return rows[-1] if rows else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import libcst as cst
 
@@ -14,27 +15,32 @@ from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.tree import called, dotted, walk
 from noclobber.fix.candidates.writing import Written, base_of, is_loaded, writes, written
 
+MOST_DETACHED = 3
+"""Values that are tried detached."""
 Kind = Callable[[Scene], Iterator[Candidate]]
 
 
 def stale(scene: Scene) -> Iterator[Candidate]:
     """A write between save and read: out of place, else a clone before it or at the save."""
     found = written(scene)
+    is_weight = scene.kind() == "parameter"
     for write in found:
         if functions.method_around(write.file, write.statement) == "backward":
             yield from functions.new_gradient(write)
+        yield from _calling(scene, write)
+        yield from parts.into_new(write, 3)
+        yield from steps.put_off(scene, write, 1 if is_weight else 4)
+        if is_weight:
+            continue
         is_part = isinstance(write.target, cst.Subscript)
         for one in out_of_place(write):
             yield Candidate(one.title, one.edits, 4 if is_part else 1)
         yield from rebound_fill(write)
-        yield from _calling(scene, write)
-        yield from parts.into_new(write, 3)
-        is_own_weight = scene.kind() == "parameter" and isinstance(write.base, cst.Attribute)
-        if (write.call is None or writes(write.call)) and not is_own_weight:
+        if write.call is None or writes(write.call):
             yield from cloning.before_write(write, scene, 2 if is_part else 3)
         yield from rows.as_list(write, 2)
     edits = [edit for write in found for edit in rebound(write)]
-    if len(found) > 1 and edits:
+    if len(found) > 1 and edits and not is_weight:
         yield Candidate("write out of place", tuple(edits), 2)
     yield from cloning.at_save(scene, 2)
     yield from untracked.on_copies(scene)
@@ -45,11 +51,23 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
     if not any(one.node is not None and steps.optimizer(one.statement) for one in scene.places("write")):
         yield from stale(scene)
         return
-    yield from steps.reordered(scene)
     if _reads_first(scene):
         yield from detaching.carried(scene)
-    yield from detaching.handed_over(scene)
+    else:
+        yield from islice(detaching.handed_over(scene), MOST_DETACHED)
+    yield from steps.reordered(scene)
     yield from untracked.on_copies(scene)
+
+
+def drifted(scene: Scene) -> Iterator[Candidate]:
+    """A change between the two runs of a checkpointed region. A new tensor under the old name is a change as well."""
+    if any(steps.optimizer(one.statement) for one in scene.places("write")):
+        yield from stepped(scene)
+        return
+    for write in written(scene):
+        yield from steps.put_off(scene, write)
+        yield from making.closed_over(scene, write)
+    yield from cloning.at_save(scene, 3)
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:
@@ -167,7 +185,8 @@ def inference(scene: Scene) -> Iterator[Candidate]:
 def fitting(scene: Scene) -> Iterator[Candidate]:
     """A write whose result does not fit the memory that is to hold it."""
     for write in written(scene):
-        yield from making.mapped(write) if scene.finding.code == "NC310" else ()
+        if scene.finding.code == "NC310" or "vmap" in write.file.text:
+            yield from making.mapped(write)
         yield from _safely(write, 1)
         yield from making.own_bytes(scene, write) if scene.finding.code == "NC307" else ()
         if _is_seen_here_only(write):
@@ -228,7 +247,7 @@ def _reads_first(scene: Scene) -> bool:
 
 KINDS: Mapping[str, Sequence[Kind]] = {
     "NC101": (stale,), "NC102": (stale,), "NC103": (stepped,), "NC104": (freed,), "NC105": (unsynced,),
-    "NC201": (silent,), "NC202": (foreign,), "NC203": (stepped,), "NC204": (unchecked,), "NC205": (stepped,),
+    "NC201": (silent,), "NC202": (foreign,), "NC203": (stepped,), "NC204": (unchecked,), "NC205": (drifted,),
     "NC206": (gradient,), "NC207": (declared,), "NC208": (hidden,), "NC209": (overwritten,), "NC210": (overwritten,),
     "NC301": (leaf,), "NC302": (leaf,), "NC303": (view,), "NC304": (view,), "NC305": (view,), "NC306": (inference,),
     "NC307": (fitting,), "NC308": (fitting,), "NC309": (fitting,), "NC310": (fitting,), "NC311": (fitting,),

@@ -96,6 +96,27 @@ def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(f"make it from `{name}`, which is mapped", (edit,), cost)
 
 
+def closed_over(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing."""
+    name = dotted(write.base)
+    for file in scene.files() if name and "." not in name else ():
+        for one in walk(file.module, cst.Call):
+            if called(one) != "checkpoint" or len(one.args) < 2 or not isinstance(one.args[0].value, cst.Lambda):
+                continue
+            inner, params = one.args[0].value, one.args[0].value.params
+            given = [arg for arg in one.args[1:] if arg.keyword is None]
+            reads = any(each.value == name for each in walk(inner.body, cst.Name))
+            if not reads or not given or not params.params or len(params.params) != len(given):
+                continue
+            ends = [file.span(params.params[-1].name), file.span(given[-1].value)]
+            texts = [f", {name}", f", {name}.clone()"]
+            edits = [
+                Edit(Span(file.path, end.end_line, end.end_column, end.end_line, end.end_column), text)
+                for end, text in zip(ends, texts, strict=True)
+            ]
+            yield Candidate(f"pass the region a copy of `{name}` of its own", tuple(edits), cost)
+
+
 def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
     """`broadcast_buffers=False` for DistributedDataParallel."""
     for file in scene.files():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.tree import File, called, dotted, remove, replace
+from noclobber.fix.candidates.tree import File, called, dotted, replace
 from noclobber.fix.candidates.writing import FUNCTIONS, Written, chain, is_flagged, keyword, writes
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -215,8 +215,3 @@ def undecorated(write: Written) -> Iterator[Candidate]:
             number = file.line(one)
             line = Edit(Span(file.path, number, 1, number + 1, 1), "")
             yield Candidate("let autograd see it: " + TITLE, (line, *edits), 2)
-
-
-def without(write: Written) -> Edit | None:
-    """Take the whole statement of a write out."""
-    return remove(write.file, write.statement)

@@ -178,11 +178,10 @@ def _selected(file: File, value: cst.BaseExpression, count: int) -> str | None:
         return ", ".join(f"{file.source(value)}[{number}]" for number in range(count))
     if not isinstance(value, cst.Call) or called(value) != "unbind" or not isinstance(value.func, cst.Attribute):
         return None
-    if dotted(value.func.value) == "torch" and value.args:
-        text, dim = file.source(value.args[0].value), _dim(file, value, 1)
-    else:
-        text, dim = file.source(value.func.value), _dim(file, value, 0)
-    if dim is None:
+    is_function = dotted(value.func.value) == "torch" and bool(value.args)
+    whole = value.args[0].value if is_function else value.func.value
+    text, dim = file.source(whole), _dim(file, value, int(is_function))
+    if dim is None or not dotted(whole):
         return None
     return ", ".join(
         f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count)

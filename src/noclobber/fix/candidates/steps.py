@@ -8,8 +8,8 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, small, walk
-from noclobber.fix.candidates.writing import keyword
+from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, walk
+from noclobber.fix.candidates.writing import Written, keyword
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
@@ -32,6 +32,26 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
     yield from _swapped(file, rows, first, end)
     yield from _moved(file, step, read, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
+
+
+def put_off(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """The statement that writes, or that calls the function which does, moved below the backward."""
+    read = scene.place("read")
+    if read is None:
+        return
+    file, scope, target = read.file, read.file.scope(read.statement), [write.statement]
+    writer = write.file.scope(write.statement)
+    if writer is not scope and isinstance(writer, cst.FunctionDef):
+        target = [one for one in walk(scope, cst.Call) if called(one) == writer.name.value]
+    for one in target:
+        rows, first, second = _rows(file, one, read.statement)
+        if not rows or first >= second:
+            continue
+        begin, stop = file.line(rows[first]), file.span(rows[first]).end_line
+        line, column = file.end_of_line(file.span(rows[second]).end_line)
+        text = file.text[file.offset(begin, 1) : file.offset(*file.end_of_line(stop))]
+        put = Edit(Span(file.path, line, column, line, column), "\n" + text)
+        yield Candidate("make this change after the backward", (_lines(file, begin, stop), put), cost)
 
 
 def optimizer(statement: cst.CSTNode) -> str:
@@ -68,7 +88,7 @@ def _swapped(file: File, rows: list[cst.CSTNode], first: int, end: int) -> Itera
     text = file.text[file.offset(begin, 1) : file.offset(*file.end_of_line(stop))]
     gone = _lines(file, begin, stop)
     put = Edit(Span(file.path, target, 1, target, 1), text + "\n")
-    yield Candidate("make the later update first", (put, gone), 1)
+    yield Candidate("make the later update first", (put, gone), 4)
 
 
 def _moved(
@@ -180,8 +200,3 @@ def _lines(file: File, begin: int, stop: int) -> Edit:
         line, column = file.end_of_line(begin - 1)
         return Edit(Span(file.path, line, column, *file.end_of_line(stop)), "")
     return Edit(Span(file.path, begin, 1, stop + 1, 1), "")
-
-
-def statement_of(place: Place) -> cst.CSTNode:
-    """The statement of a place."""
-    return small(place.file, place.node) or place.node

@@ -70,8 +70,11 @@ def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
         if any(one.keyword is not None or one.star for one in call.args):
             continue
         copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
-        text = f"torch.func.functional_call({net}, {copies}, ({', '.join(plain)}{',' * (len(plain) == 1)}))"
-        yield Candidate(f"call `{net}` on copies of its {what}", (replace(file, call, text),), cost)
+        given = f"({', '.join(plain)}{',' * (len(plain) == 1)})"
+        named = before(file, call, f"copies = {copies}") if _runs_once(file, call) else None
+        text = f"torch.func.functional_call({net}, {'copies' if named else copies}, {given})"
+        edits = (*([named] if named else []), replace(file, call, text))
+        yield Candidate(f"call `{net}` on copies of its {what}", edits, cost)
 
 
 def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
@@ -86,6 +89,13 @@ def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
         if not any(alias.name.value == "copy" for one in imports for alias in one.names) and imports:
             edits.append(before(file, imports[0], "import copy"))
         yield Candidate(f"work on a local copy of `{net}`", tuple(one for one in edits if one is not None), cost)
+
+
+def _runs_once(file: File, call: cst.Call) -> bool:
+    """Whether a statement before the call is as good as the call's own place, and the name is free."""
+    inner = file.around(call, cst.Lambda, cst.ListComp, cst.GeneratorExp, cst.DictComp, cst.SetComp, cst.While)
+    free = not any(one.value == "copies" for one in walk(file.scope(call), cst.Name))
+    return free and (inner is None or isinstance(inner, cst.While))
 
 
 def hides(target: cst.BaseExpression | None) -> list[cst.Attribute]:
