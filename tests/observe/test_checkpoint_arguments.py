@@ -47,6 +47,7 @@ EDITS = {
     "detach_": lambda one: one.detach_(),
     "detach_ and write": lambda one: one.detach_().add_(1),
     "detach_ and a new node": lambda one: one.detach_().mul_(torch.ones(3, requires_grad=True)),
+    "assigned": lambda one: setattr(one, "data", torch.full((3,), 0.5)),
     "nothing": lambda one: None,
 }
 
@@ -112,3 +113,20 @@ def test_the_refusal_names_the_lines():
     assert refusal.call == "backward"
     assert refusal.written is not None
     assert refusal.saved is not None
+
+
+@WITNESSES
+def test_an_argument_that_was_assigned_is_told(contents):
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        given = x * 2
+        y = checkpoint(torch.sin, given, use_reentrant=False)
+        given.data = torch.zeros(3)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program, contents)
+    assert gradient.tolist() == [2, 2, 2]
+    assert torch.equal(gradient, bare(program))
+    assert [write.via for clobber in heard.clobbers for write in clobber.writes] == ["set_data"]
+    assert heard.events == []

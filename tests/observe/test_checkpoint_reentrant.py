@@ -41,6 +41,7 @@ HARMLESS = {
     "an element": lambda h, at: torch.cat([h.exp(), at.t[:2]]),
     "shapes": lambda h, at: h * torch.full_like(at.t, 3) + at.t,
     "a constant": lambda h, at: torch.where(h > 0, h * 2, 0.5) + at.t,
+    "indices": lambda h, at: h[[0, 2]].exp() + at.t[:2],
     "batch norm": lambda h, at: at.norm(h[:, None]).exp() + at.t[:, None],
     "its own scratch": lambda h, at: h.sin() * torch.zeros_like(at.t).copy_(h.detach()) + at.t,
 }

@@ -45,7 +45,7 @@ def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, ass
     handles = [handle for handle in recorder.live.at(key) if _is_of(handle, tensor, recorder)] if key else []
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn._sequence_nr()
-        handles = [handle for handle in handles if handle.node != producer]
+        handles = [handle for handle in handles if not saves.is_result(handle, producer)]
     reread = key is not None and recorder.memory.is_reread(key)
     cuts = key is not None and isinstance(value, torch.Tensor) and value.requires_grad
     if not handles and not reread and not cuts:

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from noclobber.model.error import ClobberError
 from noclobber.observe import dependence, graph, internals, outside, refusals, testimony
 from noclobber.observe.regions import Packed, Region
-from noclobber.observe.saves import Handle
+from noclobber.observe.saves import Argument, Handle
 from noclobber.observe.sites import place_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
     def save_inputs(frame: Any, *args: Any) -> None:
         save(frame, *args)
         if recorder.thread.entered:
+            for saved in frame.saved_args:
+                if isinstance(saved, _SavedTensor) and type(saved.data) is Handle:
+                    saved.data.__class__ = Argument
             frame.noclobber_given = [(one, isinstance(one, torch.Tensor) and one.is_leaf) for one in args]
 
     def get_inputs(frame: Any) -> list[Any]:

@@ -115,7 +115,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A number of the program's own; one that was read off a tensor is `lost` already.
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
         before = {internals.storage_key(one) for one in read}
-        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, before))
+        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
         made = [internals.storage_key(one) for one in _tensors(result)]
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
@@ -132,12 +132,15 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._changed.discard(key)
         self._known.update(key for key in made if key is not None)
 
-    def _is(self, key: int | None) -> bool:
-        return key in self._changed or (not self._cut and (key is None or key not in self._known))
+    def _is(self, tensor: torch.Tensor) -> bool:
+        key = internals.storage_key(tensor)
+        if key in self._changed or self._cut:
+            return key in self._changed
+        return key is None or (key not in self._known and not _is_list_of_indices(tensor))
 
     def explains(self, output: torch.Tensor) -> bool:
         """Whether an output was computed from what has changed."""
-        return self._is(internals.storage_key(output))
+        return self._is(output)
 
     def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Any, Handle] | None:
         """A save, with its node, that shows what has changed as it was found, whatever the outputs came to."""
@@ -167,11 +170,11 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _holds(self, node: Any, saved: Any) -> bool:
         if isinstance(saved, Handle):
-            return self._is(internals.storage_key(saved.alias)) and testimony.is_read(saved, node)
+            return self._is(saved.alias) and testimony.is_read(saved, node)
         if isinstance(saved, torch.Tensor):  # a number, which no hook is given
             return internals.storage_key(saved) in self._changed
         if isinstance(saved, Kept):
-            return saved.memory is None or self._is(saved.memory.alias)
+            return saved.memory is None or saved.memory.alias in self._changed or saved.memory.alias not in self._known
         return True
 
     def _keeps(self, node: Any) -> bool:
@@ -181,11 +184,17 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
         kept = list(object.__getattribute__(node, "__dict__").values())
-        return any(self._is(internals.storage_key(tensor)) for tensor in _tensors(kept))
+        return any(map(self._is, _tensors(kept)))
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _is_list_of_indices(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that no operator made is what torch makes of `[0, 2]` in `t[[0, 2]]`."""
+    whole = not tensor.is_floating_point() and not tensor.is_complex()
+    return whole and bool(internals.storage(tensor).resizable())
 
 
 def _only_looks_at_shapes(name: str) -> bool:

@@ -10,7 +10,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import Handle, Suspect, is_result
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -65,5 +65,5 @@ def _forbid_detached(tensor: torch.Tensor, handles: list[Handle]) -> None:
         return
     for handle in handles:
         marked = handle.version
-        if handle.tensor() is tensor and handle.node != producer._sequence_nr() and isinstance(marked, Suspect):
+        if handle.tensor() is tensor and not is_result(handle, producer._sequence_nr()) and isinstance(marked, Suspect):
             marked.refuses = refusals.DETACHED

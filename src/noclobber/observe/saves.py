@@ -54,6 +54,17 @@ class Handle(ref[torch.Tensor]):
         return self()
 
 
+class Argument(Handle):
+    """An argument that a checkpointed region keeps. No node saves it: `node` is the last one before the region."""
+
+    __slots__ = ()
+
+
+def is_result(handle: Handle, producer: int) -> bool:
+    """Whether the node of this number, which made the tensor, is what saves it: its own result."""
+    return handle.node == producer and not isinstance(handle, Argument)
+
+
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
