@@ -17,7 +17,7 @@ from noclobber.model.report import Report
 crash = sys.argv[1]
 
 class Session:
-    def __init__(self, on_write):
+    def __init__(self, on_write, contents):
         self.pass_through("init", on_write)
     def start(self):
         self.pass_through("start")
