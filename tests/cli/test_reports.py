@@ -157,3 +157,24 @@ def test_version(tmp_path: Path) -> None:
     ended = noclobber(["--version"], tmp_path)
     assert ended.stdout.startswith("noclobber")
     assert ended.status == 0
+
+
+@pytest.mark.parametrize(("options", "codes"), [([], ["NC202"]), (["--no-contents"], [])])
+def test_bytes_are_compared_unless_it_is_told_not_to(tmp_path: Path, options: list[str], codes: list[str]) -> None:
+    pytest.importorskip("numpy")
+    write(
+        tmp_path,
+        {
+            "main.py": """
+            import torch
+            h = torch.ones(2, requires_grad=True).sigmoid()
+            h.detach().numpy()[:] = 0
+            h.sum().backward()
+            """
+        },
+    )
+    ended = noclobber(["run", *options, "--format", "json", "-o", "report.json", "main.py"], tmp_path)
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert [finding["code"] for finding in document["findings"]] == codes
+    assert document["coverage"]["contents"] == bool(codes)
+    assert ended.status == len(codes)
