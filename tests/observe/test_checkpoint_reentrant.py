@@ -146,3 +146,55 @@ def test_a_tensor_that_was_detached_in_place_gets_no_gradient(uses):
     assert (bare(program) is None) == uses
     assert program(lambda one: None) is not None
     assert [write.op for drift in heard.events for write in drift.writes] == ["aten::detach_"] * uses
+
+
+def test_another_part_of_the_storage_may_change():
+    def program():
+        x = torch.ones(6, requires_grad=True)
+        one, other = x.chunk(2)
+        y = checkpoint(lambda h: torch.cat([h.sin(), one]), other, use_reentrant=True)
+        one.data.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert torch.equal(gradient, torch.cat([torch.ones(3), torch.ones(3).cos()]))
+    assert heard.events == []
+
+
+def joined():
+    x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = checkpoint(lambda h: h + t, x * 1, use_reentrant=True)
+    t.add_(x)  # it gets a gradient, which forward knew nothing of
+    y.sum().backward()
+    return x.grad
+
+
+def made_by_another_node():
+    x = torch.ones(3, requires_grad=True)
+    given = x * 1
+    y = checkpoint(lambda h: h + given, x * 1, use_reentrant=True)
+    given.mul_(3)
+    y.sum().backward()
+    return x.grad
+
+
+def overwritten():
+    """What a region returns has the same bytes, and its gradient goes by what it was before."""
+    x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = checkpoint(lambda h: nn.init.constant_(h * (t * 2), 0.5), x, use_reentrant=True)
+    t.mul_(3)
+    y.sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("program", "wrong", "right"), [(joined, 2, 1), (made_by_another_node, 4, 2), (overwritten, 6, 2)]
+)
+def test_gradients_that_go_elsewhere(program, wrong, right):
+    heard, gradient = hear(program)
+    assert gradient.tolist() == bare(program).tolist() == [wrong] * 3
+    assert wrong != right
+    (drift,) = heard.events
+    assert len(drift.writes) == 1

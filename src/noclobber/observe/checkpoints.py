@@ -201,15 +201,15 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
             region.again = recorder.memory.mark()
             region.told |= recorder.told > told
             now = recorder.guarded(lambda: _now(region, before, ctx, run, args)) if before is not None else None
-            derived, cut = None, None
+            derived, moved = None, None
             with ExitStack() as following:
                 if now is not None and now.calls_for_a_look(region.statistics()):
                     derived = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
-                if now is not None and now.cut and region.detached(now.cut):
-                    cut = following.enter_context(dependence.Derived(now, True, cut=True))
+                if now is not None and now.moved and region.was_written(set(now.moved)):
+                    moved = following.enter_context(dependence.Derived(now, True, moved=True))
                 outputs = run(*args)
             if not region.told:
-                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, cut))
+                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, moved))
                 if region.must_raise():
                     raise ClobberError(testimony.CHANGED)
             return outputs
@@ -240,16 +240,19 @@ def _compare_outputs(
     packed: list[Packed],
     outputs: list[torch.Tensor],
     derived: dependence.Derived | None,
-    cut: dependence.Derived | None,
+    moved: dependence.Derived | None,
 ) -> None:
     """Tell where a region returns something else, unless it is known that backward reads nothing of what has changed;
-    where it was computed from what `detach_` cut off the graph, which gets no gradient then; and where the region saved
-    what has changed."""
+    where what it was computed from was cut off the graph or joined to it, so that gradients go elsewhere; and where the
+    region saved what has changed."""
     for before, tensor in zip(packed, outputs, strict=False):
-        is_cut = cut is not None and cut.explains(tensor)
-        if not is_cut and not region.returns_other(before, tensor):
-            continue
-        if is_cut or derived is None or not derived.explains(tensor) or derived.reaches(outputs):
+        if moved is not None and moved.explains(tensor):
+            wrong = True
+        elif region.returns_other(before, tensor):
+            wrong = derived is None or not derived.explains(tensor) or derived.reaches(outputs)
+        else:
+            wrong = derived is not None and derived.hides(tensor) and derived.reaches(outputs)
+        if wrong:
             region.tell(internals.current_node(), "output", before, tensor, reentrant=True)
             return
     first = None if derived is None else derived.first_changed(outputs)

@@ -13,8 +13,13 @@ from torch.utils._pytree import tree_leaves
 from noclobber.observe import graph, internals, outside, testimony
 from noclobber.observe.contents import Digest, fingerprint
 from noclobber.observe.foreign_hooks import Kept
+from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
 from noclobber.observe.writes import Written, tensors, written_by
+
+
+Parts = dict[int, list[Geometry]]
+"""Parts of storages: of each, where tensors lie."""
 
 
 class Before:
@@ -24,7 +29,7 @@ class Before:
     def __init__(self, function: Any, args: Iterable[Any]) -> None:
         args = list(args)
         self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
-        self._in_graph = [ref(one) for one in _reached(function, args) if one.requires_grad]
+        self._nodes = [_node(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
 
     def now(self, function: Any, args: Iterable[Any]) -> Now | None:
@@ -36,12 +41,24 @@ class Before:
         if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
             return None
         digests = [digest for _, digest in self._reached] + self._given
-        cut = [one for was in self._in_graph if (one := was()) is not None and not one.requires_grad]
-        return Now(list(zip(reached + given, digests, strict=True)), cut)
+        moved = [one for one, node in zip(reached, self._nodes, strict=True) if _node(one) != node]
+        return Now(list(zip(reached + given, digests, strict=True)), moved)
 
 
 def _reached(function: Any, args: Iterable[Any]) -> list[torch.Tensor]:
     return outside.tensors_read(function, [one for one in args if not isinstance(one, torch.Tensor)])
+
+
+def _node(tensor: torch.Tensor) -> tuple[bool, int | None]:
+    """Whether a tensor requires a gradient, and what tells which node makes it.
+
+    Of a view, whose node PyTorch makes anew once it is asked for, the version stands for that.
+    """
+    if not tensor.requires_grad:
+        return False, None
+    if tensor._is_view():
+        return True, internals.version_of(tensor)
+    return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 
 def _digest(tensor: torch.Tensor) -> Digest:
@@ -52,25 +69,28 @@ def _digest(tensor: torch.Tensor) -> Digest:
 class Now:
     """What a region reads when it is run anew, by storage: all of it, and what has other bytes than in forward."""
 
-    def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], cut: list[torch.Tensor]) -> None:
-        self.cut = {key for one in cut if (key := internals.storage_key(one)) is not None}
-        """What was in the graph, or a leaf that requires a gradient, and is neither any more."""
+    def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], moved: list[torch.Tensor]) -> None:
+        self.moved: Parts = {}
+        """What has another place in the graph than in forward: cut off, joined to it, or made by another node."""
+        for one in moved:
+            if (where := internals.storage_key(one)) is not None:
+                self.moved.setdefault(where, []).append(geometry(one))
         keys = [(internals.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
         self.known = {key for key, _, _ in keys if key is not None}
-        self.changed: set[int] = set()
+        self.changed: Parts = {}
         self._whole: dict[tuple[int, int], Digest] = {}
         """By address and size."""
         self._counts: set[int] = set()
         for key, tensor, digest in keys:
             if key is not None and (digest is None or _digest(tensor) != digest):
-                self.changed.add(key)
+                self.changed.setdefault(key, []).append(geometry(tensor))
                 self._whole[internals.address(tensor), tensor.numel()] = digest
                 if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):
                     self._counts.add(key)  # such as the number of batches that a batch norm has seen
 
     def calls_for_a_look(self, statistics: set[int]) -> bool:
         """Whether more has changed than counts and `statistics`, which change in every training step."""
-        return bool(self.changed - self._counts - statistics)
+        return bool(self.changed.keys() - self._counts - statistics)
 
     def has_changed(self, handle: Handle) -> bool:
         """Whether a save shows all of a tensor that the region reads, with other bytes than that had in forward."""
@@ -83,15 +103,15 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     What comes from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set where a
     changed value leaves for Python, or a random one is drawn that need not be the one of forward. Or else it follows
-    what comes of memory that was `cut` off the graph.
+    what comes of tensors that were `moved` in the graph.
     """
 
-    def __init__(self, now: Now, random_is_kept: bool, *, cut: bool = False) -> None:
+    def __init__(self, now: Now, random_is_kept: bool, *, moved: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = now
         self.lost = False
-        self._changed, self._known = set(now.cut if cut else now.changed), set(now.known)
-        self._cut = cut
+        self._found, self._moved = now.moved if moved else now.changed, moved
+        self._changed, self._known = set[int](), set(now.known)
         self._random_is_kept = random_is_kept
         self._written: set[int | None] = set()
         self._first = internals.next_node()
@@ -134,13 +154,19 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is(self, tensor: torch.Tensor) -> bool:
         key = internals.storage_key(tensor)
-        if key in self._changed or self._cut:
-            return key in self._changed
-        return key is None or (key not in self._known and not _is_list_of_indices(tensor))
+        if key in self._changed or (key is None and not self._moved):
+            return True
+        if key in self._found:
+            return any(testimony.touch(geometry(tensor), part) for part in self._found[key])
+        return not self._moved and key not in self._known and not _is_list_of_indices(tensor)
 
     def explains(self, output: torch.Tensor) -> bool:
         """Whether an output was computed from what has changed."""
         return self._is(output)
+
+    def hides(self, output: torch.Tensor) -> bool:
+        """Whether an output was overwritten once it had been computed, so that its bytes may tell nothing."""
+        return self.explains(output) and internals.storage_key(output) in self._written
 
     def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Any, Handle] | None:
         """A save, with its node, that shows what has changed as it was found, whatever the outputs came to."""
@@ -172,9 +198,9 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(saved, Handle):
             return self._is(saved.alias) and testimony.is_read(saved, node)
         if isinstance(saved, torch.Tensor):  # a number, which no hook is given
-            return internals.storage_key(saved) in self._changed
+            return internals.storage_key(saved) in self._known and self._is(saved)
         if isinstance(saved, Kept):
-            return saved.memory is None or saved.memory.alias in self._changed or saved.memory.alias not in self._known
+            return saved.memory is None or (original := saved.memory.tensor()) is None or self._is(original)
         return True
 
     def _keeps(self, node: Any) -> bool:

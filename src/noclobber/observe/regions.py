@@ -146,10 +146,9 @@ class Region:
                 written[one.key] = False
         return {key for key, only in written.items() if only}
 
-    def detached(self, keys: Iterable[int]) -> bool:
-        """Whether something on one of these storages was detached in place since forward began."""
-        records = rereads.since(self.memory, self.begin, self.again)
-        return any(one.written.detaches and one.key in keys for one in records)
+    def was_written(self, keys: set[int]) -> bool:
+        """Whether a write to one of these storages, `detach_` among them, is known since forward began."""
+        return any(one.key in keys for one in rereads.since(self.memory, self.begin, self.again))
 
     def returns_other(self, packed: Packed, tensor: torch.Tensor) -> bool:
         """Whether a reentrant region, run anew, returns something else.
