@@ -130,3 +130,18 @@ def test_an_argument_that_was_assigned_is_told(contents):
     assert torch.equal(gradient, bare(program))
     assert [write.via for clobber in heard.clobbers for write in clobber.writes] == ["set_data"]
     assert heard.events == []
+
+
+@WITNESSES
+def test_a_view_that_was_written_and_can_not_be_detached(contents):
+    def program():
+        x = torch.ones(3, requires_grad=True) * 2
+        y = checkpoint(lambda h: h[..., 0], x, use_reentrant=True)
+        y.sin()
+        with torch.no_grad():
+            y.mul_(2)
+        y.detach_()
+
+    text = outcome(program)
+    assert "Can't detach views in-place" in text[1]
+    assert hear(lambda: outcome(program), contents)[1] == text

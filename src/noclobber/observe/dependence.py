@@ -17,7 +17,6 @@ from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
 from noclobber.observe.writes import Written, tensors, written_by
 
-
 Parts = dict[int, list[Geometry]]
 """Parts of storages: of each, where tensors lie."""
 

@@ -60,6 +60,8 @@ def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:
 
 def _forbid_detached(tensor: torch.Tensor, handles: list[Handle]) -> None:
     """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
+    if tensor._is_view():
+        return  # PyTorch refuses that at once, and asking for its node may raise something else
     producer = tensor.grad_fn
     if producer is None:
         return
