@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -32,7 +34,7 @@ class Outcome(Enum):
     UNEXPLAINED = "raised for a stale save, no finding"
     REFUSED = "raised for another reason"
     SILENT = "silent and found"
-    LUCKY = "lucky: a changed save was read, the gradient is right"
+    LUCKY = "lucky: a changed save was read or a wrong gradient handed on, those of the leaves are right"
     UNTAME = "not judged: huge or not finite"
     NO_ORACLE = "not judged: the right gradient could not be had"
     ESCAPE = "escape"
@@ -89,10 +91,11 @@ def rewritten(source: str, rewrites: tuple[tuple[str, str], ...]) -> str:
     return source
 
 
-def run(source: str, around: Watch = nullcontext, **given: Any) -> Run:
-    """Run a program as a script with some names `given`; `around` is entered as a user would, around all of it."""
+def run(source: str, around: Watch = nullcontext, names: dict[str, Any] | None = None) -> Run:
+    """Run a program as a script, in `names` where given; `around` is entered as a user would, around all of it."""
     done = Run()
-    names: dict[str, Any] = {"__name__": "__main__", **given}
+    names = {} if names is None else names
+    names["__name__"] = "__main__"
     linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
     seen = None
     try:
@@ -133,24 +136,28 @@ def right_gradients(source: str) -> Run:
 def changed_saves(source: str) -> int:
     """How many saves were read with other bytes than they were saved with, seen without noclobber.
 
-    The program is run as it is, where a checkpoint saves its inputs, and with nothing hidden, where its region saves.
+    The program is run as it is, where a checkpoint saves its inputs, with no other save hidden, and with none at all,
+    where a checkpoint's region saves.
     Training batch norm keeps its running statistics, rewrites them itself and does not read them (landscape F33).
     """
     changed = 0
 
-    def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return saved, saved.detach().clone()
+    def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return saved, saved.detach(), saved.detach().clone()
 
-    def unpack(kept: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def unpack(kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
         nonlocal changed
         node: Any = torch._C._current_autograd_node()
+        saved, alias, before = kept
+        # Of its own result a node keeps the memory, of an input the tensor, wherever that lies by now.
+        read = alias if saved.grad_fn is node else saved
         unread = getattr(node, "_saved_training", False) and any(
             raw.data is kept for raw in (node._raw_saved_running_mean, node._raw_saved_running_var)
         )
-        changed += not unread and _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
-        return kept[0]
+        changed += not unread and _bytes(read)[-1] != _bytes(before)[-1]
+        return saved
 
-    for form in (source, rewritten(source, PLAIN_SAVES)):
+    for form in (source, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
         run(form, lambda: saved_tensors_hooks(pack, unpack))
     return changed + changed_recomputations(source)
 
@@ -183,8 +190,45 @@ def changed_recomputations(source: str) -> int:
             return region(given)
 
     for which in (r"use_reentrant=False", r"use_reentrant=\w+"):
-        run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), rerun=checkpoint)
+        run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), names={"rerun": checkpoint})
     return changed
+
+
+def changed_gradients(source: str) -> int:
+    """How many tensors that the program has a name for get another gradient than is right in some backward."""
+    bare, right = delivered(source), delivered(rewritten(source, RIGHT), lambda: saved_tensors_hooks(_kept, _kept))
+    pairs = (pair for name in bare.keys() & right.keys() for pair in zip(bare[name], right[name], strict=False))
+    return sum(not torch.allclose(one, other, 1e-9, 1e-12, equal_nan=True) for one, other in pairs)
+
+
+def delivered(source: str, around: Watch = nullcontext) -> dict[str, list[torch.Tensor]]:
+    """The gradients that reach each tensor that the program has a name for, as copies, in order."""
+    names: dict[str, Any] = {}
+    got: dict[str, list[torch.Tensor]] = {}
+    native = torch.autograd._engine_run_backward
+
+    def engine(*args: Any, **kwargs: Any) -> Any:
+        hooks = []
+        for name, tensor in list(names.items()):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+                edge = torch.autograd.graph.get_gradient_edge(tensor)
+                keep = partial(_keep, got.setdefault(name, []), edge.output_nr)
+                hooks.append(edge.node.register_prehook(keep))
+        try:
+            return native(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    with patch.object(torch.autograd, "_engine_run_backward", engine):
+        run(source, around, names)
+    return got
+
+
+def _keep(kept: list[torch.Tensor], output: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+    gradient = gradients[output]
+    if gradient is not None:
+        kept.append(gradient.detach().clone())
 
 
 STALE = "variables needed for gradient computation has been modified by an inplace operation"
@@ -272,4 +316,5 @@ def judge(source: str, around: Watch = watch) -> Verdict:
             return Verdict(Outcome.REFUSED, first_line(bare.error), codes)
         if not codes:
             return Verdict(Outcome.QUIET)
-        return Verdict(Outcome.LUCKY if changed_saves(source) else Outcome.FALSE_ALARM, "", codes)
+        lucky = changed_saves(source) or changed_gradients(source)
+        return Verdict(Outcome.LUCKY if lucky else Outcome.FALSE_ALARM, "", codes)

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from tests.fuzz.judge import Outcome, changed_saves, judge, right_gradients, run, wrong_gradient
+from tests.fuzz.judge import Outcome, changed_gradients, changed_saves, judge, right_gradients, run, wrong_gradient
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.statements import FUNCTIONS, PRELUDE, function
 
@@ -137,6 +137,28 @@ def test_luck_is_told_from_harm():
     assert not changed_saves((drift % True).replace(".exp()", ""))
     assert not changed_saves(RIGHT)
     assert not changed_saves(HEAD + "y = F.batch_norm(x, mean, var, b, b, True)\nloss = y.sin().sum()" + END)
+
+
+def test_a_changed_stash_under_a_gradient_of_nothing_is_luck():
+    """A reentrant region that does not use its argument leaves the gradient out, and a Function is given zeros."""
+    program = "y = Stash.apply(x)\nx.data.add_(1)\nloss = checkpoint(lambda h: w * 2, y, use_reentrant=True).sum()"
+    assert changed_saves(HEAD + program + END)
+
+
+def test_the_changed_memory_of_a_result_is_luck_where_the_tensor_was_given_other_memory():
+    program = "y = x.exp()\nold = y.detach()\ny.data = y.data.clone()\nold.zero_()\nloss = (y * 0).sum()"
+    assert changed_saves(HEAD + program + END)
+    assert not changed_saves(HEAD + program.replace("x.exp()", "x * 1") + END)
+
+
+def test_a_wrong_gradient_that_comes_to_nothing_is_luck():
+    """The softmax of one element is constant, whatever gradient it is given."""
+    program = "y = x.norm()\nz = y.softmax(-1)\nloss = Loud.apply(y * 2).sum() + z.sum()"
+    assert changed_gradients(HEAD + program + END)
+    assert judge(HEAD + program + END).outcome is Outcome.LUCKY
+    assert not changed_gradients(HEAD + program.replace("Loud.apply(y * 2)", "(y * 2)") + END)
+    assert not changed_gradients(RIGHT)
+    assert changed_gradients(SILENT.replace("y = x.exp()", "q = x * 1\ny = q.exp()"))
 
 
 def test_a_failing_program_is_cut_down_to_what_fails():

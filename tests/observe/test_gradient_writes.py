@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.observe.hearing import bare, hear, is_marked
 
@@ -158,3 +159,27 @@ def test_both_kinds_of_programs_are_among_them():
         (make.__name__, join.__name__): is_wrong(make, join) for make in (by_function, by_hook) for join in JOINS
     }
     assert set(verdicts.values()) == {True, False}
+
+
+def test_a_gradient_that_only_the_call_still_holds():
+    """The root's gradient is kept by the call of backward, and by a reentrant region's own call; nobody reads it."""
+
+    def at_the_root():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        h = x * 1
+        y = function(in_place).apply(x.norm())
+        (h.square().sum() + y).backward()
+        return x.grad
+
+    def in_a_region():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        y = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        x.register_hook(in_place)
+        h = checkpoint(lambda a: a * y, x, use_reentrant=True)
+        (checkpoint(lambda a: torch.stack([W, x]), h, use_reentrant=True).sin() * W).sum().backward()
+        return x.grad
+
+    for program in (at_the_root, in_a_region):
+        heard, gradient = hear(program)
+        assert heard.events == []
+        assert torch.equal(gradient, bare(program))

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import noclobber
 
@@ -193,6 +194,33 @@ def test_the_producer_of_the_message_is_pytorchs():
         with pytest.raises(RuntimeError) as seen, noclobber.watch():
             program()
         assert str(bare.value) == str(seen.value), program.__name__
+
+
+OF_VIEWS = {
+    "conv": lambda a, b: F.conv1d(a[None], b[None].transpose(0, 2)),
+    "batched, added": lambda a, b: torch.baddbmm(torch.zeros(1, 1, 1), a[None], b[None]),
+    "batched": lambda a, b: torch.bmm(a[None], b[None]),
+    "power": lambda a, b: a.view(1, 3) ** b.view(1, 3),
+    "bilinear": lambda a, b: F.bilinear(a.view(1, 3), b.view(1, 3), torch.ones(1, 3, 3)),
+    "interpolation": lambda a, b: torch.lerp(a.view(3), b.view(3), a.view(3)),
+}
+
+
+@pytest.mark.parametrize("operation", OF_VIEWS.values(), ids=OF_VIEWS)
+@pytest.mark.parametrize("written", [0, 1])
+def test_the_producer_of_a_view_that_is_gone_is_pytorchs(operation, written):
+    def program():
+        inputs = torch.ones(1, 3, requires_grad=True), torch.ones(3, 1, requires_grad=True)
+        y = operation(*inputs)
+        with torch.no_grad():
+            inputs[written].mul_(2)
+        y.sum().backward()
+
+    with pytest.raises(RuntimeError) as bare:
+        program()
+    with pytest.raises(RuntimeError) as seen, noclobber.watch():
+        program()
+    assert str(bare.value) == str(seen.value)
 
 
 def test_under_anomaly_mode_the_hint_is_pytorchs():

@@ -103,6 +103,11 @@ def assigned(h, y):
     h.data = torch.zeros(3)  # written
 
 
+def set_elsewhere(h, y):
+    with torch.no_grad():
+        h.set_(torch.zeros(3))  # written
+
+
 def of_the_result(h, y):
     y.data.mul_(2)  # written
 
@@ -135,6 +140,7 @@ WRONG = [
     (Square, counted, "ctx.x"),
     (Square, through_data, "ctx.x"),
     (Square, assigned, "ctx.x"),
+    (Square, set_elsewhere, "ctx.x"),
     (Square, through_numpy, "ctx.x"),
     (Listed, counted, "ctx.all[1]"),
     (Listed, through_numpy, "ctx.all[1]"),

@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 
 from noclobber.observe import internals, saves
+from noclobber.observe.contents import NEVER, fingerprint, plan_of, same
 from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.writes import Written
@@ -60,8 +61,26 @@ def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, ass
     assign()
     if not recorder.keeping:
         for handle in handles:
-            handle.alias = saves.alias_of(tensor)
+            _moved(handle, saves.alias_of(tensor))
             recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+
+
+def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
+    """The save lies on other memory now. Fingerprints are of bytes in their order: it is taken anew for another layout,
+    of the old bytes where these are still what was saved."""
+    old, before = handle.alias, handle.digest
+    handle.alias = alias
+    if before is None:
+        return
+    handle.plan = plan_of(alias)
+    if (old.shape, old.dtype) != (alias.shape, alias.dtype):
+        handle.digest = NEVER
+    elif old.stride() != alias.stride():
+        if not same(fingerprint(old), before):
+            handle.digest = NEVER
+            return
+        with internals.unlogged(), torch.no_grad():
+            handle.digest = fingerprint(torch.empty_like(alias).copy_(old))
 
 
 def _is_of(handle: saves.Handle, tensor: torch.Tensor, recorder: Recorder) -> bool:

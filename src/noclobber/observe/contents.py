@@ -64,6 +64,10 @@ Digest = int | OnDevice | None
 """None where there are no bytes to read: meta, fake and sparse tensors, subclasses."""
 
 
+NEVER: Digest = -1
+"""A fingerprint that no bytes have."""
+
+
 def same(one: Digest, other: Digest) -> bool:
     """Whether two fingerprints are known to be equal; waits for the device that they are on."""
     if isinstance(one, OnDevice) and isinstance(other, OnDevice):

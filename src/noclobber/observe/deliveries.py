@@ -35,7 +35,9 @@ class Spoil:
     def __init__(self, tensor: torch.Tensor, given: torch.Tensor, node: Any, event: GradientWrite) -> None:
         self.node, self.event = node, event
         self.others = 0
-        """How many others in the engine hold the gradient that the node was given, or show the same bytes."""
+        """How many others hold the gradient that the node was given, or show the same bytes."""
+        self.passed = 0
+        """How many of these are what a backward call under way was given, and holds to its end."""
         self._given = ref(given)
         self._all = given.nbytes == given.untyped_storage().nbytes()
         self.counted = False
@@ -201,7 +203,7 @@ class Deliveries:
             wrong += [node for node, gradient in leaves if node not in own and spoil.is_on(gradient)]
             for node in wrong:
                 spoil.tell(node.name() if node is not None else "", self._notice)
-            if spoil.others > 0 and not spoil.told:
+            if spoil.others > spoil.passed and not spoil.told:
                 self._added_up(spoil, nodes)
 
     def _added_up(self, spoil: Spoil, results: list[Any]) -> None:

@@ -141,6 +141,8 @@ class Gradients:
             site_of(next((self._places[one.f_code] for one in frames if one.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, given, node, event)
+        passed = {id(one): one for run in self._under_way for one in run.given or ()}
+        spoil.passed = sum(map(spoil.is_on, passed.values()))
         for run in self._under_way:
             run.expect(spoil, recorder.notice)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+
+from noclobber.observe import internals
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
@@ -65,6 +68,33 @@ def saves_of(node: Any) -> Iterator[Saved]:
                 yield from (Saved(node, field, attribute, index, one) for index, one in enumerate(raw))
             elif raw is not None:
                 yield Saved(node, field, attribute, None, raw)
+
+
+def source_of(node: Any, field: str) -> tuple[Any, int]:
+    """What made the input that a node keeps under a name, and which output of that it is; None where it can't be told.
+
+    A node leads on to its operator's tensor arguments in their order, and keeps them by their names (derivatives.yaml).
+    """
+    edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
+    positions = [at for at in _arguments(node.name()).get(field, ()) if at < len(edges)] if edges else []
+    return edges[max(positions)] if positions else (None, 0)
+
+
+@cache
+def _arguments(node: str) -> dict[str, set[int]]:
+    """Where a node's operator has its tensor arguments, by name: "ConvolutionBackward0" is of `aten::convolution`.
+
+    An argument that is a number in one overload and a tensor in another leaves several places for those behind it.
+    """
+    operator, found = re.sub(r"Backward\d*$", "", node).lower(), dict[str, set[int]]()
+    for name in internals.operator_names():
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        if base.replace("_", "").lower() == operator and not base.endswith("_"):
+            schema = getattr(getattr(torch.ops.aten, base), overload or "default")._schema
+            tensors = [one.name for one in schema.arguments if str(one.type) in ("Tensor", "Optional[Tensor]")]
+            for position, one in enumerate(tensors):
+                found.setdefault(one, set()).add(position)
+    return found
 
 
 def content(saved: Saved) -> Any:

@@ -248,6 +248,11 @@ def takes_numbers(operator: str) -> bool:
     return bool(C._should_allow_numbers_as_tensors(operator.partition("::")[2]))
 
 
+def operator_names() -> list[str]:
+    """The full names of all operators that are defined: "aten::add_.Tensor"."""
+    return list(C._dispatch_get_all_op_names())
+
+
 def operators_may_have_changed() -> tuple[int, ...]:
     """Counts that grow when operators are defined: from Python, by a loaded library, by an imported extension."""
     return (len(getattr(torch.library, "_defs", ())), len(torch.ops.loaded_libraries), len(sys.modules))

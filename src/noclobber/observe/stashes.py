@@ -30,12 +30,14 @@ class Stash(Handle):
     """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
 
     The tensor is looked up on the ctx when asked for: a weak reference to it would keep `swap_tensors` from working.
+    `identity` tells whether it is the same object still.
     """
 
-    __slots__ = ("ctx", "field", "key", "name")
+    __slots__ = ("ctx", "field", "identity", "key", "name")
     unchecked: Literal["", "hooks", "ctx"] = "ctx"
 
     ctx: ref[Any]
+    identity: int
     name: str
     key: Any
     """Where in the list, tuple or dict; None for a tensor that is itself the attribute."""
@@ -95,6 +97,7 @@ class Stashes:
         stash = Stash(alias)
         stash.alias, stash.version, stash.place = alias, version, place
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
+        stash.identity = id(tensor)
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
         contents = self._recorder.contents
         stash.digest = None if contents is None else contents.at_save(alias)
@@ -116,11 +119,12 @@ class Stashes:
         backward = recorder.backwards[-1] if recorder.backwards else Backward(caller(2), (), "access")
         for stash in self.of(ctx):
             value = stash.tensor()
-            if value is None or internals.storage_key(value) != internals.storage_key(stash.alias):
-                continue
+            elsewhere = value is not None and internals.storage_key(value) != internals.storage_key(stash.alias)
+            if value is None or (elsewhere and id(value) != stash.identity):
+                continue  # another tensor was put in its place
             moved = stash.alias._version != saves.version_at_save(stash)
             if stash.digest is not None:
-                digest = fingerprint(stash.alias)
+                digest = fingerprint(value if elsewhere else stash.alias)
                 if isinstance(digest, OnDevice):
                     recorder.later.append(testimony.later(stash, ctx, digest, backward))
                     continue

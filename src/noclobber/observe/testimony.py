@@ -30,7 +30,6 @@ _HINTS = (
     "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!",
 )
-_INPUTS = {"self": 0, "input": 0, "other": 1, "mat1": 1, "mat2": -1, "weight": 1, "exponent": 1}
 _OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
 _GIVEN_INDICES = ("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Embedding", "Take", "Put")
 
@@ -305,16 +304,14 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
     the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
     """
     if node is not None and is_output(field, node):
-        number = field.removeprefix("result") if field.startswith("result") else ""
-        return node.name(), int(number or 0)
+        result = field.removeprefix("result") if field.startswith("result") else ""
+        return node.name(), int(result or 0)
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
         return node.name(), 0  # a custom Function's own node stands in for the one that is lost
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
-    if node is None or field not in _INPUTS or not node.next_functions:
-        return None
-    producer, number = node.next_functions[min(_INPUTS[field], len(node.next_functions) - 1)]
+    producer, number = graph.source_of(node, field)
     if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
         return None
     if producer.name() in _MANY_VIEWS:

@@ -164,7 +164,7 @@ def rescan() -> None:
     _scanned = now
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in C._dispatch_get_all_op_names():
+        for name in internals.operator_names():
             if name not in _registered:
                 _registered.add(name)
                 _register(name)

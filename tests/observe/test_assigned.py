@@ -1,0 +1,53 @@
+"""`tensor.data = other` with another layout: the saved bytes are compared as numbers, wherever and however they lie."""
+
+import pytest
+import torch
+
+from tests.observe.hearing import bare, hear
+
+SAME = {
+    "closed up": lambda y: y.data.clone(),
+    "the other way round": lambda y: y.data.t().contiguous().t(),
+    "the same": lambda y: y.data,
+}
+OTHER = {
+    "closed up, twice as much": lambda y: y.data * 2,
+    "the other way round, twice as much": lambda y: (y.data * 2).t().contiguous().t(),
+    "rounded": lambda y: y.data.float(),
+    "of another type, with bytes that read the same": lambda y: y.data.view(torch.int64).view(torch.float64) + 1e-9,
+}
+
+
+def squared(assign, changed_before=False):
+    def program():
+        x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+        y = x[..., 1:]
+        z = torch.fmax(y, y) * y
+        if changed_before:
+            x.data.mul_(3)
+        y.data = assign(y)
+        z.sum().backward()
+        return x.grad
+
+    return program
+
+
+@pytest.mark.parametrize("contents", [True, False])
+@pytest.mark.parametrize("assign", SAME.values(), ids=SAME)
+def test_the_same_numbers_are_no_clobber(assign, contents):
+    heard, gradient = hear(squared(assign), contents)
+    assert torch.equal(gradient, bare(squared(assign)))
+    assert heard.clobbers == []
+
+
+@pytest.mark.parametrize("contents", [True, False])
+@pytest.mark.parametrize("assign", OTHER.values(), ids=OTHER)
+def test_other_numbers_are(assign, contents):
+    heard, gradient = hear(squared(assign), contents)
+    assert torch.equal(gradient, bare(squared(assign)))
+    assert {write.via for clobber in heard.clobbers for write in clobber.writes} == {"set_data"}
+
+
+def test_numbers_that_had_changed_before_are():
+    heard, _ = hear(squared(SAME["closed up"], changed_before=True))
+    assert heard.clobbers
