@@ -183,3 +183,31 @@ def test_a_gradient_that_only_the_call_still_holds():
         heard, gradient = hear(program)
         assert heard.events == []
         assert torch.equal(gradient, bare(program))
+
+
+def test_what_a_backward_makes_itself_may_be_written_by_the_functions_it_calls():
+    def scan(values):
+        left, right = values[:, 1:], values[:, :-1]
+        left.add_(right.clone())
+
+    class Scan(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 10
+
+        @staticmethod
+        def backward(ctx, g):
+            made = torch.nn.functional.pad(g, (0, 1)).t()
+            scan(made)
+            return made.t()[:, :3]
+
+    def program():
+        x = torch.ones(2, 3, requires_grad=True)
+        h = x * 2
+        y = Scan.apply(h)
+        ((y + h.exp()) * W).sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert heard.events == []
+    assert torch.equal(gradient, bare(program))

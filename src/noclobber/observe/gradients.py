@@ -11,7 +11,6 @@ from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.events import Read, Write
 from noclobber.model.silent import GradientWrite
-from noclobber.model.source import Owner, owner_of
 from noclobber.observe import deliveries, internals, patches, testimony
 from noclobber.observe.deliveries import Deliveries, Spoil
 from noclobber.observe.sites import KINDS, USER, Place, caller, place_of, site_of
@@ -112,8 +111,7 @@ class Gradients:
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         recorder, frames = self._recorder, list(_frames(frame))
-        own = [one for one in frames if owner_of(one.f_code.co_filename) not in (Owner.TORCH, Owner.NOCLOBBER)]
-        given = next((one for each in reversed(own) for one in _arguments(each) if _is_on(one, key)), None)
+        given = next((one for each in _called(frames) for one in _arguments(each) if _is_on(one, key)), None)
         if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
             given = tensor  # the list that it came in may be empty by now
         if given is None:
@@ -162,6 +160,16 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None and frame.f_code.co_name != _ENGINE:
         yield frame
         frame = frame.f_back
+
+
+def _called(frames: list[FrameType]) -> list[FrameType]:
+    """What the engine called, and the hook of a module that this calls: PyTorch keeps what the module's outputs got.
+
+    Arguments of calls further in may be tensors that the code has made itself.
+    """
+    hooks = torch.utils.hooks.__file__
+    inside = next((one for one in reversed(frames) if one.f_code.co_filename != hooks), None)
+    return frames[-1:] if frames[-1].f_code.co_filename != hooks or inside is None else [frames[-1], inside]
 
 
 def _runs_function(code: CodeType) -> bool:
