@@ -131,6 +131,22 @@ def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
     assert heard.events == []
 
 
+@pytest.mark.parametrize("edit", [torch.Tensor.detach_, lambda one: None])
+def test_an_argument_that_was_detached_in_place_gets_no_gradient(edit):
+    def program():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        h = x.exp()
+        y = checkpoint(lambda a: (a * w).sin(), h, use_reentrant=True)
+        edit(h)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    cut = edit is torch.Tensor.detach_
+    assert (gradient is None) == (bare(program) is None) == cut
+    assert [write.op for drift in heard.events for write in drift.writes] == ["aten::detach_"] * cut
+
+
 @pytest.mark.parametrize("uses", [True, False])
 def test_a_tensor_that_was_detached_in_place_gets_no_gradient(uses):
     def program(edit=torch.Tensor.detach_):

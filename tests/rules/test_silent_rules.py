@@ -161,6 +161,14 @@ def test_a_step_changes_the_weights_of_a_region() -> None:
     assert "move `opt.step()` below line 4" in helped(finding)
 
 
+def test_an_argument_of_a_region_is_detached() -> None:
+    given = Tensor((4,), name="x")
+    finding = the(drift(write("aten::detach_", REGION.at("scale.mul_(2)"), via="data", tensor=given)))
+    assert finding.message == "`detach_` changes `x`, from which backward computes a checkpointed region anew"
+    assert told(finding, "write").text.startswith("`detach_` takes `x` out of the graph here")
+    assert "use `x.detach()`" in helped(finding)
+
+
 def test_a_region_differs_and_no_write_is_known() -> None:
     finding = the(drift())
     assert finding.message == "a checkpointed region gives other bytes when backward computes it anew"

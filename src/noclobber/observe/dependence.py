@@ -30,6 +30,7 @@ class Before:
         self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
         self._nodes = [_node(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
+        self._required = [one.requires_grad for one in args if isinstance(one, torch.Tensor)]
 
     def now(self, function: Any, args: Iterable[Any]) -> Now | None:
         """What of that has changed; None where the region reaches other tensors by now."""
@@ -40,7 +41,11 @@ class Before:
         if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
             return None
         digests = [digest for _, digest in self._reached] + self._given
-        moved = [one for one, node in zip(reached, self._nodes, strict=True) if _node(one) != node]
+        pairs = zip(reached, self._nodes, strict=True)
+        # To a leaf that requires no gradient any more none would be handed, wherever in the graph it is.
+        moved = [one for one, node in pairs if _node(one) not in (node, (False, None) if node == _LEAF else node)]
+        # PyTorch gives the region its arguments anew, as leaves: one that was detached in place gets no gradient.
+        moved += [one for one, required in zip(given, self._required, strict=True) if one.requires_grad != required]
         return Now(list(zip(reached + given, digests, strict=True)), moved)
 
 
@@ -58,6 +63,9 @@ def _node(tensor: torch.Tensor) -> tuple[bool, int | None]:
     if tensor._is_view():
         return True, internals.version_of(tensor)
     return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+
+
+_LEAF = (True, None)
 
 
 def _digest(tensor: torch.Tensor) -> Digest:

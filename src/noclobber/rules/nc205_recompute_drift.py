@@ -64,6 +64,7 @@ NAME = "recompute-drift"
 SEVERITY: Severity = "error"
 MESSAGES = ()
 
+_DETACHES = "aten::detach_"
 _AGAIN = (
     "checkpoint runs the region again in backward, with parameters, buffers and closed-over tensors as they are then; "
     "it compares shapes and types, not values, so PyTorch raises nothing"
@@ -75,7 +76,8 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, Drift):
         return None
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
-    writes = sorted(overlapping(clobber), key=lambda write: not is_step(write))
+    writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
+    writes.sort(key=lambda write: not is_step(write))
     headline, verb = "a checkpointed region gives other bytes when backward computes it anew", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
@@ -83,6 +85,8 @@ def find(event: Event) -> Finding | None:
             f"{writer_in_words(writes[0])} changes {what}, from which backward computes a checkpointed region anew"
         )
         verb = f"overwrites {name_in_words(writes[0].tensor, 'what the region reads,')}"
+        if writes[0].op == _DETACHES:
+            verb = f"takes {name_in_words(writes[0].tensor, 'what the region reads')} out of the graph"
     saved = event.save.site and label(
         "save",
         event.save.site,
@@ -112,6 +116,9 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
             Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` brings that back"),
         )
     write = clobber.writes[0]
+    if write.op == _DETACHES:
+        name = write.tensor.name or "t"
+        return (Suggestion(f"use `{name}.detach()` for what comes later: `{name}` itself stays in the graph"),)
     # What the write changed is not what differs: the help is about the former.
     about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
     if is_step(write):
