@@ -188,6 +188,11 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     if not run.in_child:
         with run.surroundings(), run.kept_apart():
             report = run.report()
+            if report.findings and options.format != "concise":
+                with run.kept_apart():
+                    from noclobber.fix.advice import advised
+
+                    report = advised(report, words, run.kept_apart)
             if status == 0 and report.count("error"):
                 status = 1
             _deliver(report, run, options, output)

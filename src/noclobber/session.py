@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -18,7 +19,6 @@ from noclobber.model.finding import Finding
 from noclobber.model.kept import Kept
 from noclobber.model.report import Coverage, Report
 from noclobber.model.silent import Event
-from noclobber.model.source import Site
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,8 +41,8 @@ class Session:
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
-        self._kept: Counter[tuple[str, Site | None, Site | None]] = Counter()
-        self._copies: Counter[tuple[str, Site | None, Site | None]] = Counter()
+        self._kept: Counter[Kept] = Counter()
+        self._copies: Counter[Kept] = Counter()
         self._notes = notes
         self._found: dict[tuple[object, ...], Finding] = {}
         self._counts: dict[tuple[object, ...], int] = {}
@@ -81,10 +81,11 @@ class Session:
         if finding is not None:
             self._keep(finding)
 
-    def kept(self, op: str, write: Site | None, save: Site | None, size: int) -> None:
+    def kept(self, one: Kept) -> None:
         """The recorder copied bytes of a save before a write."""
-        self._kept[op, write, save] += size
-        self._copies[op, write, save] += 1
+        lines = replace(one, bytes=0, times=0)
+        self._kept[lines] += one.bytes
+        self._copies[lines] += one.times
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
@@ -136,10 +137,7 @@ class Session:
     @property
     def keepings(self) -> tuple[Kept, ...]:
         """What was kept so far, the most first."""
-        return tuple(
-            Kept(write, op, save, size, self._copies[op, write, save])
-            for (op, write, save), size in self._kept.most_common()
-        )
+        return tuple(replace(one, bytes=size, times=self._copies[one]) for one, size in self._kept.most_common())
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Everything a renderer needs. Raises what noclobber itself failed with, if it did."""

@@ -18,11 +18,13 @@ GAN = """
 
 def test_the_step_comes_last_or_the_later_update_first() -> None:
     found = mended("NC103", GAN, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
-    calls = [[line.strip() for line in one.split("\n")[2:8]] for one in found[:3]]
+    calls = [[line.strip() for line in one.split("\n")[2:8]] for one in found[:4]]
     inputs = 'inputs=[p for group in g_opt.param_groups for p in group["params"]]'
     assert calls[0][2:] == ["g_opt.zero_grad()", f"g_loss.backward({inputs})", "d_opt.step()", "g_opt.step()"]
     assert calls[1][2:] == ["g_opt.zero_grad()", "g_loss.backward()", "d_opt.step()", "g_opt.step()"]
-    assert calls[2][:4] == ["g_opt.zero_grad()", "g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()"]
+    assert calls[2][:3] == ["g_opt.zero_grad()", "g_loss.backward(retain_graph=True)", "g_opt.step()"]
+    assert calls[2][3:] == ["d_opt.zero_grad()", "d_loss.backward()", "d_opt.step()"]
+    assert calls[3][1:5] == ["g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()", calls[0][1]]
 
 
 def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:

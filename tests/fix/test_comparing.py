@@ -10,9 +10,13 @@ def call(*leaves, loss=1.0, kind="backward", returned=()):
     return {
         "kind": kind,
         "roots": [torch.tensor(loss)],
-        "leaves": [(sketch(leaf), gradient) for leaf, gradient in leaves],
+        "leaves": [(sketch(leaf), gradient, name) for leaf, gradient, name in map(named, leaves)],
         "returned": list(returned),
     }
+
+
+def named(leaf):
+    return leaf if len(leaf) == 3 else (*leaf, "")
 
 
 def step(*gradients):
@@ -92,3 +96,46 @@ def test_gradients_that_are_all_left_out_prove_nothing():
     assert "zero" in compare(nothing, nothing, truncated=True).difference
     grad = [call(kind="grad", returned=[G])]
     assert not compare(grad, grad, truncated=True).difference
+
+
+def test_weights_that_moved_below_a_backward_are_paired_by_name():
+    right = [call((W, G, "net.a")), call((W * 2, H, "net.a"))]
+    later = [call((W * 0.5, G, "net.a")), call((W, H, "net.a"))]
+    assert not compare(right, later).difference
+    assert "differs" not in compare(right, later).difference
+    assert compare(right, [call((W * 0.5, G)), call((W, H))]).difference
+    assert compare(right, [call((W * 0.5, G, "net.b")), call((W, H, "net.b"))]).difference
+    assert compare(right, [call((W * 0.5, H, "net.a")), call((W, H, "net.a"))]).difference
+    assert compare(right, [call((W, G, "net.a")), call((W * 3, H, "net.a"))]).difference
+
+
+def test_updates_may_change_places_where_each_step_gets_what_it_got():
+    first, second = call((W, G), loss=1.0), call((B, H), loss=2.0)
+    steps = step(G), step(H, G)
+    swapped = compare([first, steps[0], second, steps[1]], [second, steps[1], first, steps[0]])
+    assert (swapped.calls, swapped.difference) == (2, "")
+    assert "step 1" in compare([first, steps[0], second, steps[1]], [second, step(H, H), first, steps[0]]).difference
+    assert compare([first, second], [second, first]).difference  # nothing steps: what sums up is not known
+    other = call((B, G), loss=2.0)
+    assert "call 1" in compare([first, steps[0], second], [other, steps[0], first]).difference
+
+
+def test_a_call_whose_counterpart_comes_later_is_not_counted():
+    first, second, third = (call((W, G), loss=loss) for loss in (1.0, 2.0, 3.0))
+    found = compare([first, step(G), second, first], [second, step(G), first, third])
+    assert (found.calls, found.displaced, found.difference) == (2, 1, "")
+    assert "call 3" in compare([first, step(G), second, first], [first, step(G), second, third]).difference
+
+
+def test_the_loss_of_a_backward_that_failed_counts():
+    right, wrong = ({"kind": "failed", "roots": [torch.tensor(one)]} for one in (2.0, 3.0))
+    wanted = [call((W, G)), call((W, G), loss=2.0)]
+    assert not compare(wanted, [call((W, G)), right]).difference
+    assert "call 2: the loss differs" in compare(wanted, [call((W, G)), wrong]).difference
+
+
+def test_what_the_leaves_hold_in_the_end_counts():
+    ends = [{"kind": "end", "leaves": {"main: net.a": sketch(one)}} for one in (W, W.clone(), W * 2)]
+    assert not compare([call((W, G)), ends[0]], [call((W, G)), ends[1]]).difference
+    assert "in the end `net.a`" in compare([call((W, G)), ends[0]], [call((W, G)), ends[2]]).difference
+    assert not compare([call((W, G)), ends[0]], [call((W, G))]).difference  # it was not run to its end

@@ -57,7 +57,7 @@ def test_evidence_is_the_gradient_of_each_call(tmp_path, monkeypatch):
     for call in calls:
         s = torch.sigmoid(w)
         by_hand = 2 * (s + 1) * s * (1 - s)
-        ((_, gradient),) = call["leaves"]
+        ((_, gradient, _),) = call["leaves"]
         assert torch.allclose(gradient, by_hand)
         w = w - 0.1 * by_hand
 
@@ -93,7 +93,7 @@ def test_what_a_caller_sees_must_not_change(bench):
     assert "loss differs" in hidden.why
     shown = it.judged(("torch.exp(w)", "torch.exp(w).clone()"))
     assert shown.right
-    ((_, gradient),) = evidence.read(shown.result.evidence)[0]["leaves"]
+    ((_, gradient, _),) = evidence.read(shown.result.evidence)[0]["leaves"]
     assert torch.allclose(gradient, by_hand)
 
 
@@ -131,7 +131,7 @@ def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
     right = it.judged(("gradient.div_(2)", "gradient / 2"))
     assert right.right
     assert "nothing to compare with" in right.proof
-    ((_, gradient),) = evidence.read(right.result.evidence)[0]["leaves"]
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
     assert gradient.tolist() == [4.5] * 3  # by hand: 3 * (1 + 1 / 2)
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
 
@@ -157,7 +157,7 @@ def test_modules_and_data_files_are_found_where_they_are(tmp_path, monkeypatch):
     with Launcher(["program.py"]) as launcher:
         served = launcher.run(Order("bare", 3, 60, served=patch.served))
         plain = launcher.run(Order("bare", 3, 60))
-        ((_, gradient),) = evidence.read(served.evidence)[0]["leaves"]
+        ((_, gradient, _),) = evidence.read(served.evidence)[0]["leaves"]
     assert "modified by an inplace operation" in plain.error
     assert torch.allclose(gradient, 15 * torch.exp(torch.ones(2)))
     assert (tmp_path / "layers.py").read_text() == "def act(t):\n    t += 1\n    return t\n"
@@ -180,3 +180,56 @@ def test_backward_calls_that_were_not_there_are_not_proven(bench):
     it = bench(programs.SEEN)
     twice = it.judged(("torch.exp(w)", "torch.exp(w).clone()"), ("print(", "(w * w).sum().backward(); print("))
     assert "more backward calls" in twice.why
+
+
+MOVED = """\
+import torch
+
+torch.manual_seed(0)
+net, target = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+for _ in range(3):
+    loss = (net(torch.randn(4, 3)) - target(torch.randn(4, 3)).tanh()).pow(2).mean()
+    loss = loss + (target.weight ** 2).sum()
+    target.weight.data.mul_(0.5)  # the write
+    loss.backward()
+print(target.weight.tolist())
+"""
+
+
+def test_a_change_may_come_later_and_not_never(bench):
+    it = bench(MOVED)
+    assert it.finding.code == "NC201"
+    write = "target.weight.data.mul_(0.5)"
+    later = it.judged((write, "pass"), ("loss.backward()", f"loss.backward(); {write}"))
+    assert later.right, later.why
+    assert later.complete
+    assert not it.judged((write, "pass")).right
+    assert not it.judged((write, "pass"), ("loss.backward()", f"loss.backward(); {write}; {write}")).right
+
+
+TWO_SAVES = """\
+import torch
+
+torch.manual_seed(0)
+w = torch.randn(2, requires_grad=True)
+x = torch.rand(3, 2).mul(1)
+for t in range(1, 3):
+    x[t] = torch.exp(w * x[t]) * x[t - 1]
+x.sum().backward()
+"""
+
+
+def test_another_save_on_the_same_line_is_a_finding_of_its_own(bench):
+    it = bench(TWO_SAVES)
+    assert it.finding.code == "NC102"  # what `* x[t - 1]` keeps; NC101 is what `w * x[t]` keeps
+    one = it.judged(("* x[t - 1]", "* x[t - 1].clone()"))
+    assert (one.right, one.clean) == (True, False)
+    assert "stays" in it.judged(("(w * x[t])", "(w * x[t].clone())")).why
+    assert it.judged(("= torch.exp(w * x[t]) * x[t - 1]", "= torch.exp(w * x[t].clone()) * x[t - 1].clone()")).clean
+
+
+def test_a_gradient_that_is_read_off_the_name_that_was_written_must_stay_there(bench):
+    it = bench("import torch\nx = torch.ones(3).requires_grad_()\nx[0] = 2\n(x * x).sum().backward()\nprint(x.grad)\n")
+    assert it.finding.code == "NC302"
+    assert "is None" in it.judged(("x[0] = 2", "x = x.clone(); x[0] = 2")).why
+    assert it.judged(("x[0] = 2", "torch.no_grad().__enter__(); x[0] = 2; torch.set_grad_enabled(True)")).right

@@ -1,6 +1,7 @@
 """Edits are applied exactly, and everything else of a file stays as it is."""
 
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.source import Misfit, Source, changed_lines, diff, replace_file
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
+from tests.fix.breaking import are_apart, taken_by_the_letter
 
 
 def edit(path: Path, line: int, column: int, end_line: int, end_column: int, text: str) -> Edit:
@@ -145,3 +147,28 @@ def test_which_line_a_line_was_before():
     old, new = "a\nb\nc\n", "a\nB1\nB2\nc\n"
     assert [line_before(old, new, line) for line in (1, 2, 3, 4)] == [1, None, None, 3]
     assert changed_lines(Source("", old, "utf-8"), Source("", new, "utf-8")) == 2
+
+
+PIECES = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 12), st.sampled_from(["", "x", "é\n", "a\nb", "a\r\n"])), max_size=4
+)
+
+
+@given(lines=TEXTS, end=st.sampled_from(["\n", "\r\n", "\r"]), closed=st.booleans(), pieces=PIECES)
+def test_exact_edits_do_the_same_by_the_letter(lines, end, closed, pieces):
+    source = Source("a.py", end.join(lines) + (end if closed else ""), "utf-8")
+    rows = re.split("\r\n|\r|\n", source.text)
+    places = [(number, column) for number, row in enumerate(rows, 1) for column in range(1, len(row) + 2)]
+    places += [(len(rows) + 1, 1)] * bool(rows[-1])  # below a last line that has no end
+    edits = []
+    for start, stop, text in pieces:
+        begin, finish = sorted((start % len(places), stop % len(places)))
+        edits.append(edit(Path("a.py"), *places[begin], *places[finish], text))
+    try:
+        after = source.edited(edits).text
+    except Misfit:
+        return
+    exact = source.exact(edits)
+    assert are_apart(exact)
+    assert taken_by_the_letter(source.text, exact) == after
+    assert source.edited(exact).text == after

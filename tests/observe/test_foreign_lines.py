@@ -1,6 +1,9 @@
 """The line of a write by foreign code: in loops, in functions, in libraries, in hooks, in threads."""
 
+import queue
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -141,6 +144,37 @@ def in_a_thread():
     y.backward()
 
 
+def in_a_task_of_a_pool():
+    def work(a):
+        a[:] = 3  # written
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        w = torch.ones(3)
+        y = kept(w)
+        pool.submit(work, w.numpy()).result()
+        y.backward()
+
+
+def in_a_thread_that_was_there_before():
+    orders, done = queue.Queue(), threading.Event()
+
+    def work():
+        a = orders.get()
+        a[:] = 3  # written
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.01)
+    w = torch.ones(3)
+    y = kept(w)
+    orders.put(w.numpy())
+    done.wait()
+    thread.join()
+    y.backward()
+
+
 def after_a_harmless_write_that_torch_saw():
     w = torch.ones(3)
     y, a = kept(w), w.numpy()
@@ -177,6 +211,8 @@ LINES = [
     on_the_line_of_the_backward,
     in_a_hook,
     in_a_thread,
+    in_a_task_of_a_pool,
+    in_a_thread_that_was_there_before,
     after_a_harmless_write_that_torch_saw,
     with_a_second_backward,
     restored_in_between,

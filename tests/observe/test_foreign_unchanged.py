@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures.thread import _WorkItem
 import warnings
 
 import numpy as np
@@ -39,6 +40,16 @@ def test_everything_is_put_back():
     with noclobber.watch(contents=True):
         assert all(now != then for now, then in zip(names(), before, strict=True))
     assert names() == before
+
+
+def test_waiting_for_threads_is_put_back():
+    def waiting():
+        return vars(threading.Condition)["wait"], vars(_WorkItem)["run"]
+
+    before = waiting()
+    with noclobber.watch(contents=True):
+        assert (waiting() == before) == (sys.version_info >= (3, 12)), "there all threads are followed anyway"
+    assert waiting() == before
 
 
 def test_nothing_is_replaced_without_contents():

@@ -39,6 +39,51 @@ def through_data(write):
     return body
 
 
+def assigned(value):
+    def body(h):
+        h.data = value(h.data)
+        return h * 3
+
+    return body
+
+
+VALUES = {
+    "times": lambda d: d * torch.tensor([2.0, 0, 2, 0]),
+    "clamp": lambda d: d.clamp(-1, 1),
+    "round": torch.round,
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_assigned_to_the_data_of_what_was_computed(value):
+    right = gradient(lambda h: VALUES[value](h) * 3)
+    assert not torch.equal(gradient(assigned(VALUES[value])), right)
+    assert warned(lambda: gradient(assigned(VALUES[value]))) == ["NC208"]
+
+
+def test_values_from_a_graph_assigned_to_what_was_computed():
+    def body(h):
+        h.data = h.relu()
+        return h * 3
+
+    assert warned(lambda: gradient(body)) == ["NC208"]
+
+
+def noisy(h):
+    h.data = h.data + torch.ones(4)
+    return h * 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [noisy, assigned(lambda d: d.clamp(-9, 9)), assigned(torch.clone)],
+    ids=["a shift", "no element changed", "a copy"],
+)
+def test_values_assigned_that_leave_the_gradient_as_it_is(body):
+    assert torch.equal(gradient(body), gradient(lambda h: h * 3))
+    assert warned(lambda: gradient(body)) == []
+
+
 def tracked(write):
     def body(h):
         write(h)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render import FORMATS, footer, render, window
@@ -27,7 +29,7 @@ error[NC101]: in-place write to a tensor that backward still needs
    | --------------- backward reads it here, in SigmoidBackward0
    |
 note: d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten
-help: write out of place (16 B more)
+help: write out of place (16 B more, unproven)
    |
  8 - h += x.detach()
  8 + h = h + x.detach()
@@ -78,12 +80,12 @@ def one_edit(*edits: Edit, lines: dict[int, str]) -> str:
 def test_a_diff_shows_only_changed_lines() -> None:
     lines = {1: "a = (1,", 2: "     2)", 3: "b = 3"}
     assert one_edit(Edit(Span("a.py", 1, 5, 3, 2), "(1,\n     4)\nc"), lines=lines) == (
-        "do it\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
+        "do it (unproven)\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
     )
-    assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it\n  |\n2 -      2)\n"
-    assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it\n  |\n3 + n = 1\n"
+    assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it (unproven)\n  |\n2 -      2)\n"
+    assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it (unproven)\n  |\n3 + n = 1\n"
     far = (Edit(Span("a.py", 1, 1, 1, 2), "x"), Edit(Span("a.py", 3, 1, 3, 2), "x"))
-    assert one_edit(*far, lines=lines) == "do it\n  |\n1 - a = (1,\n1 + x = (1,\n...\n3 - b = 3\n3 + x = 3\n"
+    assert one_edit(*far, lines=lines) == "do it (unproven)\n  |\n1 - a = (1,\n1 + x = (1,\n...\n3 - b = 3\n3 + x = 3\n"
 
 
 @pytest.mark.parametrize(
@@ -132,3 +134,59 @@ def test_the_footer_names_the_worst_first() -> None:
     assert (
         footer(Report((hint, error))) == "noclobber: 1 error and 1 hint\nnext: noclobber explain NC301 (also NC901)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("applicability", "told"),
+    [(Applicability.UNPROVEN, " (unproven)"), (Applicability.PROVEN, ""), (Applicability.WORDS, "")],
+)
+def test_what_nobody_has_run_is_called_unproven(applicability: Applicability, told: str) -> None:
+    file = File("a.py", {1: "y += 1"})
+    suggestion = Suggestion("do it", (file.edit(1, "y += 1", "y = y + 1"),), applicability)
+    one = stale(file.write(1, "y += 1", ""), suggestions=(suggestion,))
+    assert f"help: do it{told}\n" in window(one)
+    assert f"%0Ahelp: do it{told}%0A1 - y += 1%0A1 + y = y + 1\n" in render(Report((one,)), "github")
+
+
+def test_a_long_diff_is_cut_in_an_annotation() -> None:
+    file = File("a.py", {1: "y += 1"})
+    lines = "\n".join(f"y = {number}" for number in range(20))
+    one = stale(file.write(1, "y += 1", ""), suggestions=advice("do it", file.edit(1, "y += 1", lines)))
+    text = render(Report((one,)), "github")
+    assert text.endswith("%0A7 + y = 6%0A... 13 more\n")
+
+
+def fixing(*words: str, install: str | None = None) -> Report:
+    file = File("a.py", {1: "y += 1"})
+    one = stale(file.write(1, "y += 1", ""), suggestions=advice("do it", file.edit(1, "y += 1", "y = y + 1")))
+    return Report((one,), program={"fix": {"command": ["noclobber", "fix", *words], "install": install}})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py", "--lr", "0.1"),
+        ("-m", "pkg.train", "a b", "it's", "$HOME", "*", "", "~", "日本"),
+        ("my train.py", "a\nb", "\x1b[31m", "\\", "'", "\t'\\", "\x9b", "\udcff", "\u202e"),
+    ],
+)
+def test_the_command_gives_a_shell_the_words_as_they_were(words: tuple[str, ...]) -> None:
+    report = fixing(*words)
+    for text in (footer(report), render(report, "github").replace("%0A", "\n").replace("%25", "%")):
+        line = text.rstrip("\n").split("\n")[-1]
+        assert line.isprintable()
+        command = line.removeprefix("mend with proof: noclobber fix ")
+        assert command != line
+        printed = subprocess.run(["bash", "-c", rf"printf '%s\0' {command}"], capture_output=True, check=True).stdout
+        assert printed == b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+def test_the_command_says_what_to_install() -> None:
+    last = footer(fixing("a.py", install="noclobber[fix]")).splitlines()[-1]
+    assert last == 'mend with proof: pip install "noclobber[fix]" && noclobber fix a.py'
+
+
+@pytest.mark.parametrize("fix", [None, "x", [], {"command": "x"}, {"command": [1]}, {}])
+def test_a_report_that_names_no_command_has_none(fix: object) -> None:
+    report = Report((stale_save,), program={"fix": fix})
+    assert footer(report) == footer(Report((stale_save,)))

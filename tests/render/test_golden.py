@@ -10,6 +10,7 @@ import pytest
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import footer, render, window
+from noclobber.render.diff import changes
 
 from . import awkward, catalogue
 
@@ -29,7 +30,14 @@ SEVERAL = tuple(
 )
 REPORTS = {
     "one": Report((FINDINGS["stale_save"],)),
-    "several": Report(SEVERAL, program={"argv": ["train.py"], "status": 1}),
+    "several": Report(
+        SEVERAL,
+        program={
+            "argv": ["train.py"],
+            "status": 1,
+            "fix": {"command": ["noclobber", "fix", "train.py"], "install": None},
+        },
+    ),
     "nothing": Report(),
     "nothing_unseen": Report(
         coverage=Coverage("dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"))
@@ -80,4 +88,7 @@ def test_every_place_and_every_word_is_shown(one: Finding) -> None:
         assert f"{label.span.line}" in text
         assert label.text.replace("\x1b", "␛") in text
     for suggestion in one.suggestions:
-        assert f"help: {suggestion.message}".replace("\x08", "␈") in text
+        words = f"help: {suggestion.message}".replace("\x08", "␈").removesuffix(")")
+        assert words in text
+        told = f"{words}, unproven)" in text or f"{words} (unproven)" in text
+        assert told == bool(changes(suggestion, one))

@@ -100,6 +100,29 @@ def test_a_step_whose_write_has_no_site_of_its_own_is_found_by_its_call() -> Non
     assert told(finding, "write").span.line == 3
 
 
+OWN = Program("""
+    class Mine(Optimizer):
+        def step(self):
+            p.data.sub_(p.grad)
+
+    out = net(x)
+    opt.step()
+    out.backward()
+""")
+
+
+def test_an_optimizer_of_the_users_own_shows_both_lines() -> None:
+    step = Step("Mine", OWN.at("opt.step()"))
+    change = write("aten::sub_", OWN.at("p.data.sub_(p.grad)"), via="data", step=step, version_after=0)
+    kept = save("AddmmBackward0", "mat2", OWN.at("net(x)"), name="fc.weight", kind="parameter")
+    finding = explain(clobber(kept, change, read=OWN.at("out.backward()"), raised=False))
+    assert finding is not None and finding.code == "NC203"
+    written = [one for one in finding.labels if one.role == "write"]
+    assert [(one.span.line, one.primary) for one in written] == [(6, True), (3, False)]
+    assert written[1].text == "`sub_` writes it here, in that step"
+    assert "an alias such as `.data` has a version counter of its own, so PyTorch raises nothing" in finding.notes
+
+
 def test_a_fused_step_is_silent() -> None:
     finding = stepped(PAIR, "critic(fake)", "loss_g.backward()", raised=False)
     assert (finding.code, finding.rule) == ("NC203", "unversioned-op")

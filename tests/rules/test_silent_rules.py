@@ -111,6 +111,14 @@ def test_a_function_keeps_its_input_on_its_context() -> None:
     ]
 
 
+def test_a_stash_is_told_with_the_call_that_kept_it() -> None:
+    kept = save("SquareBackward", "ctx.x", stored(STASH), unchecked="ctx", applied=STASH.at("Square.apply(h)"))
+    finding = the(clobber(kept, write("aten::add_", STASH.at("h += 1")), read=stored(STASH), raised=False))
+    assert [one.text for one in finding.labels if one.role == "save"][1:] == ["`Square` is applied here"]
+    assert len(finding.labels) == 3
+    assert any(note.startswith("backward reads it at line 4") for note in finding.notes)
+
+
 def test_a_class_that_saves_something_already_gets_words_only() -> None:
     program = Program(STASH.text.replace("return x * x", "ctx.save_for_backward(x)\n        return x * x"))
     kept = save("SquareBackward", "ctx.x", stored(program), unchecked="ctx")
@@ -139,8 +147,9 @@ def test_a_region_reads_a_tensor_that_was_written() -> None:
     finding = the(drift(write("aten::mul_", REGION.at("scale.mul_(2)"), tensor=scale)))
     assert (finding.code, finding.rule, finding.severity) == ("NC205", "recompute-drift", "error")
     assert finding.message == "`mul_` changes `scale`, from which backward computes a checkpointed region anew"
-    assert told(finding, "save").span.path == BLOCK.path
-    assert told(finding, "create").text == "the region is checkpointed here"
+    kept = [one for one in finding.labels if one.role == "save"]
+    assert [one.span.path for one in kept] == [BLOCK.path, REGION.path]
+    assert kept[1].text == "the region is checkpointed here"
     assert told(finding, "write").text == "`mul_` overwrites `scale` here (version 0 -> 1)"
     assert f"backward reads it at line 4 of {REGION.path}, in ReluBackward0" in finding.notes
     assert not any(one.edits for one in finding.suggestions), (
@@ -172,7 +181,7 @@ def test_an_argument_of_a_region_is_detached() -> None:
 def test_a_region_differs_and_no_write_is_known() -> None:
     finding = the(drift())
     assert finding.message == "a checkpointed region gives other bytes when backward computes it anew"
-    assert told(finding, "save").primary
+    assert [one.primary for one in finding.labels if one.role == "save"] == [True, False]
     assert REGION.edited(finding).splitlines()[0] == "y = checkpoint(block, x, preserve_rng_state=True)"
 
 

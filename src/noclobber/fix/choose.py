@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates import candidates
@@ -18,6 +19,11 @@ MOST_TRIALS = 8
 """Candidates that are tried for one finding."""
 MOST_PROVEN = 3
 """Proven ones that are compared for what they cost."""
+LAST_RESORT = 6
+"""The cost of candidates that nobody would write who has another way."""
+_ALIKE = 1.05
+"""How far two may differ in what they keep before the bytes decide between them."""
+_UNPROVEN = "no more than that this finding is gone: the program still fails with this patch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +68,24 @@ class _Attempt:
     differing: list[_Tried] = field(default_factory=list)
     trials: int = 0
 
-    def can_choose(self) -> bool:
-        """Whether the proofs are so good that the cost may decide: else what is likeliest goes first."""
-        return all(one.verdict.clean and one.verdict.complete for one in self.proven)
+    @property
+    def clean(self) -> list[_Tried]:
+        """Those that leave nothing to mend."""
+        return [one for one in self.proven if one.verdict.clean]
+
+    def ordered(self) -> list[_Tried]:
+        """The best first. Where all is compared the cost decides, else what is likeliest goes first."""
+        clean = _ranked(self.clean) if self._can_choose() else self.clean
+        return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self) -> bool:
-        """Whether no more need be tried."""
-        return len(self.proven) >= MOST_PROVEN or bool(self.proven and not self.can_choose())
+        """Whether no more need be tried. What leaves findings of the same write may have a better one behind it."""
+        if self.clean:
+            return len(self.clean) >= MOST_PROVEN or not self._can_choose()
+        return any(one.verdict.elsewhere for one in self.proven)
+
+    def _can_choose(self) -> bool:
+        return all(one.verdict.complete for one in self.clean)
 
 
 class Mender:
@@ -80,7 +97,7 @@ class Mender:
         self._done = Mending()
         self._saved = prover.search.saved
         """What the first backward finds saved with the patch so far."""
-        self._seen: set[tuple[tuple[str, str], ...]] = set()
+        self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
 
     def mend(self) -> Mending:
         """Mend what the search found."""
@@ -90,27 +107,29 @@ class Mender:
             waiting = [one for one in findings if not self._is_left(one)]
             if not waiting:
                 break
-            chosen = self._best(waiting[0])
+            chosen = self._best(waiting[0], findings)
             if chosen is not None:
                 findings = list(chosen.verdict.result.findings) if chosen.verdict.result else []
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
+        proof = done.mended[-1].proof if done.mended and not done.left else _UNPROVEN
+        done.mended = [replace(one, proof=proof) for one in done.mended]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
         return any(finding.identity() == one.identity() for one, _ in self._done.left)
 
-    def _best(self, finding: Finding) -> _Tried | None:
+    def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
         """Mend one finding; None where nothing that is tried is proven."""
         done = self._done
-        self._prover.meet(finding)
+        self._prover.meet(finding, findings)
         attempt = _Attempt()
         for candidate in sorted(candidates(finding, done.patch.read), key=lambda one: one.cost):
             if attempt.trials >= MOST_TRIALS or attempt.is_enough():
                 break
             self._try(candidate, finding, attempt)
-        for one in sorted(attempt.proven, key=_price) if attempt.can_choose() else attempt.proven:
+        for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
                 done.mended.append(self._mended(finding, one))
                 done.patch = one.patch
@@ -128,9 +147,10 @@ class Mender:
         prover, before = self._prover, self._done.patch
         try:
             patch = before.edited(candidate.edits)
-            if patch.key() in self._seen:
+            key = (patch.key(), frozenset(prover.codes))
+            if key in self._seen:
                 return
-            self._seen.add(patch.key())
+            self._seen.add(key)
             self._tell(f"trying: {candidate.title}")
             trial = prover.start(patch)
         except (Misfit, OSError) as reason:
@@ -167,8 +187,14 @@ class Mender:
         return Mended(finding, best.candidate.title, extra, best.verdict.proof)
 
 
-def _price(tried: _Tried) -> tuple[bool, int, int, int]:
-    """Fewest bytes first, then the smallest diff, then what is likeliest."""
-    result = tried.verdict.result
-    saved = result.saved if result is not None else None
-    return (saved is None, saved or 0, tried.patch.lines, tried.candidate.cost)
+def _ranked(proven: list[_Tried]) -> list[_Tried]:
+    """What is no last resort first, then fewest bytes, then the smallest diff, then what is likeliest."""
+    sizes = [one.verdict.result.saved for one in proven if one.verdict.result is not None]
+    least = min((size for size in sizes if size is not None), default=0)
+
+    def price(tried: _Tried) -> tuple[bool, int, int, int]:
+        saved = tried.verdict.result.saved if tried.verdict.result is not None else None
+        more = sys.maxsize if saved is None else saved if saved > least * _ALIKE else least
+        return (tried.candidate.cost >= LAST_RESORT, more, tried.patch.lines, tried.candidate.cost)
+
+    return sorted(proven, key=price)

@@ -79,6 +79,8 @@ class Result:
     begun: int = 0
     found_at: int | None = None
     saved: int | None = None
+    lost: bool = False
+    """Whether `.grad` was read of a tensor that is no leaf and keeps none."""
     report: str = ""
     evidence: str = ""
     """The file that the gradients are in."""

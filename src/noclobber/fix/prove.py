@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from noclobber.fix.launch import Launcher, Trial
@@ -28,6 +29,8 @@ class Verdict:
     proof: str = ""
     complete: bool = False
     """Whether every gradient was compared with the right one."""
+    elsewhere: bool = False
+    """Whether what is left to mend is about other writes."""
     differs: bool = False
     """Whether all that speaks against it is that gradients are others."""
     result: Result | None = None
@@ -45,9 +48,14 @@ class Prover:
         self.codes: set[str] = set()
         self.references = References(launcher, self.calls, seconds, backwards)
 
-    def meet(self, finding: Finding) -> None:
-        """A finding is to be mended: begin the run that its patches will be compared with."""
+    def meet(self, finding: Finding, findings: Iterable[Finding] = ()) -> None:
+        """A finding is to be mended: begin the run that its patches will be compared with.
+
+        Of a write that autograd does not know of as well (NC208), preserving saves makes no gradient right.
+        """
         self.codes.add(finding.code)
+        place = _place(finding, "write")
+        self.codes.update(one.code for one in findings if one.code == "NC208" and _place(one, "write") == place)
         if finding.code == "NC104" and not self.references.retaining:
             self.references = References(self._launcher, self.calls, self._seconds, self._whole)
             self.references.retaining = True
@@ -66,26 +74,31 @@ class Prover:
             return Verdict(False, why=f"noclobber itself failed: {result.crash}")
         if result.ended in (Ended.TIMEOUT, Ended.DIED, Ended.REFUSED):
             return Verdict(False, why=result.error)
+        if result.lost and not self.search.lost:
+            return Verdict(False, why="`.grad` is then read of a tensor that is no leaf, and is None")
         if any(_is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding stays")
-        return self._judged(result)
+        place = _place(finding, "write")
+        left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
+        return replace(self._judged(result), elsewhere=bool(left) and not any(left))
 
     def _judged(self, result: Result) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
         found, clean = _events(result), not result.findings
         if not result.went_through and clean and not self._ends_as_before(result):
             return Verdict(False, why=f"the program raises {result.error}", result=result)
-        differences = []
+        differences, codes = [], set(self.codes)
         for kind in kinds_for(self.codes, self.search.calls):
             reference = self.references.get(kind)
             if kind == "losses":
                 return self._by_loss(reference.events, found, result, f"; its first loss is {reference.words}")
-            if not reference.result.calls or {one.code for one in reference.result.findings} & set(WITHOUT):
+            codes.update(one.code for one in reference.result.findings)
+            if not reference.result.calls or codes & set(WITHOUT):
                 break
             compared = comparing.compare(reference.events, found, truncated=kind != "full")
             if compared.difference:
                 differences.append(compared.difference)
-            elif clean and compared.calls < self._least(reference.result, result):
+            elif clean and not self._is_enough(compared, reference.result, result):
                 differences.append(f"only {compared.calls} backward calls are made")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("more backward calls are made")
@@ -94,10 +107,15 @@ class Prover:
                 return Verdict(True, clean, proof=_matches(compared, reference), complete=complete, result=result)
         if differences:
             return Verdict(False, why=differences[0], differs=True, result=result)
-        return self._by_loss(_events(self.search), found, result, "; its first loss is the same")
+        return self._by_loss(_events(self.search), found, result, "; its first loss is the same", codes)
 
     def _by_loss(
-        self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, words: str
+        self,
+        before: list[dict[str, Any]],
+        found: list[dict[str, Any]],
+        result: Result,
+        words: str,
+        codes: Iterable[str] = (),
     ) -> Verdict:
         """Where there are no right gradients to compare with, the forward must be the same at least."""
         right, loss = comparing.first_loss(before), comparing.first_loss(found)
@@ -105,7 +123,7 @@ class Prover:
             return Verdict(False, why="the first loss is another one", differs=True, result=result)
         compared = words if right is not None and loss is not None else ""
         lacking = "the program never got that far before"
-        if self.codes & set(WITHOUT):
+        if set(codes) & set(WITHOUT):
             lacking = "preserving what was saved does not make these gradients right"
         proof = f"nothing to compare with: {lacking}; it runs without an error or a finding{compared}"
         return Verdict(True, not result.findings, proof=proof, result=result)
@@ -115,11 +133,13 @@ class Prover:
         ends = [self.search, *(one.result for one in self.references.known())]
         return any(one.ended == result.ended and one.error == result.error and not _is_ours(one) for one in ends)
 
-    def _least(self, reference: Result, result: Result) -> int:
-        """How many backward calls must have been compared."""
-        if result.ended is Ended.LIMIT and result.calls < self.calls:  # its time was over
-            return min(reference.calls, self.search.found_at or 1)
-        return min(reference.calls, self.calls)
+    def _is_enough(self, compared: comparing.Comparison, reference: Result, result: Result) -> bool:
+        """Whether as many backward calls were compared as must be: those up to the finding, and all that were asked for
+        where the time was not over before."""
+        first = min(reference.calls, self.search.found_at or 1)
+        if result.ended is Ended.LIMIT and result.calls < self.calls:
+            return compared.calls >= first
+        return compared.calls >= first and compared.calls + compared.displaced >= min(reference.calls, self.calls)
 
     def is_deterministic(self) -> bool:
         """Whether the reference run gives the same gradients a second time; where there is none, the same loss."""
@@ -149,17 +169,40 @@ def _matches(compared: comparing.Comparison, reference: Reference) -> str:
 
 
 def _is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
-    """Whether a finding in the patched program is the one that was to be mended, or is of the mending's own making."""
-    old, new = _place(mended), _place(found)
+    """Whether a finding in the patched program is the one that was to be mended, or is of the mending's own making.
+
+    Another tensor that the same line writes, or another save of the same tensor, is a finding of its own.
+    """
+    names = [(one.tensor or {}).get("name") for one in (mended, found)]
+    if None not in names and names[0] != names[1]:
+        return False
+    return all(_is_same(_place(mended, role), _place(found, role), before, after) for role in ("write", "save"))
+
+
+def _is_same(old: Span | None, new: Span | None, before: Patch, after: Patch) -> bool:
+    """Whether a place in the patched program is one of before, or is new. What only stands beside a change is not."""
     if old is None or new is None or old.path != new.path:
         return old == new
     try:
         line = line_before(before.read(old.path), after.read(new.path), new.line)
     except (OSError, Misfit):
         return old.line == new.line
-    return line is None or old.line <= line <= old.end_line
+    if line is not None:
+        return old.line <= line <= old.end_line
+    was, now = _snippet(before, old), _snippet(after, new)
+    return now == was or now not in _line(before, old)
 
 
-def _place(finding: Finding) -> Span | None:
-    label = next((one for one in finding.labels if one.role == "write"), finding.primary)
+def _snippet(patch: Patch, span: Span) -> str:
+    """The text of a span within its first line."""
+    return _line(patch, span)[span.column - 1 : span.end_column - 1 if span.end_line == span.line else None]
+
+
+def _line(patch: Patch, span: Span) -> str:
+    lines = patch.read(span.path).split("\n")
+    return lines[span.line - 1] if span.line <= len(lines) else ""
+
+
+def _place(finding: Finding, role: str) -> Span | None:
+    label = next((one for one in finding.labels if one.role == role), finding.primary if role == "write" else None)
     return label.span if label is not None else None

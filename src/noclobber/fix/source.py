@@ -9,10 +9,12 @@ import os
 import re
 import tempfile
 import tokenize
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from noclobber.model.finding import Edit
+from noclobber.model.source import Span
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 
@@ -56,12 +58,46 @@ class Source:
 
     def edited(self, edits: Iterable[Edit]) -> Source:
         """The file after edits, each given in lines and columns of this one. Raises Misfit."""
+        pieces: list[str] = []
+        done = 0
+        for start, stop, text in self._replaced(edits):
+            pieces += (self.text[done:start], text)
+            done = stop
+        return Source(self.path, "".join([*pieces, self.text[done:]]), self.encoding)
+
+    def exact(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+        """Edits that do the same for whoever takes them by the letter. Raises Misfit.
+
+        They are in order and apart from each other, even where one of those given ends as the next begins, and have
+        the line ends of the file.
+        """
+        edits = list(edits)
+        apart: list[tuple[int, int, str]] = []
+        for start, stop, text in self._replaced(edits):
+            if apart and apart[-1][1] == start:
+                start, text = apart[-1][0], apart.pop()[2] + text
+            apart.append((start, stop, text))
+        lines, starts = self._lines()
+        if len(lines) > 1 and not lines[-1] and not _end_of(lines[-2]):
+            del lines[-1], starts[-2]  # no line: the one before it has no end
+        path = edits[0].span.path if edits else self.path
+        return tuple(
+            Edit(Span(path, *_position(lines, starts, start), *_position(lines, starts, stop)), text)
+            for start, stop, text in apart
+        )
+
+    def _lines(self) -> tuple[list[str], list[int]]:
+        """The lines with their ends, the last of them without, and the offset of each and of the end."""
         lines = _LINE.findall(self.text)
         starts = [0]
         for line in lines:
             starts.append(starts[-1] + len(line))
+        return lines, starts
+
+    def _replaced(self, edits: Iterable[Edit]) -> Iterator[tuple[int, int, str]]:
+        """What each edit replaces, from one offset to another, and by what, in order. Raises Misfit."""
+        lines, starts = self._lines()
         end = "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
-        pieces: list[str] = []
         done = 0
         for edit in sorted(edits, key=_order):
             span = edit.span
@@ -70,12 +106,11 @@ class Source:
             if start < done or stop < start:
                 raise Misfit("two edits overlap")
             line_end = _end_of(lines[span.line - 1]) or end
-            pieces.append(self.text[done:start])
+            text = edit.replacement.replace("\r\n", "\n").replace("\n", line_end)
             if span.column == 1 < span.line and start == len(self.text) and not _end_of(lines[span.line - 2]):
-                pieces.append(end)  # the last line lacks its end, and this comes below it
-            pieces.append(edit.replacement.replace("\r\n", "\n").replace("\n", line_end))
+                text = end + text  # the last line lacks its end, and this comes below it
+            yield start, stop, text
             done = stop
-        return Source(self.path, "".join([*pieces, self.text[done:]]), self.encoding)
 
 
 def _order(edit: Edit) -> tuple[int, int, int, int]:
@@ -91,6 +126,12 @@ def _offset(lines: Sequence[str], starts: Sequence[int], line: int, column: int)
     if not 1 <= column <= len(body) + 1:
         raise Misfit(f"line {line} has no column {column}")
     return starts[line - 1] + column - 1
+
+
+def _position(lines: Sequence[str], starts: Sequence[int], offset: int) -> tuple[int, int]:
+    """The line and column, both from 1, of an offset."""
+    line = bisect_right(starts, offset, 0, len(lines))
+    return line, offset - starts[line - 1] + 1
 
 
 def _end_of(line: str) -> str:

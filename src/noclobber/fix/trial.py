@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
 from noclobber.fix.order import DYNAMO, Ended, Order, Result
@@ -24,6 +25,10 @@ SEED = 0
 """What `random` and numpy begin from, so that two runs are one run; torch has a fixed seed of its own."""
 
 
+_READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
+"""PyTorch's warning (TensorBody.h, torch 2.13)."""
+
+
 class Trial:
     """The run, from before the program's first line to where it ends or enough is known."""
 
@@ -34,6 +39,7 @@ class Trial:
         self._session: Session | None = None
         self._found_at: int | None = None
         self._process = os.getpid()
+        self._lost = False
 
     def carry_out(self, words: list[str]) -> None:
         """Run the program and write what came of it; never returns."""
@@ -43,6 +49,7 @@ class Trial:
         except program.NotAProgram as reason:
             self._finish(Ended.REFUSED, error=str(reason))
         served.arm()
+        self._listen_to_warnings()
         random.seed(SEED)
         after_import("numpy", lambda: sys.modules["numpy"].random.seed(SEED))
         after_import("torch", self._torch_is_there)
@@ -83,6 +90,16 @@ class Trial:
             seen.looked = self._looked
         seen.arm(self._watching())
 
+    def _listen_to_warnings(self) -> None:
+        """Where a patch binds a name to another tensor, `.grad` of that is None, and PyTorch does no more than warn."""
+        show = warnings.showwarning
+
+        def showwarning(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+            self._lost |= _READS_NO_GRADIENT in str(message)
+            show(message, *args, **kwargs)
+
+        warnings.showwarning = showwarning
+
     def _watching(self) -> Callable[[], None]:
         from noclobber.observe import evidence
 
@@ -102,7 +119,9 @@ class Trial:
 
     def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
         seen, session = self._evidence, self._session
-        result = Result(ended=ended, error=error, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules)
+        result = Result(
+            ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules
+        )
         if session is not None:
             session.stop()
             try:
@@ -112,6 +131,8 @@ class Trial:
         if seen is not None:
             from noclobber.observe import evidence
 
+            if ended is Ended.WELL:
+                seen.ended()
             if session is not None and self._found_at is None and session.findings:
                 self._found_at = max(seen.begun, 1)
             result.calls, result.begun, result.found_at, result.saved = (

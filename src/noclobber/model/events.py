@@ -32,7 +32,8 @@ class Save:
     """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ...
 
     `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off, and it knows
-    nothing of what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x").
+    nothing of what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is
+    where the Function was called).
     """
 
     node: str
@@ -42,6 +43,7 @@ class Save:
     site: Site | None = None
     is_output: bool = False
     unchecked: Literal["", "hooks", "ctx"] = ""
+    applied: Site | None = None
 
 
 @dataclass(frozen=True, slots=True)

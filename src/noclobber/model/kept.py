@@ -17,3 +17,5 @@ class Kept:
     bytes: int
     times: int
     """How many copies."""
+    again: bool = False
+    """Whether `save` is the call of a checkpoint, whose region reads these bytes again when it is run anew."""

@@ -145,6 +145,9 @@ def arm(recorder: Recorder) -> None:
     recorder.memory.aliases = aliases
     aliases.handouts.put(recorder.patches)
     patches.around_threads(recorder.patches, aliases.entered, lambda: None)
+    if sys.version_info < (3, 12):
+        # There a thread is followed only from within, and one that runs already must come by here.
+        patches.around_waiting(recorder.patches, aliases.entered)
     recorder.patches.put(sys, "gettrace", _without_ours(aliases.lines))
     processes.arm(aliases)
 

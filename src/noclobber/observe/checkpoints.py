@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import dependence, graph, internals, outside, refusals, testimony
+from noclobber.observe import dependence, graph, internals, outside, refusals, reruns, testimony
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.saves import Argument, Handle
 from noclobber.observe.sites import place_of
@@ -33,9 +34,11 @@ def arm(recorder: Recorder) -> None:
         hooks = native(frame)
         caller = sys._getframe(1)
         if recorder.thread.entered:
-            given = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
-            region = _region(recorder, caller, *given)
+            function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
+            region = _region(recorder, caller, function, args, kwargs)
             if region is not None:
+                if recorder.keeping:
+                    _preserve(region, frame, function, args, kwargs)
                 _watch(region, hooks, frame)
         return hooks
 
@@ -81,11 +84,34 @@ def _given(recorder: Recorder, saved: Any, given: Any, was_leaf: bool) -> Any:
     if not was_leaf and given.grad_fn is None and recorder.listeners and not recorder.keeping:
         raise refusals.detached(handle, recorder.reading())
     tensor = saved.unpack()
+    if recorder.keeping and given.requires_grad != tensor.requires_grad:
+        return tensor
     return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
 
 
 def _region(recorder: Recorder, frame: Any, *given: Any) -> Region | None:
     return recorder.guarded(lambda: Region(recorder, place_of(frame), outside.tensors_read(*given)))
+
+
+def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
+    """Run a region that is not reentrant anew with what it read in forward."""
+    weak, native = ref(frame), frame.recompute_fn
+
+    def in_forward() -> bool:
+        record: Any = weak()
+        return record is not None and not record.forward_completed
+
+    reached = outside.tensors_read(function, kwargs, [one for one in args if not isinstance(one, torch.Tensor)])
+    past = region.recorder.guarded(lambda: reruns.Past(region.recorder, region.place, in_forward, reached))
+    if past is None:
+        return
+    region.past = past
+
+    def recompute_fn(*args: Any) -> None:
+        with past.restored(), past.saving_again(weak()), past.standing_in():
+            native(*args)
+
+    frame.recompute_fn = recompute_fn
 
 
 def _watch(region: Region, hooks: Any, frame: Any) -> None:
@@ -111,7 +137,9 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
             region.again = now
             # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
             region.told |= recorder.told > told
-        if recorder.listeners and not region.told:
+        if region.past is not None:
+            tensor = region.past.saved(holder, tensor)
+        if (recorder.listeners or region.past is not None) and not region.told:
             recorder.guarded(lambda: _compare(region, frame, holder, tensor))
             if region.must_raise():
                 raise ClobberError(testimony.CHANGED)
@@ -183,36 +211,33 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
             region = _region(recorder, sys._getframe(1), run_function, args)
             if recorder.contents is not None:
                 before = recorder.guarded(lambda: dependence.Before(run_function, args))
-        outputs = forward(ctx, run_function, preserve_rng_state, *args)
+            if recorder.keeping and region is not None and any(ctx.needs_input_grad):
+                under_way = True
+                region.past = recorder.guarded(lambda: _past(region, run_function, args, lambda: under_way))
+        try:
+            outputs = forward(ctx, run_function, preserve_rng_state, *args)
+        finally:
+            under_way = False
         if region is not None:
             region.end = recorder.memory.mark()
-            packed = recorder.guarded(lambda: [region.output(one) for one in _tensors(outputs)])
-            ctx.noclobber_region = (region, packed or [], before)
+            packed = recorder.guarded(lambda: [region.output(one) for one in _tensors(outputs)]) or []
+            ctx.noclobber_region = (region, packed, before, run_function)
+            if region.past is not None:
+                region.past.forward_ended()
+                ctx.run_function = _with_past(region, region.past, packed, before, ref(ctx), run_function)
         return outputs
 
     @functools.wraps(backward)
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
-        region, packed, before = getattr(ctx, "noclobber_region", (None, [], None))
-        if region is None or not recorder.listeners:
+        watched: Any = getattr(ctx, "noclobber_region", (None, [], None, None))
+        region, packed, before, run = watched
+        if region is None or region.past is not None or not recorder.listeners:
             return backward(ctx, *gradients)
-        run, told = ctx.run_function, recorder.told
+        told = recorder.told
 
         def run_and_compare(*args: Any) -> Any:
-            region.again = recorder.memory.mark()
             region.told |= recorder.told > told
-            now = recorder.guarded(lambda: _now(region, before, ctx, run, args)) if before is not None else None
-            derived, moved = None, None
-            with ExitStack() as following:
-                if now is not None and now.calls_for_a_look(region.statistics()):
-                    derived = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
-                if now is not None and now.moved and region.was_written(set(now.moved)):
-                    moved = following.enter_context(dependence.Derived(now, True, moved=True))
-                outputs = run(*args)
-            if not region.told:
-                recorder.guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, moved))
-                if region.must_raise():
-                    raise ClobberError(testimony.CHANGED)
-            return outputs
+            return _run_and_compare(region, packed, before, ctx, run, args)
 
         ctx.run_function = run_and_compare
         try:
@@ -222,6 +247,43 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
 
     recorder.patches.put(function, "forward", staticmethod(watched_forward))
     recorder.patches.put(function, "backward", staticmethod(watched_backward))
+
+
+def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
+    reached = outside.tensors_read(run, [one for one in args if not isinstance(one, torch.Tensor)])
+    return reruns.Past(region.recorder, region.place, in_forward, reached, args, reentrant=True)
+
+
+def _with_past(region: Region, past: reruns.Past, packed: list[Packed], before: Any, ctx: ref[Any], run: Any) -> Any:
+    """How a reentrant region is run anew where bytes are preserved, also once the block that does so has ended."""
+
+    def run_and_compare(*args: Any) -> Any:
+        node: Any = ctx()
+        with past.running_anew(node, args):
+            return _run_and_compare(region, packed, before, node, run, args)
+
+    return run_and_compare
+
+
+def _run_and_compare(region: Region, packed: list[Packed], before: Any, ctx: Any, run: Any, args: Any) -> Any:
+    """Run a reentrant region anew. Raises ClobberError where it drifts though its bytes are to be preserved."""
+    guarded = region.recorder.guarded
+    region.again = region.memory.mark()
+    now = guarded(lambda: _now(region, before, ctx, run, args)) if before is not None else None
+    standing_in = region.past.standing_in() if region.past is not None else nullcontext()
+    derived, moved = None, None
+    with ExitStack() as following:
+        if now is not None and now.calls_for_a_look(region.statistics()):
+            derived = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
+        if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
+            moved = following.enter_context(dependence.Derived(now, True, moved=True))
+        following.enter_context(standing_in)
+        outputs = run(*args)
+    if not region.told:
+        guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, moved))
+    if region.must_raise():
+        raise ClobberError(testimony.CHANGED)
+    return outputs
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:

@@ -10,6 +10,8 @@ import torch
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference that passes, relative to the largest magnitude, where sums were added in another order."""
 _SKETCHES = 1e-4
+_AHEAD = 3
+"""How far apart one call may be in two runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,45 +21,72 @@ class Comparison:
     calls: int
     exact: bool = True
     difference: str = ""
+    displaced: int = 0
+    """Calls at the end that were not compared: calls come in another order, and the other run made them later."""
 
 
 def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncated: bool = False) -> Comparison:
     """Compare as many backward calls as both have, and the optimizer steps among them.
 
+    Calls may come in another order where optimizers step: each step must then get the gradients that it got, too.
     `truncated`: gradients that are zero in `right` may be missing.
     """
-    exact = True
+    exact, furthest = True, 0
     calls, other_calls = _calls(right), _calls(found)
     compared = min(len(calls), len(other_calls))
-    for number, (one, other) in enumerate(zip(calls, other_calls, strict=False), 1):
-        where = f"backward call {number}"
-        if one["kind"] != other["kind"]:
-            return Comparison(number - 1, exact, f"{where} is another one")
-        for what, wanted, got in (
-            ("the loss", one["roots"], other["roots"]),
-            ("a returned gradient", one["returned"], other["returned"]),
-        ):
-            if len(wanted) != len(got):
-                return Comparison(number - 1, exact, f"{where}: {what} is missing, or there is one more")
-            for each, its in zip(wanted, got, strict=True):
-                same = _same(each, its)
-                if same is None:
-                    return Comparison(number - 1, exact, f"{where}: {what} differs")
+    left, unmatched = list(range(compared)), 0
+    movable = bool(_steps(right)) and bool(_steps(found))
+    for number, other in enumerate(other_calls[:compared]):
+        near = [index for index in left if index != number and abs(index - number) <= _AHEAD] if movable else []
+        first = ""
+        for index in [number] * (number in left) + near:
+            same = _same_call(calls, index, other, truncated)
+            if not isinstance(same, str):
+                left.remove(index)
                 exact &= same
-        if truncated and one["kind"] == "backward" and all(_is_zero(gradient) for _, gradient in one["leaves"]):
-            return Comparison(number - 1, exact, f"{where}: every gradient is zero")
-        paired = _pair(one["leaves"], other["leaves"], truncated)
-        if isinstance(paired, str):
-            return Comparison(number - 1, exact, f"{where}: {paired}")
-        exact &= paired
-    wrong = _steps_differ(right, found, truncated)
-    return Comparison(compared, exact, wrong)
+                furthest = max(furthest, abs(index - number))
+                break
+            first = first or same
+        else:
+            if number < compared - furthest:
+                return Comparison(number, exact, f"backward call {number + 1}{first or ' is another one'}")
+            unmatched += 1
+    failed = next((event["roots"] for event in found if event["kind"] == "failed"), None)
+    if failed and len(calls) > compared == len(other_calls) and not same_loss(calls[compared]["roots"], failed):
+        return Comparison(compared, exact, f"backward call {compared + 1}: the loss differs")
+    wrong = _steps_differ(right, found, truncated) or (_ends_differ(right, found) if exact else "")
+    return Comparison(compared - unmatched, exact, wrong, unmatched)
+
+
+def _same_call(calls: list[dict[str, Any]], index: int, other: dict[str, Any], truncated: bool) -> bool | str:
+    """Whether a call is exactly the same as that of an index, or how it differs."""
+    one, exact = calls[index], True
+    if one["kind"] != other["kind"]:
+        return " is another one"
+    for what, wanted, got in (
+        ("the loss", one["roots"], other["roots"]),
+        ("a returned gradient", one["returned"], other["returned"]),
+    ):
+        if len(wanted) != len(got):
+            return f": {what} is missing, or there is one more"
+        for each, its in zip(wanted, got, strict=True):
+            same = _same(each, its)
+            if same is None:
+                return f": {what} differs"
+            exact &= same
+    if truncated and one["kind"] == "backward" and all(_is_zero(gradient) for _, gradient, _ in one["leaves"]):
+        return ": every gradient is zero"
+    paired = _pair(one["leaves"], other["leaves"], truncated)
+    if isinstance(paired, str):
+        held = {name: leaf for before in calls[:index] for leaf, _, name in before["leaves"]}
+        named = _pair_named(one["leaves"], other["leaves"], truncated, held)
+        return f": {paired}" if named is None else exact and named
+    return exact and paired
 
 
 def first_loss(events: list[dict[str, Any]]) -> list[Any] | None:
     """The values that the first backward call begins from; None where there is no call."""
-    calls = _calls(events)
-    return calls[0]["roots"] if calls else None
+    return next((event["roots"] for event in events if "roots" in event), None)
 
 
 def same_loss(right: list[Any], found: list[Any]) -> bool:
@@ -68,7 +97,7 @@ def same_loss(right: list[Any], found: list[Any]) -> bool:
 
 
 def _calls(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for event in events if event["kind"] != "step"]
+    return [event for event in events if event["kind"] in ("backward", "grad")]
 
 
 def _same(right: Any, found: Any) -> bool | None:
@@ -99,8 +128,8 @@ def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
     """Pair leaves by what they hold, in the order in which they appear; whether all are exact, or what differs."""
     exact = True
     left = list(found)
-    for leaf, gradient in right:
-        alike = [index for index, (other, _) in enumerate(left) if _alike(leaf, other)]
+    for leaf, gradient, _ in right:
+        alike = [index for index, (other, *_) in enumerate(left) if _alike(leaf, other)]
         matches = [(index, same) for index in alike if (same := _same(gradient, left[index][1])) is not None]
         if matches:
             index, same = next((one for one in matches if one[1]), matches[0])
@@ -111,9 +140,45 @@ def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
             if alike:
                 return f"the gradient of a leaf of shape {shape} differs"
             return f"no gradient reaches a leaf of shape {shape}"
-    if not all(truncated and _is_zero(gradient) for _, gradient in left):
+    if not all(truncated and _is_zero(gradient) for _, gradient, _ in left):
         return "a gradient reaches a leaf that gets none"
     return exact
+
+
+def _pair_named(right: list[Any], found: list[Any], truncated: bool, held: dict[str, Any]) -> bool | None:
+    """Pair leaves by what the program calls them, for weights that have moved below a backward; None where they differ.
+
+    A leaf may hold what it held in the call before (`held`, by name): the same change, later.
+    """
+    wanted, got = ({name: (leaf, gradient) for leaf, gradient, name in leaves} for leaves in (right, found))
+    if "" in wanted or "" in got or len(wanted) < len(right) or len(got) < len(found):
+        return None
+    exact = True
+    for name in wanted.keys() | got.keys():
+        (leaf, gradient), (other, its) = wanted.get(name, (None, None)), got.get(name, (None, None))
+        if leaf is None or other is None:
+            if truncated and _is_zero(gradient) and _is_zero(its):
+                continue
+            return None
+        same = _same(gradient, its)
+        before = held.get(name)
+        later = leaf[:2] == other[:2] and (before is None or _alike(before, other))
+        if same is None or not (later or _alike(leaf, other)):
+            return None
+        exact &= same
+    return exact
+
+
+def _ends_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    """Where both programs came to their own end, the leaves that both knew by a name must hold the same."""
+    wanted, got = (_end(events) for events in (right, found))
+    names = sorted(name for name in wanted.keys() & got.keys() if not _alike(wanted[name], got[name]))
+    return f"in the end `{names[0].rpartition(': ')[2]}` holds something else" if names else ""
+
+
+def _end(events: list[dict[str, Any]]) -> dict[str, Any]:
+    leaves: dict[str, Any] = next((one["leaves"] for one in events if one["kind"] == "end"), {})
+    return leaves
 
 
 def _alike(one: Any, other: Any) -> bool:

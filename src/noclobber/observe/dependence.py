@@ -131,7 +131,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor, version in versions if written is not None else ():
             if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode
                 torch.autograd.graph.increment_version(tensor)
-        self._follow(func, written, (args, kwargs), result)
+        with internals.plain():
+            self._follow(func, written, (args, kwargs), result)
         return result
 
     def _follow(self, func: Any, written: Written | None, given: Any, result: Any) -> None:

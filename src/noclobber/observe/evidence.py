@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from noclobber.observe import graph, internals, patches, saves
+from noclobber.observe import graph, internals, leaves, patches, saves
 from noclobber.observe.fresh import Fresh
 
 Truncation = Literal["", "step", "backward"]
@@ -53,6 +54,8 @@ class Evidence:
         self._most, self._until = most, time.monotonic() + seconds
         self._retaining, self._wanted, self._whole = retaining, wanted, whole
         self._fresh = Fresh(truncation) if truncation else None
+        self._named: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
         self._depth = 0
         self._process = os.getpid()
         self._patches = patches.Patches()
@@ -73,6 +76,16 @@ class Evidence:
         watch()
         patches.around_backward(self._patches, self._ending)
 
+    def ended(self) -> None:
+        """The program has come to its own end: record what its leaves, and the modules that were there, hold now."""
+        alive = {name: leaf for name, one in self._named.items() if (leaf := one()) is not None}
+        for name, held in self._modules.items():
+            if (module := held()) is not None:
+                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_parameters(module))
+                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_buffers(module))
+        with torch.no_grad():
+            self.events.append({"kind": "end", "leaves": {name: sketch(leaf) for name, leaf in alive.items()}})
+
     def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if os.getpid() != self._process or internals.transforms_active():
@@ -89,10 +102,15 @@ class Evidence:
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
             call = _Call(t_outputs, roots, copied if whole else sketch)
+            self._named.update((name, weakref.ref(leaf)) for name, leaf in call.named.items())
+            self._modules.update((name, weakref.ref(one)) for name, one in call.modules.items())
             if self._fresh is not None:
                 call.hooks += self._fresh.cut(roots)
             try:
                 result = engine(t_outputs, *args, **kwargs)
+            except BaseException:
+                self.events.append({"kind": "failed", "roots": call.roots})
+                raise
             finally:
                 call.release()
             self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result))
@@ -140,15 +158,20 @@ class _Call:
     def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any]) -> None:
         self._taken = taken
         with torch.no_grad():
-            self._roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
-        self._leaves: list[tuple[Sketch | None, list[Any]]] = []
+            self.roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
+        self._leaves: list[tuple[Sketch | None, str, list[Any]]] = []
         self.hooks: list[Any] = []
+        named, self.modules = leaves.names()
+        self.named: dict[str, torch.Tensor] = {}
         for node in graph.walk(roots):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.Tensor):
                 got: list[Any] = []
+                name = named.get(id(leaf), "")
+                if name:
+                    self.named[name] = leaf
                 with torch.no_grad():
-                    self._leaves.append((sketch(leaf), got))
+                    self._leaves.append((sketch(leaf), name, got))
                 self.hooks.append(internals.hook(node.register_prehook, _taker(got, taken)))
 
     def release(self) -> None:
@@ -161,8 +184,8 @@ class _Call:
         with torch.no_grad():
             return {
                 "kind": "backward" if accumulates else "grad",
-                "roots": self._roots,
-                "leaves": [(leaf, got[0]) for leaf, got in self._leaves if got],
+                "roots": self.roots,
+                "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
                 "returned": [self._taken(one) for one in result or ()],
             }
 

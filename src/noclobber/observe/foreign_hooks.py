@@ -14,7 +14,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
 from noclobber.observe import internals, rereads, saves, testimony
-from noclobber.observe.contents import Digest, OnDevice, fingerprint
+from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
 from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle, Suspect
@@ -103,15 +103,25 @@ def _wrapped(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpa
         if type(packed) is not Kept:
             return unpack(packed)
         tensor = unpack(packed.value)
-        if packed.spare is not None and isinstance(tensor, torch.Tensor) and geometry(tensor) == packed.geometry:
-            suspect = packed.spare.version
-            if isinstance(suspect, Suspect) and suspect.kept is not None:
-                return suspect.kept
+        if packed.spare is not None and isinstance(tensor, torch.Tensor):
+            old = _spared(packed, packed.spare, tensor)
+            if old is not None:
+                return old
         if recorder.listeners and isinstance(tensor, torch.Tensor):
             _compare(recorder, packed, tensor)
         return tensor
 
     return pack_and_keep, unpack_and_compare
+
+
+def _spared(packed: Kept, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
+    """What was saved, where bytes are preserved and their hooks give back other ones: a copy, or the old memory of a
+    tensor that was given other."""
+    suspect, memory = spare.version, packed.memory
+    if isinstance(suspect, Suspect) and suspect.kept is not None:
+        return suspect.kept if geometry(tensor) == packed.geometry else None
+    moved = memory is not None and tensor is memory.tensor() and internals.storage_key(tensor) != memory.alias
+    return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
 def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | None) -> Kept | None:

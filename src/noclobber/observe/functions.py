@@ -55,7 +55,8 @@ def arm(recorder: Recorder) -> None:
             if inputs:
                 writers.left(inputs)
         if call.kept and call.ctx is not None:
-            recorder.guarded(lambda: kept.take(call.ctx, call.function, call.kept))
+            place = caller()
+            recorder.guarded(lambda: kept.take(call.ctx, call.function, call.kept, place))
         if inputs:
             recorder.guarded(lambda: writers.ended(inputs, call.dirty, call.function, caller()))
         return result

@@ -231,6 +231,17 @@ def storage_holders(identity: int) -> int:
     return int(C._storage_Use_Count(identity))
 
 
+def when_backward_ends(function: Callable[[], None]) -> None:
+    """Call a function once the backward under way in this thread has ended, and has freed what is not retained."""
+    executor: Any = torch.autograd.Variable._execution_engine
+    executor.queue_callback(function)
+
+
+def saved_tensor(tensor: torch.Tensor) -> Any:
+    """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
+    return C._autograd._make_saved_tensor(tensor, is_output=False)
+
+
 def counting() -> AbstractContextManager[None]:
     """Below a dispatch mode, let what runs inside move version counters: gloo gathers with a counted `copy_`."""
     guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)

@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from weakref import ref
 
 import torch
 
 from noclobber.observe import internals, testimony
 from noclobber.observe.contents import fingerprint, same
 from noclobber.observe.records import Record, geometry
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import Handle, Needed, Suspect
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors with the copies of their bytes."""
 
 
-def keep(handles: list[Handle], noted: Record, tell: Callable[[Record, Handle, int], None]) -> None:
+def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies | None = None) -> None:
     """A write is about to happen: copy what it changes of these saves, unless that was done before; tell of each copy.
 
     Saves whose bytes lie within those of another share its copy, and a copy dies with the saves that it stands in for.
+    So they do with those `known`, where the bytes are the same. A copy that is written itself is copied again.
     A save whose bytes are no longer those that were saved is past help: its read will raise.
     """
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    copies: Copies = []
     for handle in sorted(handles, key=lambda handle: -handle.alias.numel()) if len(handles) > 1 else handles:
         suspect, alias = handle.version, handle.alias
-        if not isinstance(suspect, Suspect) or suspect.kept is not None:
+        if not isinstance(suspect, Suspect):
             continue
-        if noted.written.only_moves or not testimony.touch(noted.geometry, geometry(alias)):
+        if suspect.kept is not None and internals.storage_key(alias) != noted.key:
+            continue
+        if isinstance(handle, Needed) and _is_unread(handle, noted):
+            continue
+        off = noted.written.only_moves or not testimony.touch(noted.geometry, geometry(alias))
+        if off or handle in recorder.put_off:
             suspect.spared = True
         elif handle.digest is None or same(handle.digest, fingerprint(alias)):
-            parts = (_part(copied, copy, alias) for copied, copy in copies)
-            suspect.kept = next((part for part in parts if part is not None), None)
+            suspect.kept = _found(copies, alias)
             if suspect.kept is None:
-                with internals.unlogged():
-                    suspect.kept = alias.clone()
+                suspect.kept = _found_alike(known or (), alias)
+            if suspect.kept is None:
+                suspect.kept = _copy(alias)
                 copies.append((alias, suspect.kept))
-                tell(noted, handle, suspect.kept.nbytes)
+                recorder.kept(noted, handle, internals.storage(suspect.kept).nbytes())
             # Nothing of the save needs the old memory now, which is to go when the program lets it go.
             handle.alias, handle.plan = suspect.kept, None
+            if handle.digest is not None and suspect.kept.stride() != alias.stride():
+                handle.digest = fingerprint(suspect.kept)  # which is of bytes in their order
+            recorder.live.unsorted.append(ref(handle))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same layout but for gaps: each element once, also where the tensor is expanded."""
+    shape = tensor.shape
+    with internals.unlogged():
+        for dimension, stride in enumerate(tensor.stride()):
+            if stride == 0:
+                tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
+        copy = tensor.clone()
+        return copy if copy.shape == shape else copy.expand(shape)
+
+
+def _is_unread(needed: Needed, noted: Record) -> bool:
+    needed.unread |= noted.written.is_statistics and needed.in_forward()
+    return needed.unread
+
+
+def _found(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+    parts = (_part(copied, copy, alias) for copied, copy in copies)
+    return next((part for part in parts if part is not None), None)
+
+
+def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+    part = _found(copies, alias)
+    return part if part is not None and same(fingerprint(part), fingerprint(alias)) else None
 
 
 def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torch.Tensor | None:

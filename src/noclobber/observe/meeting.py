@@ -44,7 +44,7 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     if noted.written.detaches:
         _forbid_detached(tensor, handles)
     if recorder.keeping:
-        keeping.keep(handles, noted, recorder.kept)
+        keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
         _stop(recorder, handles, noted)
 

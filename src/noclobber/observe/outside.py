@@ -53,12 +53,15 @@ def _of_module(module: torch.nn.Module) -> Iterator[Any]:
     """Parameters, buffers, and whatever else a module and those in it hold by name."""
     for one in module.modules():
         yield from one._parameters.values()
-        yield from one._buffers.values()
+        counts = getattr(one, "momentum", None) is None
+        yield from (value for name, value in one._buffers.items() if counts or name != _COUNT)
         for name, value in vars(one).items():
             if name not in _OF_EVERY_MODULE and not isinstance(value, _LEAVES):
                 yield value
 
 
+_COUNT = "num_batches_tracked"
+"""Of batch norm, which reads it only where its momentum is None."""
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures.thread import _WorkItem  # type: ignore[attr-defined]
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -56,6 +57,24 @@ def around_threads(patches: Patches, enter: Callable[[], None], leave: Callable[
             leave()
 
     patches.put(threading.Thread, "_bootstrap_inner", _bootstrap_inner)
+
+
+def around_waiting(patches: Patches, resumed: Callable[[], None]) -> None:
+    """Run `resumed` in a thread that goes on after it waited for another, or begins a task of a pool."""
+    wait: Callable[..., bool] = threading.Condition.wait
+    run: Callable[..., None] = _WorkItem.run
+
+    def waited(self: threading.Condition, timeout: float | None = None) -> bool:
+        result = wait(self, timeout)
+        resumed()
+        return result
+
+    def begun(self: Any, *args: Any) -> None:
+        resumed()
+        run(self, *args)
+
+    patches.put(threading.Condition, "wait", functools.wraps(wait)(waited))
+    patches.put(_WorkItem, "run", functools.wraps(run)(begun))
 
 
 def on_new_operators(patches: Patches, rescan: Callable[[], None]) -> None:

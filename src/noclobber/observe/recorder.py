@@ -13,8 +13,8 @@ import torch
 from noclobber.model.clobber import Clobber, LiveSaves
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
+from noclobber.model.kept import Kept
 from noclobber.model.silent import Event
-from noclobber.model.source import Site
 from noclobber.observe import (
     aliases,
     assigning,
@@ -37,7 +37,7 @@ from noclobber.observe import (
 from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint, same
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import Handle, Needed, Suspect
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.untracked import Untold
 
@@ -50,7 +50,7 @@ class Listener(Protocol):
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Called when a changed save is read, or a write is stopped."""
 
-    def kept(self, op: str, write: Site | None, save: Site | None, size: int) -> None:
+    def kept(self, one: Kept) -> None:
         """Called when bytes were copied for a save before a write, where they are preserved."""
 
     def noticed(self, event: Event) -> None:
@@ -76,6 +76,8 @@ class Recorder:
         """Whether the bytes that backward still needs are kept before a write changes them."""
         self.careful = 0
         """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
+        self.put_off: set[Handle] = set()
+        """Saves of bytes that are out of their memory for the moment, and will be back (reruns.py)."""
         self.attentive: list[log.Look] = []
         self.by_key = True
         self.python_in_backward = False
@@ -247,7 +249,7 @@ class Recorder:
         if isinstance(version, Suspect):
             if version.kept is not None:
                 return version.kept
-            if version.refuses is not None and refusals.is_refused(handle, node):
+            if version.refuses is not None and silently and refusals.is_refused(handle, node):
                 raise refusals.detached(handle, self.reading())
             if version.spared and same(handle.digest, fingerprint(alias) if digest is None else digest):
                 return alias
@@ -368,8 +370,10 @@ class Recorder:
 
     def kept(self, noted: Record, handle: Handle, size: int) -> None:
         """Bytes were kept before a write, for a save."""
+        again = isinstance(handle, Needed)
+        one = Kept(site_of(noted.place), noted.written.op, site_of(handle.place), size, 1, again)
         for listener in self.listeners:
-            listener.kept(noted.written.op, site_of(noted.place), site_of(handle.place), size)
+            listener.kept(one)
 
     def notice(self, event: Event) -> None:
         """Hand something else that went wrong to whoever listens."""

@@ -12,7 +12,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
-from noclobber.observe import internals, rereads, testimony
+from noclobber.observe import internals, rereads, reruns, testimony
 from noclobber.observe.contents import Digest, fingerprint
 from noclobber.observe.memory import Reread
 from noclobber.observe.sites import Place, site_of
@@ -62,6 +62,9 @@ class Region:
         self.last = -1
         """The number of the node that saved last."""
         self.told = False
+        self.past: reruns.Past | None = None
+        """What it read in forward, where bytes are preserved."""
+        self._digests = recorder.contents is not None
 
     def output(self, tensor: torch.Tensor) -> Packed:
         """Note what a reentrant region returns in forward."""
@@ -72,7 +75,7 @@ class Region:
     def digest(self, tensor: torch.Tensor) -> Digest:
         """The fingerprint of a tensor where contents are watched. A device may round otherwise when it computes anew,
         so there bytes tell nothing."""
-        if self.recorder.contents is None or not tensor.is_cpu:
+        if not self._digests or not tensor.is_cpu:
             return None
         with internals.no_modes():
             return fingerprint(tensor)
@@ -157,7 +160,7 @@ class Region:
         differ mean nothing as long as the numbers are close and nothing is known to have been written.
         """
         if packed.digest is None:
-            return self._was_written()
+            return self.past is None and self._was_written()
         if self.digest(tensor) == packed.digest:
             return False
         return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
@@ -200,7 +203,7 @@ class Region:
 
     def must_raise(self) -> bool:
         """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""
-        return self.told and self.recorder.keeping
+        return self.told and (self.recorder.keeping or self.past is not None)
 
 
 def _is_now_at(reread: Reread, key: int) -> bool:

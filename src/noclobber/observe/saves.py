@@ -48,6 +48,8 @@ class Handle(ref[torch.Tensor]):
     """What is saved, where the node does not tell: "ctx.x"."""
     unchecked: Literal["", "hooks", "ctx"] = ""
     """Why PyTorch does not check the version, where it does not."""
+    applied: Place | None = None
+    """Where the Function was called that keeps it on its ctx."""
 
     def tensor(self) -> torch.Tensor | None:
         """The tensor that was saved, if it is still there."""
@@ -58,6 +60,25 @@ class Argument(Handle):
     """An argument that a checkpointed region keeps. No node saves it: `node` is the last one before the region."""
 
     __slots__ = ()
+
+
+class Needed(Argument):
+    """A tensor that a checkpointed region can reach, where bytes are preserved: as it was when its forward began.
+
+    `key` is the storage that it lay on, and `where` its geometry. `in_forward` tells whether the region's own forward
+    is under way. Once that has written batch norm's statistics it is `unread`: training does not read them.
+    """
+
+    __slots__ = ("connected", "in_forward", "key", "standing", "unread", "where")
+
+    in_forward: Callable[[], bool]
+    key: int
+    standing: tuple[bool, Any]
+    """Whether it required a gradient, and what tells where in the graph it was."""
+    connected: Any
+    """PyTorch's own save of what was made in the graph, where its place in that matters."""
+    unread: bool
+    where: Any
 
 
 def is_result(handle: Handle, producer: int) -> bool:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
 
+UNCONNECTED = (
+    "what a custom Function returned and keeps on its ctx was overwritten; its bytes are kept, but create_graph needs "
+    "its place in the graph as well: keep it with ctx.save_for_backward"
+)
+
+
 class Stash(Handle):
     """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
 
@@ -33,7 +39,7 @@ class Stash(Handle):
     `identity` tells whether it is the same object still.
     """
 
-    __slots__ = ("ctx", "field", "identity", "key", "name")
+    __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
     unchecked: Literal["", "hooks", "ctx"] = "ctx"
 
     ctx: ref[Any]
@@ -41,6 +47,11 @@ class Stash(Handle):
     name: str
     key: Any
     """Where in the list, tuple or dict; None for a tensor that is itself the attribute."""
+    in_graph: bool
+    """Whether it can be differentiated."""
+    connected: Any
+    """PyTorch's own save of it, where bytes are preserved: gives the old bytes at the old place in the graph. None for
+    what the Function returned itself, as that would keep its node alive for good."""
 
     def tensor(self) -> torch.Tensor | None:
         """What the ctx holds there now."""
@@ -69,9 +80,11 @@ class Stashes:
         self._recorder = recorder
         self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
+        self.natives: dict[str, Any] = {}
+        """PyTorch's own methods that run a backward."""
 
-    def take(self, ctx: Any, function: type, kept: dict[str, Place | None]) -> None:
-        """A forward has ended; what it wrote to its own stash until now is part of it."""
+    def take(self, ctx: Any, function: type, kept: dict[str, Place | None], applied: Place | None) -> None:
+        """A forward has ended that was `applied` there; what it wrote to its own stash until now is part of it."""
         if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
             return
         if function not in self._read:
@@ -82,10 +95,13 @@ class Stashes:
                 for key, tensor in _parts(_attributes(ctx).get(name)):
                     stash = self._stash(ctx, name, key, tensor, place)
                     if stash is not None:
+                        stash.applied = applied
                         made.append(stash)
                         live.unsorted.append(ref(stash))
         if made:
             self._held[ctx] = made
+            if self._recorder.keeping:
+                self._keep_comparing(ctx)
             if len(live.unsorted) > live.limit:
                 live.sweep()
 
@@ -101,7 +117,17 @@ class Stashes:
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
         contents = self._recorder.contents
         stash.digest = None if contents is None else contents.at_save(alias)
+        stash.in_graph, stash.connected = tensor.requires_grad, None
+        if self._recorder.keeping and tensor.requires_grad and testimony.made_by(tensor, ctx) is False:
+            stash.connected = internals.saved_tensor(tensor)
         return stash
+
+    def _keep_comparing(self, ctx: Any) -> None:
+        """Its backward gets what was kept also once the block has ended."""
+        weak = ref(ctx)
+        for name, native in self.natives.items():
+            apply = _comparing(self._recorder, self, native)
+            _attributes(ctx)[name] = lambda *args, apply=apply: apply(weak(), *args)
 
     def forget(self, ctx: Any, name: str) -> None:
         """An attribute is set anew or deleted once forward has ended: its bytes may go, and the new ones are meant."""
@@ -119,9 +145,12 @@ class Stashes:
         backward = recorder.backwards[-1] if recorder.backwards else Backward(caller(2), (), "access")
         for stash in self.of(ctx):
             value = stash.tensor()
-            elsewhere = value is not None and internals.storage_key(value) != internals.storage_key(stash.alias)
+            elsewhere = value is not None and _is_elsewhere(stash, value)
             if value is None or (elsewhere and id(value) != stash.identity):
                 continue  # another tensor was put in its place
+            if _kept(stash) is not None:
+                continue
+            elsewhere &= not _is_spared(stash)  # as it gets the old memory then
             moved = stash.alias._version != saves.version_at_save(stash)
             if stash.digest is not None:
                 digest = fingerprint(value if elsewhere else stash.alias)
@@ -158,7 +187,8 @@ def around_backward(recorder: Recorder, kept: Stashes) -> None:
     """Compare before the backward of each custom Function runs, and tell once it reads what was changed."""
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
-            recorder.patches.put(BackwardCFunction, name, _comparing(recorder, kept, getattr(BackwardCFunction, name)))
+            kept.natives[name] = native = getattr(BackwardCFunction, name)
+            recorder.patches.put(BackwardCFunction, name, _comparing(recorder, kept, native))
 
 
 def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., Any]:
@@ -166,7 +196,7 @@ def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., 
         held = kept.of(self)
         if not held:
             return native(self, *args)
-        changed = recorder.guarded(lambda: kept.changed(self)) or []
+        changed = (recorder.guarded(lambda: kept.changed(self)) or []) if recorder.listeners else []
         before = [_state(stash) for stash in held]
         try:
             with _given_what_was_kept(self, held):
@@ -182,28 +212,54 @@ def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., 
 
 @contextmanager
 def _given_what_was_kept(ctx: Any, held: list[Stash]) -> Iterator[None]:
-    """Where bytes are preserved, give a backward the copy of a stash that was overwritten. Raises ClobberError where
-    the stash itself may be differentiated, as the copy is in no graph."""
-    attributes, given = _attributes(ctx), dict[str, tuple[Any, Any]]()
+    """Where bytes are preserved, give a backward the copy of a stash that was overwritten. What it writes into that
+    itself is meant for its next run. Raises ClobberError where the stash may be differentiated and can't be."""
+    attributes, values = _attributes(ctx), dict[str, Any]()
+    given: list[tuple[Stash, torch.Tensor, int]] = []
     for stash in held:
-        suspect = stash.version
-        if not isinstance(suspect, Suspect) or stash.name not in attributes:
-            continue
-        # Where the tensor was given other data, the stash still has the old.
-        kept = stash.alias if suspect.kept is None and suspect.spared else suspect.kept
-        if kept is not None:
-            if torch.is_grad_enabled():
-                raise ClobberError(testimony.CHANGED)
-            value = attributes[stash.name]
-            instead = _replaced(value, stash.key, kept)
-            given[stash.name] = (given.get(stash.name, (value,))[0], instead)
-            attributes[stash.name] = instead
+        if (tensor := _old(stash)) is not None:
+            values.setdefault(stash.name, attributes[stash.name])
+            attributes[stash.name] = _replaced(attributes[stash.name], stash.key, tensor)
+            given.append((stash, tensor, tensor._version))
+    instead = {name: attributes[name] for name in values}
     try:
         yield
     finally:
-        for name, (value, instead) in given.items():
-            if attributes.get(name) is instead:
+        written = [stash for stash, tensor, version in given if tensor._version != version]
+        held[:] = [stash for stash in held if stash not in written]
+        for name, value in values.items():
+            if attributes.get(name) is instead[name] and all(stash.name != name for stash in written):
                 attributes[name] = value
+
+
+def _old(stash: Stash) -> torch.Tensor | None:
+    """What a backward is to get instead of the tensor on the ctx: a copy, or the old memory of what was given other."""
+    value = stash.tensor()
+    if value is None or not isinstance(stash.version, Suspect):
+        return None
+    if id(value) != stash.identity or not _is_elsewhere(stash, value):
+        return None
+    if _kept(stash) is None and not _is_spared(stash):
+        return None
+    if not stash.in_graph or not torch.is_grad_enabled():
+        return stash.alias
+    if stash.connected is None:
+        raise ClobberError(UNCONNECTED)
+    old: torch.Tensor = stash.connected.unpack()
+    return old
+
+
+def _kept(stash: Stash) -> torch.Tensor | None:
+    return stash.version.kept if isinstance(stash.version, Suspect) else None
+
+
+def _is_spared(stash: Stash) -> bool:
+    return isinstance(stash.version, Suspect) and stash.version.spared
+
+
+def _is_elsewhere(stash: Stash, value: torch.Tensor) -> bool:
+    """Whether the tensor on the ctx lies on other memory than when forward had ended."""
+    return internals.storage_key(value) != internals.storage_key(stash.alias)
 
 
 def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:

@@ -204,7 +204,8 @@ def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
     field = handle.field or field_of(handle, node)
     name, site = node.name() if node is not None else "", site_of(handle.place)
     tensor = tensor_of(handle.alias, key)
-    return Save(name, field, tensor, version, site, is_output(field, node), handle.unchecked)
+    applied = site_of(handle.applied)
+    return Save(name, field, tensor, version, site, is_output(field, node), handle.unchecked, applied)
 
 
 def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
@@ -339,6 +340,14 @@ _VIEWS = frozenset(
     """.split()  # noqa: SIM905
     for number in range(4)
 )
+
+
+def made_by(tensor: torch.Tensor, node: Any) -> bool | None:
+    """Whether a node made a tensor; None where PyTorch refuses to say."""
+    try:
+        return bool(tensor.grad_fn is node)
+    except RuntimeError:
+        return None
 
 
 def produced(tensor: torch.Tensor) -> tuple[str, int] | None:

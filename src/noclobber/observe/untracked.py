@@ -93,7 +93,7 @@ class Untold:
 
         def after() -> None:
             if old is not None:
-                unseen.changed = (values != old) & ((values == values) | (old == old))
+                unseen.changed = _differ(values, old)
                 if not unseen.changed.any():
                     return
             self._waiting.append(unseen)
@@ -123,9 +123,22 @@ class Untold:
         return after
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """`tensor.data = value`, which may be in a graph that is cut off there."""
-        if value.requires_grad and tensor.requires_grad and (target := _target(tensor)) is not None and target.identity:
-            self._cut_off(noted, "assigned", target, value)
+        """`tensor.data = value`, which may be in a graph that is cut off there; the tensor itself may be computed."""
+        target = _target(tensor) if tensor.requires_grad else None
+        if target is None:
+            return
+        if target.identity:
+            if value.requires_grad:
+                self._cut_off(noted, "assigned", target, value)
+            return
+        source = testimony.unnamed(value) if value.requires_grad else None
+        target = target._replace(key=internals.storage_key(value) or 0)
+        unseen = _Unseen(noted, "assigned", target, testimony.unnamed(tensor), source)
+        if tensor.shape == value.shape and value.nbytes <= _LARGEST:
+            unseen.changed = _differ(value.detach(), tensor.detach())
+            if not unseen.changed.any():
+                return
+        self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
         if value.grad_fn is not None and not _only_of(value.grad_fn, leaf.identity):
@@ -216,6 +229,16 @@ def _write(unseen: _Unseen) -> Write:
         step=noted.step,
         in_forward=noted.backwards == 0,
     )
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Which elements differ; two that are no numbers do not."""
+    return (one != other) & ((one == one) | (other == other))
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an output in a graph, and no view: at that the graph must not be looked at."""
+    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
 
 
 def _target(tensor: torch.Tensor) -> _Target | None:

@@ -26,7 +26,7 @@ def _where(row: Kept) -> str:
     writer = one_line(row.op.partition("::")[2].partition(".")[0] or row.op)
     write = f"{place(row.write.span())}: " if row.write else ""
     save = place(row.save.span()) if row.save else "a line that is not known"
-    return f"{write}`{writer}` overwrites what {save} saved"
+    return f"{write}`{writer}` overwrites what {save} {'will read again' if row.again else 'saved'}"
 
 
 def _bytes(count: int) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Label
+from collections.abc import Iterator
+
+from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
-from noclobber.render.text import broken, one_line, place, shown_path, visible
+from noclobber.render.diff import changes
+from noclobber.render.text import MENDING, advice, broken, fix_command, one_line, place, shown_path, visible
+
+MOST_ROWS = 8
+"""Lines of a diff in an annotation, which is shown between the lines of a pull request."""
 
 _TOLD = {"save": "saved", "write": "written", "read": "read", "create": "created", "inside": "inside"}
 _LEVEL = {"error": "error", "warning": "warning", "hint": "notice"}
@@ -27,10 +33,11 @@ def _concise(finding: Finding) -> str:
 
 def github(report: Report, *, color: bool = False, width: int = 120) -> str:
     """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request."""
-    return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
+    command = fix_command(report.program)
+    return "".join(f"{_annotation(finding, command)}\n" for finding in report.findings)
 
 
-def _annotation(finding: Finding) -> str:
+def _annotation(finding: Finding, command: str) -> str:
     properties: dict[str, object] = {}
     if finding.primary:
         span = finding.primary.span
@@ -43,9 +50,25 @@ def _annotation(finding: Finding) -> str:
     text += [f"note: {line}" for note in finding.notes for line in broken(note)]
     if finding.count > 1:
         text.append(f"note: seen {finding.count} times at these lines, shown once")
-    text += [f"help: {one_line(suggestion.message)}" for suggestion in finding.suggestions]
+    for suggestion in finding.suggestions:
+        rows = list(_diff(suggestion, finding))
+        text.append(f"help: {one_line(advice(suggestion, shown=bool(rows)))}")
+        text += rows[:MOST_ROWS]
+        if len(rows) > MOST_ROWS:
+            text.append(f"... {len(rows) - MOST_ROWS} more")
+    if command and any(suggestion.edits for suggestion in finding.suggestions):
+        text.append(f"{MENDING}: {command}")
     told = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
     return f"::{_LEVEL.get(finding.severity, 'error')} {told}::{'%0A'.join(map(_escaped, text))}"
+
+
+def _diff(suggestion: Suggestion, finding: Finding) -> Iterator[str]:
+    """The lines that edits take away and put there: `31 - out += x`; the file's name where it is another."""
+    path = finding.primary.span.path if finding.primary else None
+    for change in changes(suggestion, finding):
+        where = "" if change.path == path else f"{shown_path(change.path)}:"
+        for sign, texts in (("-", change.removed), ("+", change.added)):
+            yield from (f"{where}{number} {sign} {visible(text)}" for number, text in enumerate(texts, change.line))
 
 
 def _role(label: Label) -> str:

@@ -13,7 +13,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
-from noclobber.render.text import broken, one_line, visible
+from noclobber.render.text import MENDING, advice, broken, fix_command, one_line, visible
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
@@ -42,7 +42,7 @@ def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
 
 
 def footer(report: Report, *, color: bool = False) -> str:
-    """Counts, what was not watched, and the next command; where nothing was found, what was watched."""
+    """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     summary = _counts(report) if report.findings else _watched(report.coverage)
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
     rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in report.coverage.unseen]
@@ -51,6 +51,8 @@ def footer(report: Report, *, color: bool = False) -> str:
         code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
         also = f" (also {', '.join(others)})" if others else ""
         rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
+        if command := fix_command(report.program):
+            rows.append([("help", MENDING), ("", f": {command}")])
     return "".join(_painted(row, _STYLES if color else {}) for row in rows)
 
 
@@ -66,7 +68,7 @@ def _rows(finding: Finding, width: int) -> Iterable[Row]:
     if finding.count > 1:
         yield from _words("note", f"seen {finding.count} times at these lines, shown once")
     for suggestion, changes in proposed:
-        yield from _words("help", suggestion.message)
+        yield from _words("help", advice(suggestion, shown=bool(changes)))
         if changes:
             path = finding.primary.span.path if finding.primary else None
             yield from diff.rows(changes, path, gutter, width, cell_len)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
-from noclobber.model.finding import Label
+from noclobber.model.finding import Applicability, Label, Suggestion
 from noclobber.model.source import Span, source_line
 
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
+MENDING = "mend with proof"
+"""What stands before the command of `fix_command`."""
 _ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _BREAK = re.compile(r"\r\n|[\r\n]")
 
@@ -79,3 +84,34 @@ def read_source(path: str, line: int) -> str:
         return source_line(path, line)
     except ValueError:  # a path that no file can have, such as one with a null byte
         return ""
+
+
+def advice(suggestion: Suggestion, *, shown: bool) -> str:
+    """The words of a suggestion; `write out of place (unproven)` where its edits are `shown` and not proven."""
+    message = suggestion.message
+    if not shown or suggestion.applicability is not Applicability.UNPROVEN:
+        return message
+    return f"{message[:-1]}, unproven)" if message.endswith(")") else f"{message} (unproven)"
+
+
+def fix_command(program: Mapping[str, Any]) -> str:
+    """What to type to have the edits of a report proven; empty where the report does not say."""
+    fix = program.get("fix")
+    words = fix.get("command") if isinstance(fix, Mapping) else None
+    if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):
+        return ""
+    command = " ".join(map(_quoted, words))
+    needed = fix.get("install")
+    return f'pip install "{visible(needed)}" && {command}' if isinstance(needed, str) else command
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell takes it; `$'...'` where it holds what a terminal would act on."""
+    if word.isprintable():
+        return shlex.quote(word)
+    try:
+        data = word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no shell gave this
+        data = word.encode("utf-8", "replace")
+    spelled = (chr(one) if 32 <= one < 127 and chr(one) not in "'\\" else f"\\x{one:02x}" for one in data)
+    return f"$'{''.join(spelled)}'"

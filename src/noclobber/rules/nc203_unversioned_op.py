@@ -65,7 +65,7 @@ def find(event: Event) -> Finding | None:
     if is_step(first):
         weight = subject(event.save.tensor, "parameter")
         headline = f"{writer_in_words(first)} silently changes {weight} before a backward that still needs it"
-        notes = [step_note(event, first), "a fused optimizer counts no version, so PyTorch raises nothing"]
+        notes = [step_note(event, first), _uncounted(first)]
         cures = step_cures(event, first)
     elif is_statistics(first):
         headline = f"batch norm silently rewrites {what}, which backward still needs"
@@ -85,6 +85,11 @@ def find(event: Event) -> Finding | None:
         ]
         cures = (Suggestion("give this operator a copy (`.clone()`), or run it after the backward"),)
     return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
+
+
+def _uncounted(write: Write) -> str:
+    who = "an alias such as `.data` has a version counter of its own" if write.via == "data" else ""
+    return f"{who or 'a fused optimizer counts no version'}, so PyTorch raises nothing"
 
 
 def _collective(write: Write) -> str:

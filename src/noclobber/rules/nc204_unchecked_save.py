@@ -45,11 +45,12 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Applicability, Finding, Severity, Suggestion
+from noclobber.model.finding import Applicability, Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
+from noclobber.rules.shared.labels import same_line
 from noclobber.rules.shared.mending import saved_for_backward
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
@@ -70,6 +71,7 @@ def find(event: Event) -> Finding | None:
     where = "keeps on its `ctx`" if event.save.unchecked == "ctx" else "needs, unchecked under saved-tensor hooks"
     who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
     mended = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
+    applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
     return story(
         (CODE, NAME, SEVERITY),
         f"silent in-place write to a {kind} that {who} {where}",
@@ -77,6 +79,7 @@ def find(event: Event) -> Finding | None:
         writes,
         notes=[_silenced(event), reason(event.save)],
         suggestions=(*mended, *_checked(event)),
+        created=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
     )
 
 

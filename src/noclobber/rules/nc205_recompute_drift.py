@@ -92,7 +92,7 @@ def find(event: Event) -> Finding | None:
         event.save.site,
         f"{name_in_words(event.save.tensor)} is computed here in forward, and anew for backward",
     )
-    region = event.region and label("create", event.region, "the region is checkpointed here")
+    region = event.region and label("save", event.region, "the region is checkpointed here")
     return story(
         (CODE, NAME, SEVERITY),
         headline,

@@ -38,12 +38,15 @@ Notes
 
 from __future__ import annotations
 
+import ast
+
 from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Untracked
 from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
 from noclobber.rules.shared.mending import tracked
 from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 
@@ -59,7 +62,7 @@ _WHERE = {"no_grad": "under `no_grad`", "data": "through `.data`", "assigned": "
 
 def find(event: Event) -> Finding | None:
     """A change of a tensor's values that autograd did not record, before a backward through it."""
-    if not isinstance(event, Untracked):
+    if not isinstance(event, Untracked) or _only_shifts(event):
         return None
     write, what = event.write, subject(event.tensor)
     cut = event.source is not None
@@ -84,6 +87,22 @@ def find(event: Event) -> Finding | None:
         notes=[_unrecorded(event, write)],
         suggestions=_cures(event, write),
     )
+
+
+def _only_shifts(event: Untracked) -> bool:
+    """Whether the source reads `h.data = h.data + constant`, which leaves the gradient as it is."""
+    assigned = statement(path_to(event.write.site)) if event.how == "assigned" and event.source is None else None
+    if not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
+        return False
+    shift, target = assigned.value, _bare(assigned.targets[0])
+    operands = [shift.left, shift.right] if isinstance(shift.op, ast.Add) else [shift.left]
+    return isinstance(shift.op, (ast.Add, ast.Sub)) and target in map(_bare, operands)
+
+
+def _bare(node: ast.expr) -> str:
+    """`h` for `h`, `h.data` and `h.detach()`."""
+    node = node.func if isinstance(node, ast.Call) and not node.args else node
+    return ast.unparse(node.value if isinstance(node, ast.Attribute) and node.attr in ("data", "detach") else node)
 
 
 def _unrecorded(event: Untracked, write: Write) -> str:

@@ -20,7 +20,7 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     `read` gives the text of a file, with plain line ends; it raises OSError where there is none.
     """
     scene = Scene(finding, read)
-    found = [*suggested(finding), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene))]
+    found = [*suggested(scene), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene))]
     ranked = sorted(_distinct(found), key=lambda one: one.cost)
     return ranked[:MOST]
 

@@ -45,7 +45,7 @@ def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         if field in _RESULTS or "keeps its result" in _words(scene, "save"):
             yield from _of_result(place, cost)
             continue
-        operands = _operands(place)
+        operands = _operands(place, _is_target(place) or field == "indices")
         chosen = _kept(operands, field, scene)
         if not chosen:
             continue
@@ -75,8 +75,8 @@ def _of_definitions(place: Place, operands: list[cst.BaseExpression], cost: int)
             yield Candidate(title, (append(file, made, ".clone()"),), cost)
 
 
-def _operands(place: Place) -> list[cst.BaseExpression]:
-    """The tensors that an operation takes, for all that the text shows."""
+def _operands(place: Place, is_target: bool) -> list[cst.BaseExpression]:
+    """The tensors that an operation takes, for all that the text shows; of a part that is written, its index."""
     file, node = place.file, place.node
     if isinstance(node, cst.BinaryOperation):
         found: list[cst.BaseExpression] = [node.left, node.right]
@@ -91,10 +91,15 @@ def _operands(place: Place) -> list[cst.BaseExpression]:
             if _is_method(node):
                 found = [owner, *found]
     elif isinstance(node, cst.Subscript):
-        found = [node.value]
+        found = _indexes(node) if is_target else [node.value]
     else:
         return []
     return [one for one in found if _may_be_tensor(file, one)]
+
+
+def _indexes(node: cst.Subscript) -> list[cst.BaseExpression]:
+    parts = [one.slice for one in node.slice]
+    return [one.value for one in parts if isinstance(one, cst.Index) and not isinstance(one.value, cst.Ellipsis)]
 
 
 def _kept(operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[cst.BaseExpression]:
@@ -116,18 +121,21 @@ def definition(file: File, use: cst.BaseExpression, at: cst.CSTNode) -> cst.Base
     if not isinstance(use, cst.Name):
         return None
     scope, line, found = file.scope(at), file.line(at), None
-    for one in walk(scope, cst.Assign):
-        plain = len(one.targets) == 1 and isinstance(one.targets[0].target, cst.Name)
-        if plain and file.line(one) < line and dotted(one.targets[0].target) == use.value:
+    assigned: list[cst.Assign | cst.AnnAssign] = [*walk(scope, cst.Assign), *walk(scope, cst.AnnAssign)]
+    for one in sorted(assigned, key=file.line):
+        targets = [each.target for each in one.targets] if isinstance(one, cst.Assign) else [one.target]
+        plain = len(targets) == 1 and isinstance(targets[0], cst.Name)
+        if plain and file.line(one) < line and dotted(targets[0]) == use.value:
             found = one.value
     return found
 
 
-def arguments(place: Place, cost: int = 3) -> Iterator[Candidate]:
-    """`Function.apply(x)` as `Function.apply(x.clone())`: of its first argument."""
+def arguments(place: Place, cost: int = 3, name: str = "") -> Iterator[Candidate]:
+    """`Function.apply(x)` as `Function.apply(x.clone())`: of the argument of a name, else of the first one."""
     call = place.file.around(place.node, cst.Call)
     if call is not None and call.args and not call.args[0].star:
-        edit = append(place.file, call.args[0].value, ".clone()")
+        chosen = next((one for one in call.args if name and dotted(one.value) == name), call.args[0])
+        edit = append(place.file, chosen.value, ".clone()")
         yield Candidate(f"give `{called(call)}` a clone", (edit,), cost)
 
 

@@ -10,9 +10,8 @@ import libcst as cst
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
 from noclobber.fix.candidates.tree import File, after, append, called, dotted, small, walk
-from noclobber.fix.candidates.writing import keyword
+from noclobber.fix.candidates.writing import keyword, unretained, with_argument
 from noclobber.model.finding import Edit
-from noclobber.model.source import Span
 
 
 def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
@@ -74,10 +73,8 @@ def retained(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
     calls = [one for one in walk(scope, cst.Call) if called(one) == "backward" and keyword(one, "retain_graph") is None]
     earlier = [one for one in calls if file.line(one) < file.line(read.statement)]
     for one in [*earlier[-1:], *[one for one in calls if one not in earlier and one in walk(read.statement, cst.Call)]]:
-        end = file.span(one)
-        here = Span(file.path, end.end_line, end.end_column - 1, end.end_line, end.end_column - 1)
-        text = ", retain_graph=True" if one.args else "retain_graph=True"
-        yield Candidate("keep the graph for the second backward", (Edit(here, text),), cost)
+        edit = with_argument(file, one, "retain_graph=True")
+        yield Candidate("keep the graph for the second backward", (edit,), cost)
 
 
 def _loop(place: Place) -> cst.For | cst.While | None:
@@ -164,17 +161,8 @@ def _stores(scene: Scene) -> Iterator[Edit]:
 
 def _unretained(file: File, read: Place) -> Edit | None:
     """Take `retain_graph=True` out of the backward."""
-    for call in walk(small(file, read.node) or read.node, cst.Call):
-        flag = keyword(call, "retain_graph")
-        if flag is None or dotted(flag.value) != "True":
-            continue
-        index, span = list(call.args).index(flag), file.span(flag)
-        if index:
-            start = file.span(call.args[index - 1].value)
-            return Edit(Span(file.path, start.end_line, start.end_column, span.end_line, span.end_column), "")
-        if len(call.args) == 1:
-            return Edit(span, "")
-    return None
+    calls = walk(small(file, read.node) or read.node, cst.Call)
+    return next((edit for call in calls if (edit := unretained(file, call)) is not None), None)
 
 
 def _losses(

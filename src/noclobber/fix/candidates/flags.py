@@ -92,8 +92,8 @@ def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
         return
     loop = [
         f"for module in {name}.modules():",
-        '    if getattr(module, "inplace", False):',
-        "        module.inplace = False",
+        f'{file.module.default_indent}if getattr(module, "inplace", False):',
+        f"{file.module.default_indent * 2}module.inplace = False",
     ]
     for one in walk(file.module, cst.Assign):
         if any(dotted(target.target) == name for target in one.targets) and isinstance(one.value, cst.Call):

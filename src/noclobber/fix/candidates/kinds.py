@@ -8,12 +8,25 @@ from itertools import islice
 import libcst as cst
 
 from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates import cloning, detaching, flags, functions, leaves, making, parts, rows, steps, untracked
+from noclobber.fix.candidates import (
+    callers,
+    cloning,
+    detaching,
+    flags,
+    functions,
+    leaves,
+    making,
+    parts,
+    reading,
+    rows,
+    steps,
+    untracked,
+)
 from noclobber.fix.candidates.outofplace import guarded_out_of_place, out_of_place, rebound, undecorated
 from noclobber.fix.candidates.rebinding import rebound_fill
 from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import called, dotted, walk
-from noclobber.fix.candidates.writing import Written, base_of, is_loaded, writes, written
+from noclobber.fix.candidates.seen import is_seen_here_only, safely
+from noclobber.fix.candidates.writing import Written, write_at, writes, written
 
 MOST_DETACHED = 3
 """Values that are tried detached."""
@@ -42,8 +55,10 @@ def stale(scene: Scene) -> Iterator[Candidate]:
     edits = [edit for write in found for edit in rebound(write)]
     if len(found) > 1 and edits and not is_weight:
         yield Candidate("write out of place", tuple(edits), 2)
+    yield from reading.from_clone(scene, 2)
     yield from cloning.at_save(scene, 2)
     yield from untracked.on_copies(scene)
+    yield from _in_library(scene)
 
 
 def stepped(scene: Scene) -> Iterator[Candidate]:
@@ -56,6 +71,7 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
     else:
         yield from islice(detaching.handed_over(scene), MOST_DETACHED)
     yield from steps.reordered(scene)
+    yield from callers.across(scene)
     yield from untracked.on_copies(scene)
 
 
@@ -152,7 +168,7 @@ def leaf(scene: Scene) -> Iterator[Candidate]:
         yield from parts.inlined(write)
         yield from leaves.guarded(write) if leaves.is_update(write, scene.kind()) else ()
         yield from leaves.cloned_leaf(write)
-        yield from _safely(write, 3)
+        yield from safely(write, 3)
         yield from _calling(scene, write)
 
 
@@ -168,16 +184,16 @@ def view(scene: Scene) -> Iterator[Candidate]:
         if scene.finding.code == "NC304":
             yield from leaves.guarded(write) if scene.kind() == "parameter" else ()
             yield from making.with_grad(scene, write)
-        yield from _safely(write, 2)
+        yield from safely(write, 2)
         yield from _calling(scene, write)
-        if _is_seen_here_only(write):
+        if is_seen_here_only(write):
             yield from cloning.before_write(write, scene, 4)
 
 
 def inference(scene: Scene) -> Iterator[Candidate]:
     """A tensor made in inference mode."""
     for write in written(scene):
-        yield from _safely(write, 1)
+        yield from safely(write, 1)
     yield from making.no_grad_instead(scene)
     yield from cloning.at_save(scene, 2)
 
@@ -187,9 +203,9 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from making.mapped(write)
-        yield from _safely(write, 1)
+        yield from safely(write, 1)
         yield from making.own_bytes(scene, write) if scene.finding.code == "NC307" else ()
-        if _is_seen_here_only(write):
+        if is_seen_here_only(write):
             yield from cloning.before_write(write, scene, 3)
 
 
@@ -197,7 +213,7 @@ def refused(scene: Scene) -> Iterator[Candidate]:
     """Other writes that PyTorch forbids."""
     for write in written(scene):
         yield from parts.into_new(write)
-        yield from _safely(write, 1)
+        yield from safely(write, 1)
         yield from _calling(scene, write)
 
 
@@ -208,35 +224,14 @@ def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:
     places = [one for one in scene.places("write") if one.file is write.file and one.statement is write.statement]
     yield from flags.flags(scene, places)
     for one in places:
-        yield from cloning.arguments(one, 3)
+        yield from cloning.arguments(one, 2, scene.name())
 
 
-def _safely(write: Written, cost: int) -> Iterator[Candidate]:
-    """Out of place, where the old tensor is not what somebody else goes on with."""
-    if _is_seen_here_only(write):
-        for one in out_of_place(write):
-            yield Candidate(one.title, one.edits, cost)
-
-
-def _is_seen_here_only(write: Written) -> bool:
-    """Whether, for all that the function shows, the new value is read by the name that is written, and by no other.
-
-    A function that writes its argument and neither returns nor uses it works for whoever holds the tensor.
-    """
-    file, statement = write.file, write.statement
-    scope, end = file.scope(statement), file.span(statement).end_line
-    if write.call is not None and not isinstance(statement, cst.Expr):
-        return True
-    if not write.name or isinstance(write.base, cst.Attribute):
-        return True
-    loops = [one for one in file.ancestors(statement) if isinstance(one, cst.For)]
-    if any(one.value == write.name for loop in loops for one in walk(loop.target, cst.Name)):
-        return False
-    made = cloning.definition(file, write.base, statement) if write.base is not None else None
-    root = dotted(base_of(made)) if isinstance(made, (cst.Subscript, cst.Call)) and called(made) != "clone" else ""
-    if root and is_loaded(file, root, scope, end):
-        return False
-    return is_loaded(file, write.name, scope, end) or bool(loops)
+def _in_library(scene: Scene, cost: int = 8) -> Iterator[Candidate]:
+    """The write itself, in the library that does it: shown, and never written."""
+    for place in scene.places("inside"):
+        for one in out_of_place(write_at(place)):
+            yield Candidate(f"{one.title} in the library", one.edits, cost)
 
 
 def _reads_first(scene: Scene) -> bool:

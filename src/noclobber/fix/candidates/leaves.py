@@ -34,7 +34,7 @@ def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
         return
     if file.indent(small(file, write.statement) or line) is None:
         return
-    rows = [line, *_following(file, line)]
+    rows = [line, *_following(file, line, write.name)]
     if len(rows) > 1:
         yield Candidate(TITLE, tuple(_guard(file, rows)), BEFORE_SUGGESTED)
     yield Candidate(TITLE, tuple(_guard(file, [line])), cost)
@@ -78,12 +78,17 @@ def is_update(write: Written, kind: str) -> bool:
 
 
 def is_tracked(write: Written) -> bool:
-    """Whether the value written may carry a gradient: a call of a module, of a function that is not known."""
+    """Whether the value written may carry a gradient: a call of a module, of a function that is not known.
+
+    What is computed from a `.grad` carries none, unless the program differentiates through its gradients.
+    """
     statement = write.statement
     value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else write.call
     if value is None:
         return False
     calls = [one for one in walk(value, cst.Call) if not writes(one)]
+    if "create_graph" not in write.file.text:
+        calls = [one for one in calls if ".grad" not in write.file.source(one)]
     return any(
         called(one) not in _NUMBERS and not dotted(one.func).startswith(("math.", "np.", "random.")) for one in calls
     )
@@ -93,8 +98,8 @@ def _is_gradient_step(write: Written) -> bool:
     return ".grad" in write.file.source(write.statement)
 
 
-def _following(file: File, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
-    """The statements right behind a write that are such updates as well: `w -= ...` and then `b -= ...`."""
+def _following(file: File, line: cst.SimpleStatementLine, name: str) -> list[cst.SimpleStatementLine]:
+    """The statements right behind a write that are such updates too, or write the same: `w -= ...`, then `b -= ...`."""
     siblings = list(block(file.parents[line]))
     found: list[cst.SimpleStatementLine] = []
     for one in siblings[siblings.index(line) + 1 :] if line in siblings else []:
@@ -104,23 +109,21 @@ def _following(file: File, line: cst.SimpleStatementLine) -> list[cst.SimpleStat
         calls = isinstance(call, cst.Call) and writes(call) and not called(call).endswith("requires_grad_")
         if inner is None or not (stores or calls or isinstance(inner, cst.AugAssign)):
             break
-        if not isinstance(one, cst.SimpleStatementLine) or not is_update(write_at(Place(file, inner)), ""):
+        other = write_at(Place(file, inner))
+        if not isinstance(one, cst.SimpleStatementLine) or not (other.name == name or is_update(other, "")):
             break
         found.append(one)
     return found
 
 
 def _guard(file: File, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
-    indent, first = file.indent(rows[0]) or "", file.span(rows[0])
-    edits = [
-        Edit(
-            Span(file.path, first.line, first.column, first.line, first.column), f"with torch.no_grad():\n{indent}    "
-        )
-    ]
+    indent, first, deeper = file.indent(rows[0]) or "", file.span(rows[0]), file.module.default_indent
+    here = Span(file.path, first.line, first.column, first.line, first.column)
+    edits = [Edit(here, f"with torch.no_grad():\n{indent}{deeper}")]
     for one in rows:
         span = file.span(one)
         for number in range(span.line if one is not rows[0] else span.line + 1, span.end_line + 1):
-            edits.append(Edit(Span(file.path, number, 1, number, 1), "    "))
+            edits.append(Edit(Span(file.path, number, 1, number, 1), deeper))
     return edits
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import rebound
+from noclobber.fix.candidates.outofplace import expression, rebound
 from noclobber.fix.candidates.tree import File, before, called, dotted, remove, replace, walk
-from noclobber.fix.candidates.writing import Written, is_loaded, keyword, parameters, writes
+from noclobber.fix.candidates.writing import VIEWS, Written, is_loaded, keyword, parameters, writes
 from noclobber.model.finding import Edit
 
 
@@ -41,6 +41,15 @@ def by_index(write: Written, cost: int = 1) -> Iterator[Candidate]:
 def into_new(write: Written, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
     """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
     file, loop = write.file, write.file.around(write.statement, cst.For)
+    listed = write.statement.value if isinstance(write.statement, cst.Expr) else None
+    if isinstance(listed, cst.ListComp) and listed.elt is write.call and dotted(listed.for_in.iter) and write.call:
+        name, text = dotted(listed.for_in.iter), expression(file, write.call)
+        if text and dotted(listed.for_in.target) == write.name:
+            edits = (
+                replace(file, listed, f"{name} = {file.source(listed)}".replace(file.source(write.call), text, 1)),
+            )
+            yield Candidate(f"make a new `{name}` out of place", edits, cost)
+        return
     if loop is None or not isinstance(loop.body, cst.IndentedBlock) or loop.orelse is not None:
         return
     pair, value = _iterated(file, loop, dotted(write.base)), _value(write)
@@ -202,7 +211,8 @@ def _views(one: cst.Assign) -> dict[str, cst.BaseExpression]:
         pairs = [(a.value, b.value) for a, b in zip(target.elements, value.elements, strict=True)]
     else:
         pairs = [(target, value)]
-    return {dotted(a): b for a, b in pairs if isinstance(a, cst.Name) and isinstance(b, (cst.Subscript, cst.Call))}
+    named = [(a.value, b) for a, b in pairs if isinstance(a, cst.Name)]
+    return {name: b for name, b in named if isinstance(b, cst.Subscript) or called(b) in VIEWS}
 
 
 def _fresh(file: File, loop: cst.For) -> str:

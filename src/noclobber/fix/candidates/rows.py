@@ -24,6 +24,7 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
     if not name or "." in name or file.around(write.statement, cst.For, cst.While) is None:
         return
     uses = [one for one in walk(scope, cst.Name) if one.value == name and not _is_keyword(file, one)]
+    uses = _of_the_new(file, uses)
     stores = [one for one in uses if isinstance(file.parents[one], (cst.AssignTarget, cst.AnnAssign))]
     indexes = [file.parents[one] for one in uses if _is_indexed(file, one)]
     depths = {_depth(one) for one in indexes if isinstance(one, cst.Subscript)}
@@ -44,14 +45,17 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
     for one in whole:
         if dim == 0 and file.source(file.parents[file.parents[one]]) == f"len({name})":
             continue
-        edits.append(replace(file, one, stacked))
+        count = _count(file, one, dim)
+        edits.append(replace(file, count, f"len({name})") if count is not None else replace(file, one, stacked))
     yield Candidate("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), cost)
 
 
 def _into_list(file: File, scope: cst.CSTNode, name: str, made: cst.CSTNode | None, dim: int) -> list[Edit]:
     split = f".unbind({dim})" if dim else ""
     if isinstance(made, cst.Assign) and made.value is not None:
-        return [replace(file, made.value, f"list({file.source(made.value)}{split})")]
+        source = file.source(made.value)
+        source = source.removesuffix(".clone()") if isinstance(made.value, cst.Call) else source
+        return [replace(file, made.value, f"list({source}{split})")]
     if made is None and name in parameters(scope) and isinstance(scope, cst.FunctionDef):
         body = [one for one in scope.body.body if not _is_docstring(one)]
         edit = before(file, _first_simple(body[0]), f"{name} = list({name}{split})") if body else None
@@ -81,6 +85,23 @@ def _depth(one: cst.Subscript) -> int | None:
             odd = isinstance(index.value, (cst.Ellipsis, cst.Tuple, cst.List, cst.Comparison))
             return number if number == len(one.slice) - 1 and not odd else None
     return None
+
+
+def _of_the_new(file: File, uses: list[cst.Name]) -> list[cst.Name]:
+    """Without those up to `x = x.clone()`, which are of the tensor that had the name before."""
+    stores = [one for one in uses if isinstance(file.parents[one], cst.AssignTarget)]
+    made = file.parents[file.parents[stores[0]]] if len(stores) == 1 else None
+    if not isinstance(made, cst.Assign) or not any(one in walk(made.value, cst.Name) for one in uses):
+        return uses
+    return [one for one in uses if one is stores[0] or file.line(one) > file.span(made).end_line]
+
+
+def _count(file: File, name: cst.Name, dim: int) -> cst.CSTNode | None:
+    """`x.size(dim)` or `x.shape[dim]` around a name: how many rows there are."""
+    owner = file.parents[name]
+    whole = file.parents[owner] if isinstance(owner, cst.Attribute) else None
+    texts = (f"{name.value}.size({dim})", f"{name.value}.shape[{dim}]")
+    return whole if whole is not None and file.source(whole) in texts else None
 
 
 def _is_indexed(file: File, name: cst.Name) -> bool:

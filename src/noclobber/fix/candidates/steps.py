@@ -8,8 +8,8 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, walk
-from noclobber.fix.candidates.writing import Written, keyword
+from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, top, walk, with_comment
+from noclobber.fix.candidates.writing import Written, keyword, unretained, with_argument
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
@@ -22,14 +22,14 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
     if step is None or read is None or step.file is not read.file:
         return
     file = step.file
-    rows, first, second = _rows(file, step.statement, read.statement)
+    rows, first, second = together(file, step.statement, read.statement)
     if not rows or first == second:
         return
     if first > second:
         yield from _loop_split(file, step, read)
         return
-    end = _end_of_update(file, rows, second)
-    yield from _swapped(file, rows, first, end)
+    end = end_of_update(file, rows, second)
+    yield from _swapped(file, rows, first, second, end)
     yield from _moved(file, step, read, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
 
@@ -44,14 +44,14 @@ def put_off(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
     if writer is not scope and isinstance(writer, cst.FunctionDef):
         target = [one for one in walk(scope, cst.Call) if called(one) == writer.name.value]
     for one in target:
-        rows, first, second = _rows(file, one, read.statement)
+        rows, first, second = together(file, one, read.statement)
         if not rows or first >= second:
             continue
-        begin, stop = file.line(rows[first]), file.span(rows[first]).end_line
+        begin, stop = top(file, rows[first]), file.span(rows[first]).end_line
         line, column = file.end_of_line(file.span(rows[second]).end_line)
         text = file.text[file.offset(begin, 1) : file.offset(*file.end_of_line(stop))]
         put = Edit(Span(file.path, line, column, line, column), "\n" + text)
-        yield Candidate("make this change after the backward", (_lines(file, begin, stop), put), cost)
+        yield Candidate("make this change after the backward", (whole_lines(file, begin, stop), put), cost)
 
 
 def optimizer(statement: cst.CSTNode) -> str:
@@ -64,7 +64,7 @@ def optimizer(statement: cst.CSTNode) -> str:
     return dotted(call.args[0].value) if scaled else dotted(call.func.value)
 
 
-def _rows(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
+def together(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
     """The innermost block that holds both statements, and where in it each is."""
     for body in [one, *file.ancestors(one)]:
         rows = list(block(body))
@@ -76,19 +76,31 @@ def _rows(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CS
     return [], 0, 0
 
 
-def _swapped(file: File, rows: list[cst.CSTNode], first: int, end: int) -> Iterator[Candidate]:
+def _swapped(file: File, rows: list[cst.CSTNode], first: int, second: int, end: int) -> Iterator[Candidate]:
     """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
     start = first
-    while start > 0 and any(called(one) in _UPDATES for one in _calls(rows[start - 1])) and _is_plain(rows[start - 1]):
+    while (
+        start > 0 and any(called(one) in _UPDATES for one in calls_in(rows[start - 1])) and _is_plain(rows[start - 1])
+    ):
         start -= 1
-    zeroes = any(called(one) == "zero_grad" for row in rows[start:first] for one in _calls(row))
-    if not zeroes or not any(optimizer(one) for row in rows[first + 1 : end + 1] for one in _small(row)):
+    zeroes = any(called(one) == "zero_grad" for row in rows[start:first] for one in calls_in(row))
+    if not zeroes or not any(optimizer(one) for row in rows[first + 1 : end + 1] for one in statements_in(row)):
         return
-    begin, stop, target = file.line(rows[first + 1]), file.span(rows[end]).end_line, file.line(rows[start])
+    begin, stop, target = top(file, rows[first + 1]), file.span(rows[end]).end_line, top(file, rows[start])
     text = file.text[file.offset(begin, 1) : file.offset(*file.end_of_line(stop))]
-    gone = _lines(file, begin, stop)
-    put = Edit(Span(file.path, target, 1, target, 1), text + "\n")
-    yield Candidate("make the later update first", (put, gone), 4)
+    is_apart = not file.text.split("\n")[begin - 2].strip()
+    gone, below = whole_lines(file, begin - is_apart, stop), "\n" * (1 + is_apart)
+    put = Edit(Span(file.path, target, 1, target, 1), text + below)
+    title = "make the later update first"
+    retained = [edit for row in rows[start:first] for one in calls_in(row) if (edit := unretained(file, one))]
+    kept = [one for one in calls_in(rows[second]) if called(one) == "backward" and keyword(one, "retain_graph") is None]
+    if retained and len(kept) == 1:
+        close = file.span(kept[0])
+        at = file.offset(close.end_line, close.end_column - 1) - file.offset(begin, 1)
+        given = ", retain_graph=True" if kept[0].args else "retain_graph=True"
+        swapped = Edit(put.span, f"{text[:at]}{given}{text[at:]}{below}")
+        yield Candidate(title, (swapped, *retained, gone), 4)
+    yield Candidate(title, (put, gone), 4)
 
 
 def _moved(
@@ -96,18 +108,24 @@ def _moved(
 ) -> Iterator[Candidate]:
     """The step below the backward, which gets only the parameters that its own optimizer steps."""
     gone = remove(file, step.statement)
-    text = file.source(step.statement)
-    put = after(file, _inner(rows[second]), text)
+    text = with_comment(file, step.statement)
+    begin = top(file, rows[first])
+    heading = [one.strip() for one in file.text.split("\n")[begin - 1 : file.line(rows[first]) - 1]]
+    put = after(file, _inner(rows[second]), *heading, text)
     if gone is None or put is None or "\n" in text:
         return
-    later = [one for row in rows[second + 1 : end + 1] for one in _small(row)]
+    gone = whole_lines(file, begin, file.span(rows[first]).end_line) if _inner(rows[first]) is step.statement else gone
+    later = [one for row in rows[second + 1 : end + 1] for one in statements_in(row)]
     own = next((name for one in later if (name := optimizer(one))), "")
+    yield from later_step(read, own, gone, put)
+
+
+def later_step(read: Place, own: str, gone: Edit, put: Edit) -> Iterator[Candidate]:
+    """A step taken out and put in after a backward: that reaches only what its `own` optimizer steps, or all."""
+    file = read.file
     call = read.node if isinstance(read.node, cst.Call) else file.around(read.node, cst.Call)
     if own and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
-        given = f"inputs={_parameters(file, own, call)}"
-        close = file.span(call)
-        place = Span(file.path, close.end_line, close.end_column - 1, close.end_line, close.end_column - 1)
-        inputs = Edit(place, f", {given}" if call.args else given)
+        inputs = with_argument(file, call, f"inputs={parameters_of(file, own, call)}")
         title = f"step after the last backward, and let that reach only what `{own}` steps"
         yield Candidate(title, (gone, inputs, put), 2)
     yield Candidate("step after the last backward", (gone, put), 3)
@@ -117,8 +135,8 @@ def _merged(file: File, step: Place, rows: list[cst.CSTNode], first: int, second
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer(step.statement)
     gone = remove(file, step.statement)
-    between = [one for row in rows[first + 1 : second] for one in _calls(row) if called(one) == "zero_grad"]
-    later = [one for row in rows[second + 1 :] for one in _small(row)]
+    between = [one for row in rows[first + 1 : second] for one in calls_in(row) if called(one) == "zero_grad"]
+    later = [one for row in rows[second + 1 :] for one in statements_in(row)]
     if name and gone is not None and between and any(optimizer(one) == name for one in later):
         zeros = [edit for one in between if (edit := remove(file, one)) is not None]
         yield Candidate("step once, after both backwards", (gone, *zeros), 2)
@@ -141,8 +159,8 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
     begin = file.line(rows[at])
     here = Span(file.path, begin, 1, begin, 1)
     later = Edit(here, f"{indent}{header}\n")
-    zeros = [row for row in rows[:at] if any(called(one) == "zero_grad" for one in _calls(row)) and _is_plain(row)]
-    lines = [file.source(one) for row in zeros for one in _small(row)]
+    zeros = [row for row in rows[:at] if any(called(one) == "zero_grad" for one in calls_in(row)) and _is_plain(row)]
+    lines = [file.source(one) for row in zeros for one in statements_in(row)]
     if zeros and len(zeros) < at:
         opens = file.span(loop)
         head = Span(file.path, opens.line, opens.column, opens.line, opens.column)
@@ -152,18 +170,18 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
     yield Candidate("step in a loop of its own, after every backward", (later,), 3)
 
 
-def _end_of_update(file: File, rows: list[cst.CSTNode], second: int) -> int:
+def end_of_update(file: File, rows: list[cst.CSTNode], second: int) -> int:
     """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
     for number in range(second + 1, min(len(rows), second + 5)):
-        calls = _calls(rows[number])
-        if any(optimizer(one) for one in _small(rows[number])):
+        calls = calls_in(rows[number])
+        if any(optimizer(one) for one in statements_in(rows[number])):
             return number
         if not any(called(one) in _UPDATES for one in calls):
             break
     return second
 
 
-def _parameters(file: File, name: str, at: cst.CSTNode) -> str:
+def parameters_of(file: File, name: str, at: cst.CSTNode) -> str:
     """The parameters of an optimizer, as an expression: from where it is made, else from its groups."""
     for one in walk(file.module, cst.Assign):
         if dotted(one.targets[0].target) != name or not isinstance(one.value, cst.Call) or not one.value.args:
@@ -179,12 +197,18 @@ def _holds(file: File, row: cst.CSTNode, node: cst.CSTNode) -> bool:
     return row is node or row in file.ancestors(node)
 
 
-def _calls(row: cst.CSTNode) -> list[cst.Call]:
+def calls_in(row: cst.CSTNode) -> list[cst.Call]:
+    """The calls in a statement."""
     return list(walk(row, cst.Call))
 
 
-def _small(row: cst.CSTNode) -> list[cst.CSTNode]:
+def statements_in(row: cst.CSTNode) -> list[cst.CSTNode]:
+    """The simple statements in a statement."""
     return list(walk(row, cst.BaseSmallStatement))  # type: ignore[type-abstract]
+
+
+def _is_of_update(row: cst.CSTNode) -> bool:
+    return any(called(one) in _UPDATES for one in calls_in(row))
 
 
 def _is_plain(row: cst.CSTNode) -> bool:
@@ -195,7 +219,8 @@ def _inner(row: cst.CSTNode) -> cst.CSTNode:
     return row.body[0] if isinstance(row, cst.SimpleStatementLine) else row
 
 
-def _lines(file: File, begin: int, stop: int) -> Edit:
+def whole_lines(file: File, begin: int, stop: int) -> Edit:
+    """Take lines out."""
     if stop >= len(file.starts):
         line, column = file.end_of_line(begin - 1)
         return Edit(Span(file.path, line, column, *file.end_of_line(stop)), "")

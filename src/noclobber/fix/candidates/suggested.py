@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from noclobber.fix.candidate import Candidate
-from noclobber.model.finding import Finding
+from noclobber.fix.candidates.scene import Scene
+from noclobber.model.finding import Edit
+
+_GUARD = "with torch.no_grad():"
 
 
-def suggested(finding: Finding, cost: int = 0) -> Iterator[Candidate]:
+def suggested(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     """The suggestions with edits, in their order."""
-    for number, one in enumerate(finding.suggestions):
+    for number, one in enumerate(scene.finding.suggestions):
         if one.edits:
-            title = one.message.partition(" (")[0].removeprefix("or ").removeprefix("and ")
-            yield Candidate(title, one.edits, cost + number)
+            title = one.message.partition("; ")[0].partition(" (")[0].removeprefix("or ").removeprefix("and ")
+            yield Candidate(title, tuple(_as_deep(scene, edit) for edit in one.edits), cost + number)
+
+
+def _as_deep(scene: Scene, edit: Edit) -> Edit:
+    """A guarded statement as deep as the file indents its blocks; a rule sees one line and takes four blanks."""
+    file = scene.file(edit.span.path)
+    head, _, body = edit.replacement.partition("\n")
+    if file is None or head != _GUARD:
+        return edit
+    blanks = body[: len(body) - len(body.lstrip())]
+    deeper = blanks.removesuffix("    ") + file.module.default_indent
+    return replace(edit, replacement=f"{head}\n{deeper}{body.lstrip()}")

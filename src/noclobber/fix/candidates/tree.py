@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeVar, cast
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -47,6 +47,8 @@ class File:
         want = ((span.line, span.column), (span.end_line, span.end_column))
         best: cst.CSTNode = self.module
         for node, place in self.ranges.items():
+            if place.start.line > span.line or place.end.line < span.end_line:
+                continue
             opens, closes = _ends(place)
             if opens <= want[0] and want[1] <= closes and _within(place, self.ranges[best]):
                 best = node if best in self.ancestors(node) or place != self.ranges[best] else best
@@ -98,7 +100,12 @@ def parse(path: str, text: str) -> File | None:
 def _parse(path: str, text: str) -> File:
     wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     ranges = cast(Mapping[cst.CSTNode, CodeRange], wrapper.resolve(PositionProvider))
-    parents = cast(Mapping[cst.CSTNode, cst.CSTNode], wrapper.resolve(ParentNodeProvider))
+    parents: dict[cst.CSTNode, cst.CSTNode] = {}
+    waiting: list[cst.CSTNode] = [wrapper.module]
+    while waiting:
+        node = waiting.pop()
+        parents.update(dict.fromkeys(_children(node), node))
+        waiting += _children(node)
     starts = [0]
     for line in text.split("\n")[:-1]:
         starts.append(starts[-1] + len(line) + 1)
@@ -109,8 +116,14 @@ def walk(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Node]:
     """The nodes of some kinds in and below a node, in the order of the text."""
     if isinstance(node, kinds):
         yield node
-    for child in node.children:
+    for child in _children(node):
         yield from walk(child, *kinds)
+
+
+@lru_cache(maxsize=200_000)
+def _children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+    """The nodes right below one. Finding them takes libcst long, and the same nodes are walked again and again."""
+    return tuple(node.children)
 
 
 def replace(file: File, node: cst.CSTNode, text: str) -> Edit:
@@ -175,6 +188,23 @@ def remove(file: File, node: cst.CSTNode) -> Edit | None:
     if span.end_line >= len(file.starts):
         return Edit(Span(file.path, span.line, 1, *file.end_of_line(span.end_line)), "")
     return Edit(Span(file.path, span.line, 1, span.end_line + 1, 1), "")
+
+
+def top(file: File, row: cst.CSTNode) -> int:
+    """The first line of a statement of a block, with the comments that stand right above it."""
+    lines = file.text.split("\n")
+    first = file.line(row.decorators[0] if isinstance(row, cst.FunctionDef) and row.decorators else row)
+    blanks = file.indent(row)
+    while first > 1 and lines[first - 2].startswith(f"{blanks}#"):
+        first -= 1
+    return first
+
+
+def with_comment(file: File, node: cst.CSTNode) -> str:
+    """The text of a statement, and of the comment behind it."""
+    span = file.span(node)
+    rest = file.text[file.offset(span.end_line, span.end_column) : file.offset(*file.end_of_line(span.end_line))]
+    return file.source(node) + (rest if rest.strip().startswith("#") else "")
 
 
 def block(node: cst.CSTNode) -> Sequence[cst.CSTNode]:

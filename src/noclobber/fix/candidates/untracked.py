@@ -11,7 +11,7 @@ from noclobber.fix.candidates.cloning import before_write
 from noclobber.fix.candidates.outofplace import rebound
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.tree import File, before, called, dotted, replace, walk
-from noclobber.fix.candidates.writing import Written, is_loaded
+from noclobber.fix.candidates.writing import Written, is_loaded, written
 from noclobber.model.finding import Edit
 
 
@@ -66,6 +66,8 @@ def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
         if what is None or not isinstance(call, cst.Call) or not dotted(call.func) or _is_function(call):
             continue
         net = dotted(call.func)
+        if net.startswith((f"{scene.name()}.", *(f"{one.name}." for one in written(scene) if one.name))):
+            continue  # a method of the tensor itself
         plain = [file.source(one.value) for one in call.args]
         if any(one.keyword is not None or one.star for one in call.args):
             continue

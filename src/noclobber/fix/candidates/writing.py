@@ -9,6 +9,8 @@ import libcst as cst
 
 from noclobber.fix.candidates.scene import Place, Scene
 from noclobber.fix.candidates.tree import File, called, dotted, small, walk
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
 
 FUNCTIONS = ("torch", "F", "functional", "nn.functional", "torch.nn.functional")
 """Whose functions take the tensor that they write as an argument."""
@@ -91,6 +93,25 @@ def keyword(call: cst.Call, name: str) -> cst.Arg | None:
     return next((one for one in call.args if one.keyword is not None and one.keyword.value == name), None)
 
 
+def unretained(file: File, call: cst.Call) -> Edit | None:
+    """Take `retain_graph=True` out of a call; None where it is not there."""
+    flag = keyword(call, "retain_graph")
+    if flag is None or dotted(flag.value) != "True":
+        return None
+    index, span = list(call.args).index(flag), file.span(flag)
+    if index:
+        start = file.span(call.args[index - 1].value)
+        return Edit(Span(file.path, start.end_line, start.end_column, span.end_line, span.end_column), "")
+    return Edit(span, "") if len(call.args) == 1 else None
+
+
+def with_argument(file: File, call: cst.Call, text: str) -> Edit:
+    """Give a call one more argument, at its end."""
+    close = file.span(call)
+    here = Span(file.path, close.end_line, close.end_column - 1, close.end_line, close.end_column - 1)
+    return Edit(here, f", {text}" if call.args else text)
+
+
 def chain(call: cst.BaseExpression) -> list[cst.Call]:
     """`t.mul_(2).add_(x)`: the call of `add_`, then that of `mul_`; empty for what is no method call."""
     calls: list[cst.Call] = []
@@ -121,12 +142,13 @@ def base_of(target: cst.BaseExpression | None) -> cst.BaseExpression | None:
 def is_loaded(file: File, name: str, scope: cst.CSTNode, after: int) -> bool:
     """Whether a dotted name is read in a scope in a line after `after`."""
     return any(
-        dotted(one) == name and file.line(one) > after and not _is_stored(file, one)
+        dotted(one) == name and file.line(one) > after and not is_stored(file, one)
         for one in walk(scope, cst.Name, cst.Attribute)
     )
 
 
-def _is_stored(file: File, node: cst.CSTNode) -> bool:
+def is_stored(file: File, node: cst.CSTNode) -> bool:
+    """Whether a name is assigned to, or is no name of its own but the end of a longer one."""
     parent = file.parents.get(node)
     return isinstance(parent, (cst.AssignTarget, cst.Param)) or (
         isinstance(parent, cst.Attribute) and parent.attr is node

@@ -9,7 +9,7 @@ from types import CodeType
 
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.finding import Label, label
-from noclobber.model.source import Site
+from noclobber.model.source import Owner, Site, owner_of
 from noclobber.rules.shared.wording import keeps, name_in_words, op_in_words, version_in_words
 
 TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
@@ -44,6 +44,16 @@ def write_label(write: Write, save: Save | None = None, *, verb: str = "overwrit
     place = ", ".join(part for part in ("here", when, how) if part)
     text = f"{writer_in_words(write)} {verb} {place}{version_in_words(write)}"
     return (label("write", site, text),)
+
+
+def in_step(write: Write) -> tuple[Label, ...]:
+    """The line that writes in the `step` of an optimizer of the user's own; empty for those of a library."""
+    step = write.step.site if write.step is not None else None
+    if step is None or write.site is None or write.since is not None or same_line(step, write.site):
+        return ()
+    if owner_of(write.site.code.co_filename) is not Owner.USER or not write.op.startswith("aten::"):
+        return ()
+    return (label("write", write.site, f"`{op_in_words(write.op)}` writes it here, in that step"),)
 
 
 def read_label(read: Read, *, after: Site | None = None, verb: str = "reads it") -> tuple[Label, ...]:

@@ -9,6 +9,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Tensor, Write
 from noclobber.model.finding import Finding, Label, Severity, Suggestion
 from noclobber.rules.shared.labels import (
+    in_step,
     inside_label,
     read_label,
     reader_in_words,
@@ -45,7 +46,7 @@ def story(
     saved = saved or save_label(clobber.save)
     after = site_of(blamed) if blamed else None
     read = read_label(clobber.read, after=after)
-    known = [*saved, *created, *written]
+    known = [*saved, *created, *written, *(in_step(blamed) if blamed else ())]
     if len(known) + len(read) > MOST_LABELS:
         notes = (*notes, *_read_in_words(clobber))
         read = ()

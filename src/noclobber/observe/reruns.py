@@ -1,0 +1,265 @@
+"""What a checkpointed region reads when it is run anew is what it read in forward, where bytes are preserved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from noclobber.observe import internals, keeping
+from noclobber.observe.records import Record, geometry
+from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
+from noclobber.observe.sites import Place, caller
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+_data: Any = internals.C.TensorBase.data
+
+
+class Past:
+    """The tensors that one region can reach, to be put back for as long as it runs anew.
+
+    `given` are its arguments, where nothing else keeps them as they were before its forward.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        place: Place | None,
+        in_forward: Callable[[], bool],
+        reached: Iterable[torch.Tensor],
+        given: Iterable[Any] = (),
+        *,
+        reentrant: bool = False,
+    ) -> None:
+        self.recorder, self._place, self._in_forward = recorder, place, in_forward
+        self._reentrant = reentrant
+        self._reached: set[Needed] = set()
+        itself = ref(self)
+
+        def gone(needed: Any) -> None:
+            if (past := itself()) is not None:
+                past._reached.discard(needed)
+
+        for tensor in reached:
+            if (needed := self._needed(tensor, gone)) is not None:
+                self._reached.add(needed)
+        given = list(given)
+        self._given = [self._needed(one) if isinstance(one, torch.Tensor) else None for one in given]
+        self._required = [isinstance(one, torch.Tensor) and one.requires_grad for one in given]
+        self._again: WeakKeyDictionary[Any, Handle] = WeakKeyDictionary()
+        """What was saved when the region last ran anew, by PyTorch's holder."""
+
+    def _needed(self, tensor: torch.Tensor, gone: Callable[[Any], None] | None = None) -> Needed | None:
+        key, alias = internals.storage_key(tensor), alias_of(tensor)
+        version = internals.version_of(alias)
+        if key is None or version is None or alias is tensor:
+            return None
+        needed = Needed(tensor, gone)
+        needed.alias, needed.version, needed.digest, needed.plan = alias, version, None, None
+        needed.node, needed.place = internals.next_node() - 1, self._place
+        needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
+        needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
+        if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
+            # Of a view that was written, looking at its node makes PyTorch put it elsewhere in the graph.
+            needed.connected = internals.saved_tensor(tensor)
+        self._file(needed)
+        return needed
+
+    def _standing(self, tensor: torch.Tensor) -> tuple[bool, Any]:
+        """Whether a tensor requires a gradient, and what tells where in the graph it is: of one that is made anew the
+        node does not matter. Of a view, whose node is not to be asked for, the version stands for that."""
+        if not self._reentrant or not tensor.requires_grad or tensor.is_leaf:
+            return tensor.requires_grad, None
+        node: Any = None if tensor._is_view() else tensor.grad_fn
+        return True, internals.version_of(tensor) if node is None else node._sequence_nr()
+
+    def _file(self, handle: Handle) -> None:
+        live = self.recorder.live
+        live.unsorted.append(ref(handle))
+        if len(live.unsorted) > live.limit:
+            live.sweep()
+
+    def forward_ended(self) -> None:
+        """The region has run: arguments that it did not overwrite itself are kept by what saves them."""
+        self._given = [one if one is not None and _kept(one) is not None else None for one in self._given]
+
+    # -- running anew --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def restored(self, given: Iterable[Any] = ()) -> Iterator[None]:
+        """Put back what was overwritten since, in its own memory; and what is there now, at the end.
+
+        What is saved meanwhile is kept from the second. `given` are tensors of the checkpoint's own that share the
+        memory of the arguments.
+        """
+        recorder, swapped = self.recorder, list[tuple[torch.Tensor, Needed]]()
+        with ExitStack() as undo:
+            for tensor, required, needed in zip(given, self._required, self._given, strict=False):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
+                    tensor.requires_grad_(required)
+                if needed is not None and (kept := _kept(needed)) is not None:
+                    _give(tensor, kept.clone())
+            for needed in self._reached:
+                self._put_back(needed, swapped, undo)
+            there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
+            waiting = there - recorder.put_off
+            recorder.put_off |= waiting
+            undo.callback(recorder.put_off.difference_update, waiting)
+            undo.callback(self._keep_what_was_saved, swapped, there)
+            yield
+
+    def standing_in(self) -> AbstractContextManager[Any]:
+        """Hand the region others in the place of tensors that were cut off the graph, joined to it or put elsewhere in
+        it; to be entered once bytes are restored, around nothing but the region itself."""
+        pairs = [pair for needed in self._reached if (pair := self._instead(needed)) is not None]
+        return _Instead(pairs) if pairs else nullcontext()
+
+    def _instead(self, needed: Needed) -> tuple[torch.Tensor, torch.Tensor] | None:
+        tensor = needed()
+        if tensor is None or self._standing(tensor) == needed.standing:
+            return None
+        (required, place), kept = needed.standing, _kept(needed)
+        if place is None:
+            old = tensor.detach().clone() if kept is None else kept
+            return tensor, old.detach().requires_grad_(required)
+        if needed.connected is None:
+            return None
+        connected: torch.Tensor = needed.connected.unpack()
+        shares = internals.storage_key(connected) == internals.storage_key(tensor)
+        return tensor, connected.clone() if shares else connected
+
+    def _put_back(self, needed: Needed, swapped: list[tuple[torch.Tensor, Needed]], undo: ExitStack) -> None:
+        tensor, suspect = needed(), needed.version
+        if tensor is None or not isinstance(suspect, Suspect):
+            return
+        if internals.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
+            undo.callback(_give, tensor, _data.__get__(tensor))  # it was given other memory: `tensor.data = u`, `set_`
+            _give(tensor, needed.alias)
+        elif suspect.kept is not None:
+            memory = _data.__get__(tensor)
+            with internals.unlogged(), internals.no_modes(), internals.plain():
+                present = memory.clone()
+            undo.callback(_overwrite, memory, present)
+            _overwrite(memory, suspect.kept)
+            swapped.append((tensor, needed))
+
+    def _keep_what_was_saved(self, swapped: list[tuple[torch.Tensor, Needed]], there: set[Handle]) -> None:
+        for tensor, needed in swapped:
+            kept, noted = _kept(needed), _first_write(needed)
+            made = [one for one in self.recorder.live.at(needed.key) if one not in there]
+            if kept is None or noted is None:
+                continue
+            noted = noted._replace(geometry=geometry(tensor), key=needed.key)
+            for handle in made:
+                marked = handle.version
+                if not isinstance(marked, Suspect):
+                    marked = handle.version = Suspect(marked)
+                marked.writes.append((noted, int(handle.alias._version)))
+            keeping.keep(self.recorder, made, noted, [(tensor, kept)])
+
+    @contextmanager
+    def saving_again(self, frame: Any) -> Iterator[None]:
+        """Keep what a region that is not reentrant saves when it is run anew, as any save. `frame` is PyTorch's record
+        of the region, whose own hooks are on top of this thread's."""
+        (pack, unpack), count = internals.top_hooks(True), 0
+
+        def pack_again(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            holder = frame.weak_holders[count]() if count < len(frame.weak_holders) else None
+            count += 1
+            if not self.listens():
+                self._again.pop(holder, None)
+                return pack(tensor.detach().clone())
+            if holder is None:
+                return pack(tensor)
+            self._again[holder] = handle = handle_of(tensor, internals.next_node() - 1, caller(1), None)
+            self._file(handle)
+            return pack(handle.alias)  # not the tensor, which may be given other memory
+
+        internals.push_hooks(pack_again, unpack)
+        try:
+            yield
+        finally:
+            internals.pop_hooks()
+
+    def saved(self, holder: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """What was saved under PyTorch's holder when the region ran anew, where it has found `tensor` there."""
+        handle = self._again.pop(holder, None)
+        if handle is None:
+            return tensor
+        if _kept(handle) is not None or internals.storage_key(handle.alias) != internals.storage_key(tensor):
+            return handle.alias
+        return tensor
+
+    def listens(self) -> bool:
+        """Whether writes are seen in this thread; else what is saved has to be copied at once."""
+        return self.recorder.keeping and self.recorder.thread.entered
+
+    @contextmanager
+    def running_anew(self, ctx: Any, args: Iterable[Any]) -> Iterator[None]:
+        """A reentrant region is run anew, in a backward of its node `ctx`. Where no writes are seen whatever it saves
+        is copied; when the backward has ended what it needed may go, unless the graph is retained."""
+        internals.when_backward_ends(lambda: self._release_if_freed(ctx))
+        with self.restored(args):
+            if self.listens():
+                yield
+                return
+            internals.push_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor)
+            try:
+                yield
+            finally:
+                internals.pop_hooks()
+
+    def _release_if_freed(self, ctx: Any) -> None:
+        try:
+            freed = not ctx._raw_saved_tensors
+        except RuntimeError:
+            freed = True
+        if freed:
+            self._reached.clear()
+            self._given.clear()
+
+
+class _Instead(TorchFunctionMode):
+    """Hands every function of torch other tensors than it is given."""
+
+    def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._pairs = {id(one): (one, other) for one, other in pairs}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(self._other, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _other(self, value: Any) -> Any:
+        return self._pairs.get(id(value), (value, value))[1]
+
+
+def _kept(handle: Handle) -> torch.Tensor | None:
+    return handle.version.kept if isinstance(handle.version, Suspect) else None
+
+
+def _first_write(handle: Handle) -> Record | None:
+    """The first write that can have changed the bytes of a handle."""
+    writes = handle.version.writes if isinstance(handle.version, Suspect) else []
+    return next((noted for noted, _ in writes if not noted.written.only_moves), None)
+
+
+def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    _data.__set__(tensor, data)
+
+
+def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:
+    """Copy, element by element of the memory: where it is expanded each but once."""
+    for dimension, stride in enumerate(memory.stride()):
+        if stride == 0 and memory.shape[dimension] > 1:
+            memory, data = memory.narrow(dimension, 0, 1), data.narrow(dimension, 0, 1)
+    with torch.no_grad(), internals.unlogged(), internals.no_modes(), internals.plain():
+        memory.copy_(data)

@@ -1,0 +1,99 @@
+"""What `run` suggests: edits that an editor can apply, the command that proves them, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .running import call, noclobber, write
+
+BROKEN = """
+    import sys
+    import torch
+
+    def keep(w):
+        h = torch.sigmoid(w)
+        h[0] = 0.0
+        h[1] = 0.0
+        return h
+
+    w = torch.ones(3, requires_grad=True)
+    (keep(w) * float(sys.argv[1])).sum().backward()
+    print(w.grad.tolist())
+    """
+QUIET = """
+    import torch
+    w = torch.ones(3, requires_grad=True)
+    w.exp().sum().backward()
+    """
+
+
+def test_the_edits_mend_the_program(tmp_path: Path) -> None:
+    write(tmp_path, {"pkg/__init__.py": "", "pkg/train.py": BROKEN})
+    ended = noclobber(["run", "--format", "json", "-o", "report.json", "-m", "pkg.train", "2", "it's"], tmp_path)
+    assert ended.status == 1
+    document = json.loads((tmp_path / "report.json").read_text())
+    (suggestion,) = document["findings"][0]["suggestions"]
+    assert suggestion["applicability"] == "unproven"
+    path = tmp_path / "pkg" / "train.py"
+    lines = path.read_text().splitlines(keepends=True)
+    for edit in reversed(suggestion["edits"]):
+        assert edit["path"] == str(path)
+        begin, end = (
+            lines[edit["line"] - 1][: edit["column"] - 1],
+            lines[edit["end_line"] - 1][edit["end_column"] - 1 :],
+        )
+        lines[edit["line"] - 1 : edit["end_line"]] = [begin + edit["replacement"] + end]
+    path.write_text("".join(lines))
+    after = call([sys.executable, "-m", "pkg.train", "2"], tmp_path)
+    # by hand: 2 s (1 - s) of s = 1 / (1 + 1 / e) for the element that is not overwritten
+    assert json.loads(after.stdout) == pytest.approx([0, 0, 2 * 0.19661193])
+    assert document["program"]["fix"]["command"] == ["noclobber", "fix", "-m", "pkg.train", "2", "it's"]
+
+
+def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": BROKEN})
+    noclobber(["run", "--format", "json", "-o", "report.json", "train.py", "2", "a b"], tmp_path)
+    full = noclobber(["report", "report.json"], tmp_path).stdout
+    assert full.endswith("next: noclobber explain NC101\nmend with proof: noclobber fix train.py 2 'a b'\n")
+    assert "B more, unproven)\n   |\n 6 +     h = h.clone()\n" in full
+    annotation = noclobber(["report", "--format", "github", "report.json"], tmp_path).stdout
+    assert annotation.endswith("unproven)%0A6 +     h = h.clone()%0Amend with proof: noclobber fix train.py 2 'a b'\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "imported"),
+    [(QUIET, [], False), (BROKEN, ["--format", "concise"], False), (BROKEN, [], True)],
+    ids=["nothing found", "concise", "found"],
+)
+def test_libcst_is_imported_only_for_findings(tmp_path: Path, text: str, options: list[str], imported: bool) -> None:
+    write(tmp_path, {"train.py": text})
+    words = ["run", *options, "train.py", "2"]
+    code = f"import sys; from noclobber.cli import main; main({words}); print('libcst' in sys.modules)"
+    assert call([sys.executable, "-c", code], tmp_path).stdout.splitlines()[-1] == str(imported)
+
+
+@pytest.mark.parametrize("sabotage", ["libcst.parse_module = None", "sys.modules['noclobber.fix.patch'] = None"])
+def test_a_failure_while_suggesting_leaves_the_report(tmp_path: Path, sabotage: str) -> None:
+    write(tmp_path, {"train.py": f"import sys, libcst\n{sabotage}\n"})
+    with (tmp_path / "train.py").open("a") as file:
+        write(tmp_path, {"rest.py": BROKEN})
+        file.write((tmp_path / "rest.py").read_text())
+    ended = noclobber(["run", "train.py", "2"], tmp_path)
+    assert ended.status == 1
+    assert "error[NC101]: in-place write to a tensor that backward still needs\n" in ended.stderr
+    assert ": `h = h.clone()` before this assignment to `h`\n" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("noclobber: internal error: ")
+
+
+def test_the_command_runs_as_it_stands(tmp_path: Path) -> None:
+    write(tmp_path, {"my train.py": BROKEN})
+    ended = noclobber(["run", "my train.py", "2"], tmp_path)
+    command = ended.stderr.splitlines()[-1].removeprefix("mend with proof: noclobber ")
+    typed = f'"{sys.executable}" -m noclobber {command}'
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "+    h = h.clone()" in done.stdout) == (0, True), done.stderr

@@ -1,0 +1,119 @@
+"""Which of several proven candidates is chosen; what a run would show is told here by the patched text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from noclobber.fix import choose
+from noclobber.fix.candidate import Candidate
+from noclobber.fix.choose import LAST_RESORT, Mender, Mending
+from noclobber.fix.order import Ended, Result
+from noclobber.fix.patch import Patch
+from noclobber.fix.prove import Verdict
+from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.report import Coverage, Report
+from noclobber.model.source import Span
+
+Shown = Callable[[str], Verdict]
+
+
+def finding(path: Path, name: str) -> Finding:
+    return Finding(
+        "NC101", "a rule", "error", "m", (Label("write", Span(str(path), 1, 1, 1, 2), "", True),), {"name": name}
+    )
+
+
+def result(*left: Finding, saved: int = 0) -> Result:
+    report = Report(left, Coverage()).to_json() if left else ""
+    return Result(Ended.WELL, saved=saved, report=report)
+
+
+class Told:
+    """Stands for a prover: judges by the patched text, and counts the runs."""
+
+    def __init__(self, search: Result, shown: Shown) -> None:
+        self.search, self.shown = search, shown
+        self.codes: set[str] = set()
+        self.runs: list[str] = []
+
+    def meet(self, finding: Finding, findings: object = ()) -> None:
+        self.codes.add(finding.code)
+
+    def start(self, patch: Patch, mode: str = "watch") -> Told:
+        self.runs.append(next(iter(patch.after.values())).plain)
+        return self
+
+    def end(self) -> None:
+        pass
+
+    def judge(self, trial: Told, patch: Patch, before: Patch, finding: Finding) -> Verdict:
+        return self.shown(next(iter(patch.after.values())).plain)
+
+    def is_deterministic(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Mending, Told]]:
+    path = tmp_path / "program.py"
+    path.write_text("x = 0\n")
+
+    def run(texts: dict[str, int], shown: Callable[[str, Path], Verdict]) -> tuple[str, Mending, Told]:
+        one = [Candidate(text, (Edit(Span(str(path), 1, 5, 1, 6), text),), cost) for text, cost in texts.items()]
+        monkeypatch.setattr(choose, "candidates", lambda *_: one)
+        told = Told(result(finding(path, "h")), lambda text: shown(text, path))
+        done = Mender(told, lambda _: None).mend()  # type: ignore[arg-type]
+        return done.patch.read(str(path)), done, told
+
+    return run
+
+
+def proven(saved: int = 0) -> Verdict:
+    return Verdict(True, clean=True, proof="all of it", complete=True, result=result(saved=saved))
+
+
+def test_few_bytes_do_not_outweigh_a_smaller_diff_and_many_do(mended):
+    text, _, _ = mended({"1": 1, "2\ny = 2": 2}, lambda text, _: proven(1000 if "y" in text else 1020))
+    assert text == "x = 1\n"
+    text, _, _ = mended({"1": 1, "2\ny = 2": 2}, lambda text, _: proven(1000 if "y" in text else 2000))
+    assert text == "x = 2\ny = 2\n"
+
+
+def test_a_last_resort_is_taken_where_nothing_else_is_proven(mended):
+    text, _, _ = mended({"1": 1, "2": LAST_RESORT}, lambda text, _: proven(0 if "2" in text else 1000))
+    assert text == "x = 1\n"
+    only = lambda text, _: proven() if "2" in text else Verdict(False, why="no")  # noqa: E731
+    assert mended({"1": 1, "2": LAST_RESORT}, only)[0] == "x = 2\n"
+
+
+def test_what_leaves_a_finding_of_the_same_write_is_not_preferred(mended):
+    def shown(text: str, path: Path) -> Verdict:
+        return proven() if "2" in text else Verdict(True, result=result(finding(path, "g")))
+
+    text, done, _ = mended({"1": 1, "2": 2}, shown)
+    assert (text, done.left) == ("x = 2\n", [])
+
+
+def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
+    def shown(text: str, path: Path) -> Verdict:
+        if text == "x = 1\n":
+            return Verdict(True, elsewhere=True, proof="in 0 calls", result=result(finding(path, "g")))
+        return proven()
+
+    text, done, told = mended({"1": 1, "2": 2}, shown)
+    assert (text, done.left) == ("x = 2\n", [])
+    assert [one.finding.tensor for one in done.mended] == [{"name": "h"}, {"name": "g"}]
+    assert [one.proof for one in done.mended] == ["all of it"] * 2  # the whole patch was proven once more
+    assert told.runs[:2] == ["x = 1\n"] * 2
+
+
+def test_a_part_of_a_patch_is_not_called_proven(mended):
+    def shown(text: str, path: Path) -> Verdict:
+        return Verdict(True, elsewhere=True, proof="in 0 calls", result=result(finding(path, "g")))
+
+    _, done, _ = mended({"1": 1}, shown)
+    assert done.left
+    assert all("still fails" in one.proof for one in done.mended)
