@@ -238,8 +238,10 @@ class preserve:
     """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
 
     Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
-    backward then gets what was saved, also when it runs after the block. A change that torch never sees (numpy, another
-    process) can't be kept from it: then backward raises a ClobberError. `report()` says what was kept, line by line.
+    backward then gets what was saved, also when it runs after the block. So do checkpointed regions: for as long as one
+    is run anew, tensors that it reads from outside hold what they held in forward. A change that torch never sees
+    (numpy, another process) can't be kept from it: then backward raises a ClobberError. What hooks and custom backwards
+    write into gradients is not undone: gradients are no saves. `report()` says what was kept, line by line.
     """
 
     def __init__(self) -> None:

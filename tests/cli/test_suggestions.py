@@ -60,9 +60,9 @@ def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> N
     noclobber(["run", "--format", "json", "-o", "report.json", "train.py", "2", "a b"], tmp_path)
     full = noclobber(["report", "report.json"], tmp_path).stdout
     assert full.endswith("next: noclobber explain NC101\nmend with proof: noclobber fix train.py 2 'a b'\n")
-    assert "B more, unproven)\n   |\n 6 +     h = h.clone()\n" in full
+    assert "write into a clone of `h` (unproven)\n   |\n 6 +     h = h.clone()\n" in full
     annotation = noclobber(["report", "--format", "github", "report.json"], tmp_path).stdout
-    assert annotation.endswith("unproven)%0A6 +     h = h.clone()%0Amend with proof: noclobber fix train.py 2 'a b'\n")
+    assert annotation.endswith("(unproven)%0A6 +     h = h.clone()%0Amend with proof: noclobber fix train.py 2 'a b'\n")
 
 
 @pytest.mark.parametrize(

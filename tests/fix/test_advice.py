@@ -96,7 +96,7 @@ def test_a_candidate_makes_the_words_of_the_rule_exact(program: Path) -> None:
     words = Suggestion("write into a clone (16 B more): `h = h.clone()` before this assignment to `h`")
     other = Suggestion("or do something else")
     exact, rest = told(made(program, suggestions=(words, other))).findings[0].suggestions
-    assert exact.message == "write into a clone of `h` (16 B more)"
+    assert exact.message == "write into a clone of `h`"
     assert (exact.applicability, rest) == (UNPROVEN, other)
     assert [(one.span.line, one.span.column, one.replacement) for one in exact.edits] == [(3, 5, "h = h.clone()\n    ")]
 
@@ -252,3 +252,9 @@ def test_the_condition_of_a_suggestion_stays(program: Path) -> None:
     found = told(made(program, suggestions=words)).findings[0].suggestions
     assert [one.message for one in found] == ["do this", "or where nobody else looks, write into a clone of `h`"]
     assert [bool(one.edits) for one in found] == [False, True]
+
+
+def test_what_the_rule_says_of_the_cost_stays(program: Path) -> None:
+    words = (Suggestion("let `add` write a new tensor, out of place (16 B more): `h + 1`"),)
+    (own,) = told(made(program, "add", suggestions=words)).findings[0].suggestions
+    assert own.message == "write out of place (16 B more)"

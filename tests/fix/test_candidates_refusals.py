@@ -214,3 +214,19 @@ def test_a_hook_may_be_registered_after_the_write() -> None:
     assert "h += 1\nh.register_hook(show)\ny = h.exp()\n" in mended(
         "NC210", source, write="h += 1", create="h.register_hook(show)"
     )
+
+
+def test_a_buffer_that_is_detached_and_filled_again_is_bound_to_a_new_tensor() -> None:
+    source = """
+        class Sampler:
+            def draw(self, rate, noise):
+                self.buffer.detach_()
+                self.buffer.copy_(rate.exp() * noise)
+                return self.buffer
+    """
+    first = mended("NC399", source, write="self.buffer.copy_(rate.exp() * noise)")[0]
+    assert first.split("\n")[1:4] == [
+        "    def draw(self, rate, noise):",
+        "        self.buffer = rate.exp() * noise",
+        "        return self.buffer",
+    ]

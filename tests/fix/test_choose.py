@@ -117,3 +117,11 @@ def test_a_part_of_a_patch_is_not_called_proven(mended):
     _, done, _ = mended({"1": 1}, shown)
     assert done.left
     assert all("still fails" in one.proof for one in done.mended)
+
+
+def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
+    def shown(text: str, path: Path) -> Verdict:
+        return proven() if "2" in text else Verdict(False, why="backward call 1: the loss differs", differs=True)
+
+    _, done, _ = mended({"1": 1, "2": 2}, shown)
+    assert done.mended[0].proof == "all of it; `1` would change the loss: the write is seen elsewhere"

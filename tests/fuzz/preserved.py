@@ -10,6 +10,8 @@ from tests.fuzz.judge import HUGE, Outcome, Verdict, first_line, right_gradients
 
 LOST = re.compile(r"np\.|\.numpy|buf\b.*=|ctypes\.|dlpack")
 """Writes that torch does not see can't be kept from a save: of programs with these a raise is all that can be had."""
+FREED = "Trying to backward through the graph a second time"
+"""The oracle runs regions without a checkpoint; the backward inside a reentrant one frees more."""
 
 
 def judge(source: str) -> Verdict:
@@ -27,8 +29,9 @@ def judge(source: str) -> Verdict:
             return Verdict(Outcome.REFUSED, first_line(kept.error))
         if isinstance(kept.error, noclobber.ClobberError) and LOST.search(_body(source)):
             return Verdict(Outcome.RAISED, first_line(kept.error))
-        if not isinstance(kept.error, noclobber.ClobberError) and "checkpoint" in source:
-            return Verdict(Outcome.REFUSED, first_line(kept.error))  # the oracle runs its region as it is
+        raised = not isinstance(kept.error, noclobber.ClobberError) and "checkpoint" in source
+        if raised and (FREED in str(kept.error) or run(source).error is not None):
+            return Verdict(Outcome.REFUSED, first_line(kept.error))
         return Verdict(Outcome.CHANGED, f"raises {type(kept.error).__name__}: {first_line(kept.error)}")
 
 

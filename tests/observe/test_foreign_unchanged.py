@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import threading
-from concurrent.futures.thread import _WorkItem
 import warnings
+from concurrent.futures.thread import _WorkItem
 
 import numpy as np
 import pytest

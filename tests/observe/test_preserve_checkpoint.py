@@ -302,7 +302,9 @@ def test_copies_go_with_the_graph(run, monkeypatch):
         gc.collect()
         gc.disable()
         try:
-            monkeypatch.setattr(torch.Tensor, "clone", lambda one: copies.append(weakref.ref(new := native(one))) or new)
+            monkeypatch.setattr(
+                torch.Tensor, "clone", lambda one: copies.append(weakref.ref(new := native(one))) or new
+            )
             c.mul_(7)
             assert [copy() is None for copy in copies] == [False]
             y.sum().backward()

@@ -128,7 +128,7 @@ def gradient_of(function, write):
     def program():
         x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
         h = x * 1.5
-        y = function.apply(h)
+        y = function.apply(h)  # applied
         write(h, y)
         y.sum().backward()
         return x.grad
@@ -168,6 +168,7 @@ def test_a_changed_stash_that_backward_reads(function, write, field, contents):
         None,
     )
     assert is_marked(save.site, "saved")
+    assert is_marked(save.applied, "applied")
     if write is not through_numpy:
         assert is_marked(clobber.writes[-1].site, "written")
 

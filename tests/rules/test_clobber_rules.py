@@ -116,7 +116,8 @@ def test_an_optimizer_of_the_users_own_shows_both_lines() -> None:
     change = write("aten::sub_", OWN.at("p.data.sub_(p.grad)"), via="data", step=step, version_after=0)
     kept = save("AddmmBackward0", "mat2", OWN.at("net(x)"), name="fc.weight", kind="parameter")
     finding = explain(clobber(kept, change, read=OWN.at("out.backward()"), raised=False))
-    assert finding is not None and finding.code == "NC203"
+    assert finding is not None
+    assert finding.code == "NC203"
     written = [one for one in finding.labels if one.role == "write"]
     assert [(one.span.line, one.primary) for one in written] == [(6, True), (3, False)]
     assert written[1].text == "`sub_` writes it here, in that step"

@@ -9,6 +9,7 @@ import pytest
 from noclobber.model.events import Read, Tensor
 from noclobber.model.finding import Finding
 from noclobber.model.silent import LostHook, Overwritten, Undeclared, Untracked
+from noclobber.rules import explain
 
 from .places import Program, clobber, helped, save, told, write
 from .test_silent_rules import the
@@ -128,6 +129,23 @@ def test_an_inner_step_on_a_leaf() -> None:
     finding = untracked("w.data -= lr * d", "aten::sub_", "data", Tensor((4,), name="w"), Tensor((4,)))
     assert told(finding, "write").text == "`sub_` cuts the value written off its graph here"
     assert UNTRACKED.edited(finding).splitlines()[7] == "w = w - lr * d"
+
+
+@pytest.mark.parametrize("value", ["h.data + noise", "noise + h", "h.detach() - noise", "h.data - 2"])
+def test_a_constant_shift_leaves_the_gradient_as_it_is(value: str) -> None:
+    program = Program(f"h.data = {value}\nloss.backward()\n")
+    change = write("data=", program.at("h.data"), via="set_data", version_after=0)
+    read = Read("", program.at("loss.backward()"))
+    assert explain(Untracked(change, "assigned", Tensor((4,), name="h"), read)) is None
+    assert explain(Untracked(change, "assigned", Tensor((4,), name="h"), read, Tensor((4,)))) is not None
+
+
+@pytest.mark.parametrize("value", ["h.data * 2", "noise - h.data", "other.data + noise", "h.round()"])
+def test_any_other_value_does_not(value: str) -> None:
+    program = Program(f"h.data = {value}\nloss.backward()\n")
+    change = write("data=", program.at("h.data"), via="set_data", version_after=0)
+    finding = the(Untracked(change, "assigned", Tensor((4,), name="h"), Read("", program.at("loss.backward()"))))
+    assert finding.message == "`h` is changed by `t.data = u`: the gradient is as if that had not happened"
 
 
 INPUT = Program("""

@@ -38,6 +38,8 @@ class Mended:
     extra: int | None
     proof: str
     proven: bool = True
+    note: str = ""
+    """What a likelier patch would change."""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class Mender:
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
         proof = done.mended[-1].proof if done.mended and not done.left else _UNPROVEN
-        done.mended = [replace(one, proof=proof) for one in done.mended]
+        done.mended = [replace(one, proof=proof + one.note) for one in done.mended]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
@@ -131,7 +133,7 @@ class Mender:
             self._try(candidate, finding, attempt)
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
-                done.mended.append(self._mended(finding, one))
+                done.mended.append(self._mended(finding, one, attempt))
                 done.patch = one.patch
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
@@ -180,11 +182,13 @@ class Mender:
         )
         return None if alone.right else alone.why
 
-    def _mended(self, finding: Finding, best: _Tried) -> Mended:
+    def _mended(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Mended:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
-        return Mended(finding, best.candidate.title, extra, best.verdict.proof)
+        other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
+        note = f"; `{other.candidate.title}` would change the loss: the write is seen elsewhere" if other else ""
+        return Mended(finding, best.candidate.title, extra, best.verdict.proof, note=note)
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:

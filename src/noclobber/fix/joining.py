@@ -49,6 +49,8 @@ def joined(candidate: Candidate, own: Sequence[Suggestion]) -> tuple[Suggestion,
     for number, one in enumerate(own):
         if any(title.search(candidate.title) and message.search(one.message) for title, message in _SAME):
             begin, cost = _BEGIN.match(one.message), _COST.search(one.message)
+            if candidate.title.startswith("write into a clone"):
+                cost = None  # the rule counts what is written, and a clone is of the whole tensor
             message = f"{begin[0] if begin else ''}{candidate.title}{cost[0] if cost else ''}"
             return (*own[:number], replace(exact, message=message), *own[number + 1 :])
     return (exact, *(replace(one, message=f"or {one.message.removeprefix('or ')}") for one in own[:1]), *own[1:])

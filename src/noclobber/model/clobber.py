@@ -98,6 +98,12 @@ class LiveSaves(Generic[Handle]):
             self.by_storage[storage] = [reference for reference in bucket if reference() is not None]
         return alive
 
+    def file_anew(self) -> None:
+        """Storages may lie elsewhere than when their handles were filed."""
+        self.unsorted += (reference for bucket in self.by_storage.values() for reference in bucket)
+        self.by_storage.clear()
+        self._filed = 0
+
     def sweep(self) -> None:
         """Drop what died; called by the one who adds when `unsorted` has outgrown `limit`."""
         self.unsorted[:] = [reference for reference in self.unsorted if reference() is not None]

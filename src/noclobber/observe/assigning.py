@@ -48,7 +48,8 @@ def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, ass
         producer = tensor.grad_fn._sequence_nr()
         handles = [handle for handle in handles if not saves.is_result(handle, producer)]
     reread = key is not None and recorder.memory.is_reread(key)
-    cuts = key is not None and isinstance(value, torch.Tensor) and (value.requires_grad or untracked.is_computed(tensor))
+    tensors = key is not None and isinstance(value, torch.Tensor)
+    cuts = tensors and (value.requires_grad or untracked.is_computed(tensor))
     if not handles and not reread and not cuts:
         assign()
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures.thread import _WorkItem  # type: ignore[attr-defined]
+from concurrent.futures.thread import _WorkItem
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any

@@ -106,6 +106,7 @@ class Recorder:
             before = log.writes_to_saves(
                 self.live, self.memory, self.backwards, self, self.meet, self.untold, self.without_storage
             )
+            before = log.following_moves(before, self.live) if keeping else before
         else:
             before = log.every_write(self.memory, self.backwards, self.without_storage)
         writes.connect(writes.Sink(before, partial(refusals.write_failed, self), self.views_made))

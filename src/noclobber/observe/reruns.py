@@ -55,6 +55,7 @@ class Past:
         self._required = [isinstance(one, torch.Tensor) and one.requires_grad for one in given]
         self._again: WeakKeyDictionary[Any, Handle] = WeakKeyDictionary()
         """What was saved when the region last ran anew, by PyTorch's holder."""
+        self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _needed(self, tensor: torch.Tensor, gone: Callable[[Any], None] | None = None) -> Needed | None:
         key, alias = internals.storage_key(tensor), alias_of(tensor)
@@ -99,7 +100,7 @@ class Past:
         What is saved meanwhile is kept from the second. `given` are tensors of the checkpoint's own that share the
         memory of the arguments.
         """
-        recorder, swapped = self.recorder, list[tuple[torch.Tensor, Needed]]()
+        recorder, swapped, given = self.recorder, list[tuple[torch.Tensor, Needed]](), list(given)
         with ExitStack() as undo:
             for tensor, required, needed in zip(given, self._required, self._given, strict=False):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
@@ -113,13 +114,18 @@ class Past:
             recorder.put_off |= waiting
             undo.callback(recorder.put_off.difference_update, waiting)
             undo.callback(self._keep_what_was_saved, swapped, there)
+            self._stand_ins = [pair for needed in self._reached if (pair := self._instead(needed)) is not None]
+            undo.callback(self._stand_ins.clear)
+            elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
+            for tensor in given:
+                if isinstance(tensor, torch.Tensor) and internals.storage_key(tensor) in elsewhere:
+                    _give(tensor, tensor.detach().clone())  # else it can't be told from the one that is replaced
             yield
 
     def standing_in(self) -> AbstractContextManager[Any]:
         """Hand the region others in the place of tensors that were cut off the graph, joined to it or put elsewhere in
         it; to be entered once bytes are restored, around nothing but the region itself."""
-        pairs = [pair for needed in self._reached if (pair := self._instead(needed)) is not None]
-        return _Instead(pairs) if pairs else nullcontext()
+        return _Instead(self._stand_ins) if self._stand_ins else nullcontext()
 
     def _instead(self, needed: Needed) -> tuple[torch.Tensor, torch.Tensor] | None:
         tensor = needed()

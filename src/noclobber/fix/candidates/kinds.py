@@ -214,7 +214,11 @@ def refused(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         yield from parts.into_new(write)
         yield from safely(write, 1)
+        if is_seen_here_only(write):
+            yield from rebound_fill(write)
+            yield from cloning.before_write(write, scene, 4) if scene.place("save") else ()
         yield from _calling(scene, write)
+    yield from cloning.at_save(scene, 5)
 
 
 def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:

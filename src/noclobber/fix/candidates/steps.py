@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -55,13 +56,20 @@ def put_off(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
 
 
 def optimizer(statement: cst.CSTNode) -> str:
-    """ "self.opt" for the statement `self.opt.step()`; empty for anything else."""
+    """ "self.opt" for the statement `self.opt.step()`, "opts[i]" for `opts[i].step()`; empty for anything else."""
     call = statement.value if isinstance(statement, cst.Expr) else None
-    is_step = isinstance(call, cst.Call) and called(call) == "step" and isinstance(call.func, cst.Attribute)
-    if not is_step or not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+    if not isinstance(call, cst.Call) or called(call) != "step" or not isinstance(call.func, cst.Attribute):
         return ""
-    scaled = bool(call.args) and call.args[0].keyword is None and "scaler" in dotted(call.func.value)
-    return dotted(call.args[0].value) if scaled else dotted(call.func.value)
+    owner = call.func.value
+    scaled = bool(call.args) and call.args[0].keyword is None and "scaler" in dotted(owner)
+    return _plain(call.args[0].value if scaled else owner)
+
+
+def _plain(node: cst.BaseExpression) -> str:
+    """The text of a name, a chain of attributes, or a part of one; empty for what does more."""
+    base = node.value if isinstance(node, cst.Subscript) else node
+    calls = next(walk(node, cst.Call), None)
+    return cst.Module([]).code_for_node(node) if dotted(base) and calls is None else ""
 
 
 def together(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
@@ -148,7 +156,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
     name = optimizer(step.statement)
     if loop is None or file.indent(loop) is None or not isinstance(loop.body, cst.IndentedBlock):
         return
-    if not {one.value for one in walk(loop.target, cst.Name)} & set(name.replace("[", ".").split(".")):
+    if not {one.value for one in walk(loop.target, cst.Name)} & set(re.split(r"\W+", name)):
         return
     rows = list(loop.body.body)
     at = next((n for n, row in enumerate(rows) if _holds(file, row, step.statement)), -1)
