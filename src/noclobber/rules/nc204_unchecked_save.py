@@ -79,7 +79,7 @@ def find(event: Event) -> Finding | None:
         writes,
         notes=[_silenced(event), reason(event.save)],
         suggestions=(*mended, *_checked(event)),
-        created=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
+        beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
     )
 
 

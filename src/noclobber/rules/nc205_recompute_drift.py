@@ -52,7 +52,7 @@ from noclobber.model.silent import Drift, Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.causes import is_step, overlapping
 from noclobber.rules.shared.cures import cures
-from noclobber.rules.shared.labels import subject, writer_in_words
+from noclobber.rules.shared.labels import same_line, subject, writer_in_words
 from noclobber.rules.shared.refusing import suggest
 from noclobber.rules.shared.sourcetext import path_to, span_of
 from noclobber.rules.shared.stepping import step_cures
@@ -92,7 +92,8 @@ def find(event: Event) -> Finding | None:
         event.save.site,
         f"{name_in_words(event.save.tensor)} is computed here in forward, and anew for backward",
     )
-    region = event.region and label("save", event.region, "the region is checkpointed here")
+    apart = event.region and not same_line(event.region, event.save.site)
+    region = event.region and apart and label("save", event.region, "the region is checkpointed here")
     return story(
         (CODE, NAME, SEVERITY),
         headline,

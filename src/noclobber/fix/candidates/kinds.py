@@ -183,6 +183,7 @@ def view(scene: Scene) -> Iterator[Candidate]:
         yield from parts.cloned_parts(write, 3)
         if scene.finding.code == "NC304":
             yield from leaves.guarded(write) if scene.kind() == "parameter" else ()
+            yield from safely(write, 1)
             yield from making.with_grad(scene, write)
         yield from safely(write, 2)
         yield from _calling(scene, write)

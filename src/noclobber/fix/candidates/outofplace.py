@@ -103,31 +103,31 @@ def _without_underscore(write: Written, call: cst.Call) -> list[Edit]:
 def _without_flag(write: Written, call: cst.Call) -> list[Edit]:
     file = write.file
     flag = keyword(call, "inplace") or call.args[-1]
-    dropped = _dropped(file, call, flag)
-    if dropped is None:
+    gone = dropped(file, call, flag)
+    if gone is None:
         return []
     if not isinstance(write.statement, cst.Expr):
-        return [dropped]
+        return [gone]
     if write.target is None or not _binds(write.target) or write.statement.value is not call:
         return []
     span = file.span(call)
     start = Span(file.path, span.line, span.column, span.line, span.column)
-    return [Edit(start, f"{file.source(write.target)} = "), dropped]
+    return [Edit(start, f"{file.source(write.target)} = "), gone]
 
 
 def _without_out(write: Written, call: cst.Call) -> list[Edit]:
     file, out = write.file, keyword(call, "out")
-    dropped = _dropped(file, call, out) if out is not None else None
-    if out is None or dropped is None or not isinstance(out.value, (cst.Name, cst.Attribute, cst.Subscript)):
+    gone = dropped(file, call, out) if out is not None else None
+    if out is None or gone is None or not isinstance(out.value, (cst.Name, cst.Attribute, cst.Subscript)):
         return []
     span = file.span(call)
     start = Edit(Span(file.path, span.line, span.column, span.line, span.column), f"{file.source(out.value)} = ")
     if isinstance(write.statement, (cst.Expr, cst.Assign)) and write.statement.value is call:
-        return [start, dropped]
-    return [dropped]
+        return [start, gone]
+    return [gone]
 
 
-def _dropped(file: File, call: cst.Call, arg: cst.Arg) -> Edit | None:
+def dropped(file: File, call: cst.Call, arg: cst.Arg) -> Edit | None:
     """Take an argument out of a call, with the comma before it or, for the first, behind it."""
     index, span = list(call.args).index(arg), file.span(arg)
     if index:

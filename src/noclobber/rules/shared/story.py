@@ -36,27 +36,30 @@ def story(
     verb: str = "overwrites it",
     saved: Sequence[Label] = (),
     created: Sequence[Label] = (),
+    beside: Sequence[Label] = (),
 ) -> Finding:
     """The finding of a clobber. `rule` is code, name and severity; the first of `writes` is the one to blame.
 
     `saved` replaces the label of the save; `created` is one more, for which that of the read becomes a note.
+    `beside` is the other line of one event, in another function, and takes no label's place.
     """
     blamed = writes[0] if writes else None
     written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
     saved = saved or save_label(clobber.save)
     after = site_of(blamed) if blamed else None
     read = read_label(clobber.read, after=after)
-    known = [*saved, *created, *written, *(in_step(blamed) if blamed else ())]
+    known = [*saved, *created, *written]
     if len(known) + len(read) > MOST_LABELS:
         notes = (*notes, *_read_in_words(clobber))
         read = ()
     more, said = _followers(writes[1:], written, room=MOST_LABELS - len(known) - len(read), clobber=clobber, verb=verb)
+    beside = (*beside, *(in_step(blamed) if blamed else ()))
     behind = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
     behind = behind or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
     found = account(
         rule,
         headline,
-        (*known, *more, *read, *behind),
+        (*known, *more, *read, *beside, *behind),
         clobber.save.tensor,
         clobber.writes,
         notes=(*notes, *said),
