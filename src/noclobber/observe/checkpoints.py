@@ -108,7 +108,7 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     region.past = past
 
     def recompute_fn(*args: Any) -> None:
-        with past.restored(), past.saving_again(weak()), past.standing_in():
+        with past.running_anew_for(weak()):
             native(*args)
 
     frame.recompute_fn = recompute_fn

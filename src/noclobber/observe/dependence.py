@@ -28,7 +28,7 @@ class Before:
     def __init__(self, function: Any, args: Iterable[Any]) -> None:
         args = list(args)
         self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
-        self._nodes = [_node(one) for one in _reached(function, args)]
+        self._nodes = [node_of(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
         self._required = [one.requires_grad for one in args if isinstance(one, torch.Tensor)]
 
@@ -43,7 +43,7 @@ class Before:
         digests = [digest for _, digest in self._reached] + self._given
         pairs = zip(reached, self._nodes, strict=True)
         # To a leaf that requires no gradient any more none would be handed, wherever in the graph it is.
-        moved = [one for one, node in pairs if _node(one) not in (node, (False, None) if node == _LEAF else node)]
+        moved = [one for one, node in pairs if node_of(one) not in (node, (False, None) if node == _LEAF else node)]
         # PyTorch gives the region its arguments anew, as leaves: one that was detached in place gets no gradient.
         moved += [one for one, required in zip(given, self._required, strict=True) if one.requires_grad != required]
         return Now(list(zip(reached + given, digests, strict=True)), moved)
@@ -53,15 +53,17 @@ def _reached(function: Any, args: Iterable[Any]) -> list[torch.Tensor]:
     return outside.tensors_read(function, [one for one in args if not isinstance(one, torch.Tensor)])
 
 
-def _node(tensor: torch.Tensor) -> tuple[bool, int | None]:
+def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
     """Whether a tensor requires a gradient, and what tells which node makes it.
 
-    Of a view, whose node PyTorch makes anew once it is asked for, the version stands for that.
+    Of a view, whose node PyTorch makes anew once it is asked for, the version stands for that. A view that requires one
+    where its base does not is a leaf.
     """
     if not tensor.requires_grad:
         return False, None
-    if tensor._is_view():
-        return True, internals.version_of(tensor)
+    base = tensor._base if tensor._is_view() else None
+    if base is not None:
+        return True, internals.version_of(tensor) if base.requires_grad else None
     return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 

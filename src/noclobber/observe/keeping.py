@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 
+from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals, testimony
 from noclobber.observe.contents import fingerprint, same
+from noclobber.observe.log import Look
 from noclobber.observe.records import Record, geometry
 from noclobber.observe.saves import Handle, Needed, Suspect
+from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -39,30 +43,51 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
         off = noted.written.only_moves or not testimony.touch(noted.geometry, geometry(alias))
         if off or handle in recorder.put_off:
             suspect.spared = True
-        elif handle.digest is None or same(handle.digest, fingerprint(alias)):
-            suspect.kept = _found(copies, alias)
-            if suspect.kept is None:
-                suspect.kept = _found_alike(known or (), alias)
-            if suspect.kept is None:
-                suspect.kept = _copy(alias)
-                copies.append((alias, suspect.kept))
-                recorder.kept(noted, handle, internals.storage(suspect.kept).nbytes())
-            # Nothing of the save needs the old memory now, which is to go when the program lets it go.
-            handle.alias, handle.plan = suspect.kept, None
-            if handle.digest is not None and suspect.kept.stride() != alias.stride():
-                handle.digest = fingerprint(suspect.kept)  # which is of bytes in their order
-            recorder.live.unsorted.append(ref(handle))
+            continue
+        with internals.unlogged(), internals.no_modes(), internals.plain():
+            if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
+                continue
+            kept = _found(copies, alias)
+            if kept is None:
+                kept = _found_alike(known or (), alias)
+            if kept is None:
+                kept = _copy(alias)
+                copies.append((alias, kept))
+                recorder.kept(noted, handle, internals.storage(kept).nbytes())
+            if handle.digest is not None and kept.stride() != alias.stride():
+                handle.digest = fingerprint(kept)  # which is of bytes in their order
+        # Nothing of the save needs the old memory now, which is to go when the program lets it go.
+        suspect.kept = handle.alias = kept
+        handle.plan = None
+        recorder.live.unsorted.append(ref(handle))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the same layout but for gaps: each element once, also where the tensor is expanded."""
     shape = tensor.shape
-    with internals.unlogged():
-        for dimension, stride in enumerate(tensor.stride()):
-            if stride == 0:
-                tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
-        copy = tensor.clone()
-        return copy if copy.shape == shape else copy.expand(shape)
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
+    copy = tensor.clone()
+    return copy if copy.shape == shape else copy.expand(shape)
+
+
+def following_moves(live: LiveSaves[Handle]) -> Look:
+    """Told of every write: finds saves again whose storage one has moved. `set_` and `resize_` may make it larger, at
+    another address."""
+    moves: dict[str, bool] = {}
+    moved = False
+
+    def look(written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        nonlocal moved
+        if moved:
+            live.file_anew()
+        op = written.op
+        if op not in moves:
+            moves[op] = written.only_moves
+        moved = moves[op]
+
+    return look
 
 
 def _is_unread(needed: Needed, noted: Record) -> bool:

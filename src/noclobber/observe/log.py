@@ -37,30 +37,6 @@ def every_write(
     return before
 
 
-Before = Callable[[Written, torch.Tensor], Callable[[], None] | None]
-
-
-def following_moves(before: Before, live: LiveSaves[Handle]) -> Before:
-    """Find saves again whose storage a write moves: `set_` and `resize_` may make it larger, at another address."""
-    moves: dict[str, bool] = {}
-
-    def before_moving(written: Written, tensor: torch.Tensor) -> Callable[[], None] | None:
-        after, op = before(written, tensor), written.op
-        if op not in moves:
-            moves[op] = written.only_moves
-        if not moves[op]:
-            return after
-
-        def then() -> None:
-            if after is not None:
-                after()
-            live.file_anew()
-
-        return then
-
-    return before_moving
-
-
 Look = Callable[[Written, torch.Tensor, int, FrameType], None]
 
 

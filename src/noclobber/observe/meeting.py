@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import keeping, refusals, testimony
+from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
 from noclobber.observe.saves import Handle, Suspect, is_result
@@ -34,7 +34,8 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
-            handle.digest = fingerprint(handle.alias)
+            with internals.no_modes():
+                handle.digest = fingerprint(handle.alias)
         written = marked.writes
         entry = (noted, handle.alias._version)
         if len(written) < MOST_WRITES:

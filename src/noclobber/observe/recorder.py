@@ -24,6 +24,7 @@ from noclobber.observe import (
     gradients,
     graph,
     internals,
+    keeping,
     log,
     meeting,
     patches,
@@ -92,6 +93,7 @@ class Recorder:
         self.patches = patches.Patches()
         self.untold = Untold(self)
         self.replaced = replaced.Replaced(self)
+        self._moves = keeping.following_moves(self.live)
         self._steps = steps.Steps(self.memory, self.backwards, self.meet)
 
     def arm(self, *, watching: bool, contents: bool = False, keeping: bool = False, by_key: bool | None = None) -> None:
@@ -102,11 +104,11 @@ class Recorder:
         self.contents = Contents() if contents else None
         self.keeping = keeping
         self.careful += keeping
+        self.attentive += [self._moves] * keeping
         if watching:
             before = log.writes_to_saves(
                 self.live, self.memory, self.backwards, self, self.meet, self.untold, self.without_storage
             )
-            before = log.following_moves(before, self.live) if keeping else before
         else:
             before = log.every_write(self.memory, self.backwards, self.without_storage)
         writes.connect(writes.Sink(before, partial(refusals.write_failed, self), self.views_made))
@@ -134,6 +136,8 @@ class Recorder:
         writes.disconnect()
         self._steps.stop()
         self.patches.undo()
+        if self.keeping:
+            self.attentive.remove(self._moves)
         self.watching = self.keeping = self.stop_writes = self.python_in_backward = False
         self.careful = 0
         self.contents, self.later = None, []

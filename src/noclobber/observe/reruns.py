@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from noclobber.observe import internals, keeping
+from noclobber.observe import afterwards, dependence, internals, keeping
 from noclobber.observe.records import Record, geometry
 from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.sites import Place, caller
@@ -74,12 +74,8 @@ class Past:
         return needed
 
     def _standing(self, tensor: torch.Tensor) -> tuple[bool, Any]:
-        """Whether a tensor requires a gradient, and what tells where in the graph it is: of one that is made anew the
-        node does not matter. Of a view, whose node is not to be asked for, the version stands for that."""
-        if not self._reentrant or not tensor.requires_grad or tensor.is_leaf:
-            return tensor.requires_grad, None
-        node: Any = None if tensor._is_view() else tensor.grad_fn
-        return True, internals.version_of(tensor) if node is None else node._sequence_nr()
+        """Whether a tensor requires a gradient, and what tells where in the graph it is, where that matters."""
+        return dependence.node_of(tensor) if self._reentrant else (tensor.requires_grad, None)
 
     def _file(self, handle: Handle) -> None:
         live = self.recorder.live
@@ -106,7 +102,7 @@ class Past:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
-                    _give(tensor, kept.clone())
+                    _give(tensor, _copied(kept))
             for needed in self._reached:
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
@@ -119,7 +115,7 @@ class Past:
             elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
                 if isinstance(tensor, torch.Tensor) and internals.storage_key(tensor) in elsewhere:
-                    _give(tensor, tensor.detach().clone())  # else it can't be told from the one that is replaced
+                    _give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
             yield
 
     def standing_in(self) -> AbstractContextManager[Any]:
@@ -133,7 +129,7 @@ class Past:
             return None
         (required, place), kept = needed.standing, _kept(needed)
         if place is None:
-            old = tensor.detach().clone() if kept is None else kept
+            old = _copied(tensor) if kept is None else kept
             return tensor, old.detach().requires_grad_(required)
         if needed.connected is None:
             return None
@@ -150,9 +146,7 @@ class Past:
             _give(tensor, needed.alias)
         elif suspect.kept is not None:
             memory = _data.__get__(tensor)
-            with internals.unlogged(), internals.no_modes(), internals.plain():
-                present = memory.clone()
-            undo.callback(_overwrite, memory, present)
+            undo.callback(_overwrite, memory, _copied(memory))
             _overwrite(memory, suspect.kept)
             swapped.append((tensor, needed))
 
@@ -171,18 +165,26 @@ class Past:
             keeping.keep(self.recorder, made, noted, [(tensor, kept)])
 
     @contextmanager
-    def saving_again(self, frame: Any) -> Iterator[None]:
-        """Keep what a region that is not reentrant saves when it is run anew, as any save. `frame` is PyTorch's record
-        of the region, whose own hooks are on top of this thread's."""
-        (pack, unpack), count = internals.top_hooks(True), 0
+    def running_anew_for(self, frame: Any) -> Iterator[None]:
+        """A region that is not reentrant is run anew. `frame` is PyTorch's record of it, whose own hooks are on top of
+        this thread's."""
+        pack, unpack = internals.top_hooks(True)
+        with ExitStack() as entered:
+            entered.enter_context(afterwards.preserving(self.recorder))
+            entered.enter_context(self.restored())
+            entered.enter_context(self._saving(frame, pack, unpack))
+            entered.enter_context(self.standing_in())
+            yield
+
+    @contextmanager
+    def _saving(self, frame: Any, pack: Any, unpack: Any) -> Iterator[None]:
+        """Keep what such a region saves, as any save."""
+        count = 0
 
         def pack_again(tensor: torch.Tensor) -> Any:
             nonlocal count
             holder = frame.weak_holders[count]() if count < len(frame.weak_holders) else None
             count += 1
-            if not self.listens():
-                self._again.pop(holder, None)
-                return pack(tensor.detach().clone())
             if holder is None:
                 return pack(tensor)
             self._again[holder] = handle = handle_of(tensor, internals.next_node() - 1, caller(1), None)
@@ -204,24 +206,13 @@ class Past:
             return handle.alias
         return tensor
 
-    def listens(self) -> bool:
-        """Whether writes are seen in this thread; else what is saved has to be copied at once."""
-        return self.recorder.keeping and self.recorder.thread.entered
-
     @contextmanager
     def running_anew(self, ctx: Any, args: Iterable[Any]) -> Iterator[None]:
-        """A reentrant region is run anew, in a backward of its node `ctx`. Where no writes are seen whatever it saves
-        is copied; when the backward has ended what it needed may go, unless the graph is retained."""
+        """A reentrant region is run anew, in a backward of its node `ctx`. When that backward has ended what the region
+        needed may go, unless the graph is retained."""
         internals.when_backward_ends(lambda: self._release_if_freed(ctx))
-        with self.restored(args):
-            if self.listens():
-                yield
-                return
-            internals.push_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor)
-            try:
-                yield
-            finally:
-                internals.pop_hooks()
+        with afterwards.preserving(self.recorder), self.restored(args):
+            yield
 
     def _release_if_freed(self, ctx: Any) -> None:
         try:
@@ -256,6 +247,11 @@ def _first_write(handle: Handle) -> Record | None:
     """The first write that can have changed the bytes of a handle."""
     writes = handle.version.writes if isinstance(handle.version, Suspect) else []
     return next((noted for noted, _ in writes if not noted.written.only_moves), None)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    with internals.unlogged(), internals.no_modes(), internals.plain():
+        return tensor.detach().clone()
 
 
 def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -1,0 +1,58 @@
+"""Preserving once more where no write is seen any longer: a region is run anew after the block, or in a bare thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+class _Silent:
+    """A listener that nobody asks what it heard."""
+
+    watching = contents = keeping = True
+    on_write = "record"
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def clobbered(self, clobbers: Any, error: Any) -> None:
+        """The error, where there is one, says it."""
+
+    def kept(self, one: Any) -> None:
+        """It is not the block that keeps this."""
+
+    def noticed(self, event: Any) -> None:
+        """The error that follows says it."""
+
+    def refused(self, error: Any, refusal: Any) -> None:
+        """PyTorch's own words are enough."""
+
+    def failed(self, failure: Exception) -> None:
+        """To be raised, as a number may be wrong otherwise."""
+        self.failure = self.failure or failure
+
+
+@contextmanager
+def preserving(recorder: Recorder) -> Iterator[None]:
+    """See and preserve in this thread; nothing where that is done anyway. Raises what noclobber itself failed with."""
+    entered = recorder.thread.entered
+    if recorder.keeping and entered:
+        yield
+        return
+    from noclobber.observe import subscription  # which needs the recorder, and that the regions
+
+    silent = _Silent()
+    subscription.subscribe(silent)
+    recorder.enter()
+    try:
+        yield
+    finally:
+        if not entered:
+            recorder.leave()
+        subscription.unsubscribe(silent)
+    if silent.failure is not None:
+        raise silent.failure
