@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,15 @@ class _Silent:
         self.failure = self.failure or failure
 
 
+_subscription: list[Callable[[Any], Any]] = []
+"""How to subscribe a listener and to end that: known once subscription.py, which needs all else, is imported."""
+
+
+def subscribed_by(subscribe: Callable[[Any], Any], unsubscribe: Callable[[Any], Any]) -> None:
+    """Say how a listener comes and goes."""
+    _subscription[:] = [subscribe, unsubscribe]
+
+
 @contextmanager
 def preserving(recorder: Recorder) -> Iterator[None]:
     """See and preserve in this thread; nothing where that is done anyway. Raises what noclobber itself failed with."""
@@ -43,16 +52,14 @@ def preserving(recorder: Recorder) -> Iterator[None]:
     if recorder.keeping and entered:
         yield
         return
-    from noclobber.observe import subscription  # which needs the recorder, and that the regions
-
-    silent = _Silent()
-    subscription.subscribe(silent)
+    (subscribe, unsubscribe), silent = _subscription, _Silent()
+    subscribe(silent)
     recorder.enter()
     try:
         yield
     finally:
         if not entered:
             recorder.leave()
-        subscription.unsubscribe(silent)
+        unsubscribe(silent)
     if silent.failure is not None:
         raise silent.failure

@@ -8,7 +8,7 @@ from typing import Protocol
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import refusals
+from noclobber.observe import afterwards, refusals
 from noclobber.observe.recorder import RECORDER, Listener
 
 
@@ -47,6 +47,9 @@ def unsubscribe(one: Subscriber) -> Coverage:
     _subscribers.remove(one)
     _settle()
     return covered
+
+
+afterwards.subscribed_by(subscribe, unsubscribe)
 
 
 def _settle() -> None:
