@@ -147,3 +147,19 @@ def test_peak_memory_is_the_same_within_one_percent():
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environ)
     bare, watched, contents = map(int, run.stdout.split())
     assert max(watched, contents) < bare * 1.01  # 160 MB of activations
+
+
+def test_what_is_subscribed_inside_of_a_backward_leaves_no_hooks():
+    """The engine gives a node a stack of hooks of its own, and drops it after it (torch 2.13)."""
+    x = torch.ones(3, requires_grad=True)
+
+    def in_the_midst(gradient):
+        with noclobber.preserve(), noclobber.watch(contents=True):
+            (x.exp() * 2).sum()
+
+    with noclobber.watch():
+        y = x.exp()
+        y.register_hook(in_the_midst)
+        y.sum().backward()
+        assert torch.equal(torch.func.grad(lambda x: x.exp().sum())(x), x.grad)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

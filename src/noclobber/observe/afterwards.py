@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 class _Silent:
     """A listener that nobody asks what it heard."""
 
-    watching = contents = keeping = True
+    watching = keeping = True
     on_write = "record"
 
-    def __init__(self) -> None:
+    def __init__(self, *, contents: bool) -> None:
+        self.contents = contents
         self.failure: Exception | None = None
 
     def clobbered(self, clobbers: Any, error: Any) -> None:
@@ -52,7 +53,8 @@ def preserving(recorder: Recorder) -> Iterator[None]:
     if recorder.keeping and entered:
         yield
         return
-    (subscribe, unsubscribe), silent = _subscription, _Silent()
+    subscribe, unsubscribe = _subscription
+    silent = _Silent(contents=recorder.contents is not None or not recorder.watching)
     subscribe(silent)
     recorder.enter()
     try:

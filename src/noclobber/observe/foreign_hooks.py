@@ -69,7 +69,7 @@ def arm(recorder: Recorder) -> None:
 
     def _pop_saved_tensors_default_hooks() -> None:
         ours = recorder.thread.hooks
-        if ours is None or internals.top_hooks(True) != ours:
+        if ours is None or not saves.are_ours(internals.top_hooks(True)):
             pop()
             return
         internals.pop_hooks()

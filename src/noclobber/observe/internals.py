@@ -123,12 +123,12 @@ pop_hooks: Callable[[], None] = C._autograd._pop_saved_tensors_default_hooks
 top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
 
 
-def remove_hooks(hooks: tuple[Any, Any]) -> None:
-    """Take a pair of hooks off this thread's stack, also from below others."""
+def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
+    """Take the uppermost of `these` pairs of hooks off this thread's stack, also from below others."""
     above = []
     while (top := top_hooks(True)) is not None:
         pop_hooks()
-        if top == hooks:
+        if these(top):
             break
         above.append(top)
     for others in reversed(above):

@@ -94,23 +94,23 @@ class Recorder:
         self.untold = Untold(self)
         self.replaced = replaced.Replaced(self)
         self._moves = keeping.following_moves(self.live)
+        self.meet = partial(meeting.meet, self)
+        """A write met live saves of its storage."""
+        self._without_storage = partial(self.not_seen, "writes to tensors without a storage (sparse, nested)")
         self._steps = steps.Steps(self.memory, self.backwards, self.meet)
 
-    def arm(self, *, watching: bool, contents: bool = False, keeping: bool = False, by_key: bool | None = None) -> None:
+    def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
         internals.require()
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
         self.contents = Contents() if contents else None
-        self.keeping = keeping
-        self.careful += keeping
-        self.attentive += [self._moves] * keeping
         if watching:
             before = log.writes_to_saves(
-                self.live, self.memory, self.backwards, self, self.meet, self.untold, self.without_storage
+                self.live, self.memory, self.backwards, self, self.meet, self.untold, self._without_storage
             )
         else:
-            before = log.every_write(self.memory, self.backwards, self.without_storage)
+            before = log.every_write(self.memory, self.backwards, self._without_storage)
         writes.connect(writes.Sink(before, partial(refusals.write_failed, self), self.views_made))
         patches.around_backward(self.patches, self._around_backward)
         patches.around_threads(self.patches, self.enter, self.leave)
@@ -136,9 +136,8 @@ class Recorder:
         writes.disconnect()
         self._steps.stop()
         self.patches.undo()
-        if self.keeping:
-            self.attentive.remove(self._moves)
-        self.watching = self.keeping = self.stop_writes = self.python_in_backward = False
+        self.keep(False)
+        self.watching = self.stop_writes = self.python_in_backward = False
         self.careful = 0
         self.contents, self.later = None, []
         if forget:
@@ -146,6 +145,19 @@ class Recorder:
             self.untold.forget()
             self.replaced.forget()
             self.unseen = {}
+
+    def keep(self, keeping: bool) -> None:
+        """Start or stop to keep what writes change."""
+        if keeping == self.keeping:
+            return
+        self.keeping = keeping
+        self.careful += 1 if keeping else -1
+        (self.attentive.append if keeping else self.attentive.remove)(self._moves)
+        if (thread := self.thread).hooks is not None:
+            thread.hooks = self._hooks()
+            if not thread.withdrawn:
+                internals.remove_hooks(saves.are_ours)
+                internals.push_hooks(*thread.hooks)
 
     # -- this thread -------------------------------------------------------------------------------------------------
 
@@ -160,9 +172,12 @@ class Recorder:
         else:
             thread.mode = writes.enter_mode()
         if self.watching:
-            changed = self.changed_though_kept if self.keeping else self.changed
-            thread.hooks = saves.hooks(self.live, thread.history, changed, self.contents, self.memory.aliases)
+            thread.hooks = self._hooks()
             self.put_back(first=True)
+
+    def _hooks(self) -> saves.Hooks:
+        changed = partial(self.changed, silently=not self.keeping)
+        return saves.hooks(self.live, self.thread.history, changed, self.contents, self.memory.aliases)
 
     def leave(self) -> None:
         """Disarm the calling thread."""
@@ -178,13 +193,13 @@ class Recorder:
             writes.leave_mode(thread.mode)
             thread.mode = None
         if thread.hooks is not None and not thread.withdrawn:
-            internals.remove_hooks(thread.hooks)
+            internals.remove_hooks(saves.are_ours)
         thread.hooks, thread.withdrawn = None, False
 
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
         thread = self.thread
-        if thread.hooks is not None and not thread.withdrawn and internals.top_hooks(True) == thread.hooks:
+        if thread.hooks is not None and not thread.withdrawn and saves.are_ours(internals.top_hooks(True)):
             internals.pop_hooks()
             thread.withdrawn = True
 
@@ -217,19 +232,9 @@ class Recorder:
         self.careful += writes - self.stop_writes
         self.stop_writes = writes
 
-    def without_storage(self) -> None:
-        """A write went to a tensor that has no storage to join it to."""
-        self.not_seen("writes to tensors without a storage (sparse, nested)")
-
     def not_seen(self, what: str) -> None:
         """Count something for the report's coverage."""
         self.unseen[what] = self.unseen.get(what, 0) + 1
-
-    # -- writes ------------------------------------------------------------------------------------------------------
-
-    def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-        """A write met live saves of its storage."""
-        meeting.meet(self, handles, tensor, noted)
 
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
@@ -237,11 +242,7 @@ class Recorder:
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
-    def changed_though_kept(self, handle: Handle, digest: Digest) -> torch.Tensor:
-        """As `changed`, where bytes are preserved: raises ClobberError also where PyTorch is silent."""
-        return self.changed(handle, digest, silently=False)
-
-    def changed(self, handle: Handle, digest: Digest, silently: bool = True) -> torch.Tensor:
+    def changed(self, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
         """A save is unpacked and its version moved, its bytes are others, or a write met it.
 
         `digest` is the fingerprint at read, None where it was not taken. Raises what PyTorch would raise, and where not

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Literal, Protocol
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 
@@ -150,13 +151,25 @@ class Watch(Protocol):
         """Called after a save, where anything is handed out."""
 
 
+Hooks = tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]
+"""What packs and what unpacks."""
+
+_packs: WeakSet[Callable[[torch.Tensor], Handle]] = WeakSet()
+
+
+def are_ours(pair: tuple[Any, Any] | None) -> bool:
+    """Whether a pair of hooks is of noclobber: inside a node the engine has a stack of its own, which it drops with all
+    that was done to it, so what is on a stack may be of another time."""
+    return pair is not None and isinstance(pair[0], FunctionType) and pair[0] in _packs
+
+
 def hooks(
     live: LiveSaves[Handle],
     history: History,
     changed: Callable[[Handle, Digest], torch.Tensor],
     contents: Contents | None,
     watch: Watch | None = None,
-) -> tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]:
+) -> Hooks:
     """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.
 
     `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read.
@@ -209,6 +222,7 @@ def hooks(
 
     internals.never_compile(pack)
     internals.never_compile(unpack)
+    _packs.add(pack)
     if contents is None:
         return pack, unpack
     at_read = contents.at_read

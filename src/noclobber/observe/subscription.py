@@ -56,17 +56,18 @@ def _settle() -> None:
     watching = any(one.watching for one in _subscribers)
     contents = watching and any(one.contents for one in _subscribers)
     keeping = any(one.keeping for one in _subscribers)
-    armed = (RECORDER.watching, RECORDER.contents is not None, RECORDER.keeping)
-    if RECORDER.listeners and (not _subscribers or armed != (watching, contents, keeping)):
+    armed = (RECORDER.watching, RECORDER.contents is not None)
+    if RECORDER.listeners and (not _subscribers or armed != (watching, contents)):
         RECORDER.disarm(forget=not _subscribers)
         RECORDER.listeners = []
     if _subscribers and not RECORDER.listeners:
         try:
-            RECORDER.arm(watching=watching, contents=contents, keeping=keeping)
+            RECORDER.arm(watching=watching, contents=contents)
         except RuntimeError:
             _subscribers.clear()
             raise
     RECORDER.listeners = list(_subscribers)
+    RECORDER.keep(keeping)
     RECORDER.stop(any(one.on_write == "raise" for one in _subscribers))
 
 
