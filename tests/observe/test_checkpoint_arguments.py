@@ -133,6 +133,25 @@ def test_an_argument_that_was_assigned_is_told(contents):
 
 
 @WITNESSES
+def test_one_of_several_views_whose_base_was_written(contents):
+    """A region may take it as long as it does not ask autograd for its place in the graph."""
+
+    def program():
+        kept = []
+        first, second = torch.ones(4, requires_grad=True).mul(2).chunk(2)
+        with torch.no_grad():
+            first.mul_(3)
+        kept.append(checkpoint(lambda h: h.data * 2, second, use_reentrant=False))
+        return kept, outcome(lambda: second.sum())
+
+    (kept,), text = hear(program, contents)[1]
+    (right,), same = program()
+    assert torch.equal(kept, right)
+    assert "is a view and its base" in text[1]
+    assert text == same
+
+
+@WITNESSES
 def test_a_view_that_was_written_and_can_not_be_detached(contents):
     def program():
         x = torch.ones(3, requires_grad=True) * 2

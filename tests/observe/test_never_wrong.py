@@ -223,6 +223,34 @@ def test_the_producer_of_a_view_that_is_gone_is_pytorchs(operation, written):
     assert str(bare.value) == str(seen.value)
 
 
+OF_OTHER_SHAPES = {
+    "conv": lambda a, b: F.conv1d(a.view(1, 1, 3), b.view(1, 1, 3)),
+    "batched": lambda a, b: torch.bmm(a.view(1, 1, 3), b.view(1, 3, 1)),
+    "power": lambda a, b: a[None] ** b[None],
+}
+
+
+@pytest.mark.parametrize("operation", OF_OTHER_SHAPES.values(), ids=OF_OTHER_SHAPES)
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("part", [False, True], ids=["", "a part"])
+def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operation, kept, part):
+    """The view and its base were made where nothing required a gradient; autograd makes the view a node of its own."""
+
+    def program():
+        inputs = [torch.ones(3), torch.ones(3)]
+        factor = inputs[1 - kept].requires_grad_()
+        y = operation(*inputs)
+        (inputs[kept][0] if part else inputs[kept]).mul_(factor.sum())
+        y.sum().backward()
+
+    with pytest.raises(RuntimeError) as bare:
+        program()
+    with pytest.raises(RuntimeError) as seen, noclobber.watch():
+        program()
+    assert str(bare.value) == str(seen.value)
+    assert "AsStrided" in str(seen.value)
+
+
 def test_under_anomaly_mode_the_hint_is_pytorchs():
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

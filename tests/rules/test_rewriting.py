@@ -91,6 +91,10 @@ def test_methods_and_flags(line: str, piece: str | None, wanted: str) -> None:
         ("y = net(t)", "net(t)"),
         ("y = F.relu(t, inplace=flag)", "F.relu(t, inplace=flag)"),
         ("init.normal_(t)", None),
+        ("torch.nn.init.constant_(t, 0.1)", None),
+        ("torch.nn.utils.clip_grad_norm_(t, 1.0)", None),
+        ("clip_grad_norm_(t, 1.0)", None),
+        ("relu_(t)", None),
     ],
 )
 def test_anything_else_is_left_alone(line: str, piece: str | None) -> None:

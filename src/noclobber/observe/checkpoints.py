@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from noclobber.model.error import ClobberError
 from noclobber.observe import dependence, graph, internals, outside, refusals, reruns, testimony
 from noclobber.observe.regions import Packed, Region
-from noclobber.observe.saves import Argument, Handle
+from noclobber.observe.saves import Argument, Handle, are_ours
 from noclobber.observe.sites import place_of
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
     """Run a region that is not reentrant anew with the very tensors it was given, as PyTorch does without hooks.
 
     What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
-    or was told to require none. PyTorch refuses an argument that had a node and has lost it.
+    or was told to require none. PyTorch refuses an argument that had a node and has lost it. One that can't be asked
+    for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
     """
     save, unpacked = frame_type.save_inputs, frame_type.get_inputs
 
     def save_inputs(frame: Any, *args: Any) -> None:
-        save(frame, *args)
-        if recorder.thread.entered:
+        passed = _all_pass(save, frame, *args)
+        if recorder.thread.entered and passed:
             for saved in frame.saved_args:
                 if isinstance(saved, _SavedTensor) and type(saved.data) is Handle:
                     saved.data.__class__ = Argument
@@ -72,6 +73,23 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
 
     recorder.patches.put(frame_type, "save_inputs", save_inputs)
     recorder.patches.put(frame_type, "get_inputs", get_inputs)
+
+
+def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
+    """Whether arguments could be saved with our hooks: else they are without."""
+    ours = internals.top_hooks(True)
+    try:
+        save(frame, *args)
+        return True
+    except RuntimeError:
+        if not are_ours(ours):
+            raise
+    internals.pop_hooks()
+    try:
+        save(frame, *args)
+    finally:
+        internals.push_hooks(*ours)
+    return False
 
 
 def _given(recorder: Recorder, saved: Any, given: Any, was_leaf: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import torch
 
@@ -28,11 +29,16 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     preserving = recorder.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
+    base = None
+    if not tensor.requires_grad:
+        base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
         marked = handle.version
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
+        if base is not None and marked.base is None and handle() is None:
+            marked.base = ref(base)
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
             with internals.no_modes():
                 handle.digest = fingerprint(handle.alias)

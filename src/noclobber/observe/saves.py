@@ -90,11 +90,13 @@ def is_result(handle: Handle, producer: int) -> bool:
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("kept", "refuses", "spared", "version", "writes")
+    __slots__ = ("base", "kept", "refuses", "spared", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.writes: list[Any] = []
+        self.base: ref[torch.Tensor] | None = None
+        """What was written while it was not in the graph, where the tensor that was saved is gone."""
         self.refuses: str | None = None
         """The error that PyTorch would raise when unpacking, where it is not about versions."""
         self.kept: torch.Tensor | None = None

@@ -313,11 +313,19 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     producer, number = graph.source_of(node, field)
+    if producer is None and _is_view_of_tracked(handle):
+        return "AsStrided", 0
     if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
         return None
     if producer.name() in _MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=producer.name().removesuffix("Backward0")))
     return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
+
+
+def _is_view_of_tracked(handle: Handle) -> bool:
+    """Whether a tensor that is gone was a view of one that entered the graph since: then autograd makes it a node."""
+    base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
+    return base is not None and base.grad_fn is not None and geometry(base) != geometry(handle.alias)
 
 
 def _was_detached(handle: Handle) -> bool:

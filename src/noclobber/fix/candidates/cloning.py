@@ -9,7 +9,7 @@ import libcst as cst
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
 from noclobber.fix.candidates.tree import File, append, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.writing import FUNCTIONS, Written, base_of, parameters, write_at, writes, written
+from noclobber.fix.candidates.writing import Written, base_of, is_namespace, parameters, write_at, writes, written
 from noclobber.model.finding import Edit
 
 _RESULTS = ("result", "output", "out")
@@ -86,7 +86,7 @@ def _operands(place: Place, is_target: bool) -> list[cst.BaseExpression]:
         found = [node.value]
     elif isinstance(node, cst.Call) and called(node) not in ("grad", "backward"):
         found = [one.value for one in node.args if not one.star]
-        if isinstance(node.func, cst.Attribute) and not _is_namespace(node.func.value):
+        if isinstance(node.func, cst.Attribute) and not is_namespace(node.func.value):
             owner = node.func.value
             if _is_method(node):
                 found = [owner, *found]
@@ -175,11 +175,6 @@ def _loop_around(file: File, node: cst.CSTNode) -> cst.For | cst.While | None:
 def _is_loop_variable(loop: cst.CSTNode, name: str) -> bool:
     loops = walk(loop, cst.For)
     return any(name.split(".")[0] == one.value for each in loops for one in walk(each.target, cst.Name))
-
-
-def _is_namespace(owner: cst.BaseExpression) -> bool:
-    name = dotted(owner)
-    return name in FUNCTIONS or name.split(".")[0] in ("torch", "math", "np", "F", "nn")
 
 
 def _is_method(call: cst.Call) -> bool:

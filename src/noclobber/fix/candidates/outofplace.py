@@ -8,7 +8,7 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.tree import File, called, dotted, replace
-from noclobber.fix.candidates.writing import FUNCTIONS, Written, chain, is_flagged, keyword, writes
+from noclobber.fix.candidates.writing import FUNCTIONS, Written, chain, has_twin, is_flagged, keyword, writes
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
@@ -57,7 +57,7 @@ def untracked(text: str) -> str:
 def expression(file: File, call: cst.Call) -> str | None:
     """`g * k` for `g.mul_(k)`, `g.clamp(0)` for `g.clamp_(0)`; None for a method that has no twin."""
     name = called(call)
-    if not name.endswith("_") or name in NO_TWIN or not isinstance(call.func, cst.Attribute):
+    if not name.endswith("_") or name in NO_TWIN or not isinstance(call.func, cst.Attribute) or not has_twin(call):
         return None
     plain = len(call.args) == 1 and call.args[0].keyword is None and not call.args[0].star
     if name in _SIGNS and plain and isinstance(call.func.value, (cst.Name, cst.Attribute)):
@@ -86,7 +86,7 @@ def _without_underscore(write: Written, call: cst.Call) -> list[Edit]:
     calls = chain(value) if value is not None else []
     outermost = value if call in calls and isinstance(value, cst.Call) else call
     writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]
-    if any(called(one) in NO_TWIN for one in writing) or not writing:
+    if not writing or any(called(one) in NO_TWIN or not has_twin(one) for one in writing):
         return []
     text = _stripped(file, outermost, writing)
     if not is_whole:

@@ -13,7 +13,8 @@ from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
 FUNCTIONS = ("torch", "F", "functional", "nn.functional", "torch.nn.functional")
-"""Whose functions take the tensor that they write as an argument."""
+"""Whose functions take the tensor that they write as an argument, and have a twin that returns another."""
+_NAMESPACES = ("torch", "F", "functional", "nn", "init", "utils", "math", "np", "numpy")
 VIEWS = {
     "view", "view_as", "reshape", "flatten", "unflatten", "t", "transpose", "permute", "squeeze", "unsqueeze", "narrow",
     "select", "swapaxes", "swapdims", "movedim", "diagonal", "detach", "T", "mT", "H", "data", "real", "imag",
@@ -82,6 +83,17 @@ def writes(call: cst.Call) -> bool:
     return (name.endswith("_") and not name.startswith("_")) or keyword(call, "out") is not None or is_flagged(call)
 
 
+def has_twin(call: cst.Call) -> bool:
+    """Whether the same call without the underscore returns what it would write, for all that the names tell."""
+    owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+    return owner is not None and (dotted(owner) in FUNCTIONS or not is_namespace(owner))
+
+
+def is_namespace(owner: cst.BaseExpression) -> bool:
+    """Whether what a function is asked of is no tensor: `torch.nn.init`."""
+    return dotted(owner).split(".")[0] in _NAMESPACES
+
+
 def is_flagged(call: cst.Call) -> bool:
     """Whether a call has `inplace=True`."""
     flag = keyword(call, "inplace")
@@ -116,7 +128,7 @@ def chain(call: cst.BaseExpression) -> list[cst.Call]:
     """`t.mul_(2).add_(x)`: the call of `add_`, then that of `mul_`; empty for what is no method call."""
     calls: list[cst.Call] = []
     while isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute):
-        if dotted(call.func.value) in FUNCTIONS:
+        if is_namespace(call.func.value):
             break
         calls.append(call)
         call = call.func.value
@@ -165,7 +177,7 @@ def _target(call: cst.Call) -> cst.BaseExpression | None:
     out = keyword(call, "out")
     if out is not None:
         return out.value
-    if isinstance(call.func, cst.Attribute) and called(call).endswith("_") and dotted(call.func.value) not in FUNCTIONS:
+    if isinstance(call.func, cst.Attribute) and called(call).endswith("_") and not is_namespace(call.func.value):
         calls = chain(call)
         lowest = next((one for one in reversed(calls) if writes(one)), call)
         return lowest.func.value if isinstance(lowest.func, cst.Attribute) else None

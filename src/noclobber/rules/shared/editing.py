@@ -7,7 +7,7 @@ import re
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Site
-from noclobber.rules.shared.rewriting import NO_TWIN, called, out_of_place, source_name, target_of
+from noclobber.rules.shared.rewriting import called, has_twin, out_of_place, source_name, target_of
 from noclobber.rules.shared.sourcetext import bounds, path_to, source, span_of, statement, text_of
 
 SHAPE_OPS = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "detach_")
@@ -113,7 +113,7 @@ def renamed(site: Site | None) -> Edit | None:
     discarded = isinstance(statement(path), ast.Expr)
     call, name = path[-1], called(path[-1])
     alters_shape = name in SHAPE_OPS
-    if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or (name in NO_TWIN and not alters_shape):
+    if not isinstance(call.func, ast.Attribute) or not (has_twin(call) or alters_shape):
         return None
     end = bounds(text, call.func)[1] - bounds(text, call)[0]
     whole = source(text, call)

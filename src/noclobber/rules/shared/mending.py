@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from noclobber.model.finding import Edit
 from noclobber.model.source import Site
 from noclobber.rules.shared.editing import by_iteration, indent_of, used_after
-from noclobber.rules.shared.rewriting import NO_TWIN, called, out_of_place, source_name, target_of
+from noclobber.rules.shared.rewriting import called, has_twin, out_of_place, source_name, target_of
 from noclobber.rules.shared.sourcetext import bounds, path_to, source, span_of, statement, text_of
 
 _SIGNS = {"mul_": "*", "add_": "+", "sub_": "-", "div_": "/"}
@@ -110,7 +110,7 @@ def _twin(text: str, call: ast.Call) -> str | None:
     name, func = called(call), call.func
     if not isinstance(func, ast.Attribute) or not isinstance(func.value, (ast.Name, ast.Attribute)):
         return None
-    if not name.endswith("_") or name in NO_TWIN:
+    if not has_twin(call):
         return None
     if name in _SIGNS and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], _ATOMS):
         return f"{source(text, func.value)} {_SIGNS[name]} {source(text, call.args[0])}"

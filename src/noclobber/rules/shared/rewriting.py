@@ -28,6 +28,9 @@ _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
 _UNARY, _ATOM = 7, 9
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set, ast.JoinedStr)
 _FUNCTIONS = ("torch", "F", "functional")
+"""The last name of what holds functions that take the tensor first and have a twin."""
+_NAMESPACES = (*_FUNCTIONS, "nn", "init", "utils")
+"""The first name of what is no tensor: `torch.nn.init.ones_` has no twin that returns another."""
 NO_TWIN = {
     "apply_", "as_strided_", "bernoulli_", "cauchy_", "copy_", "detach_", "exponential_", "fill_", "fill_diagonal_",
     "geometric_", "log_normal_", "map_", "map2_", "normal_", "random_", "rename_", "requires_grad_", "resize_",
@@ -123,7 +126,7 @@ def _method(text: str, found: ast.stmt, writing: ast.Call, path: Path) -> str | 
         return None
     chain = _chain(value)
     owner = _owner(chain[-1]) if chain else None
-    if owner is None or writing not in chain or not all(_has_twin(one) for one in chain):
+    if owner is None or writing not in chain or not all(has_twin(one) for one in chain):
         return None
     if not isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) or not _rebinds(owner, path):
         return None
@@ -149,7 +152,7 @@ def _chain(value: ast.expr) -> list[ast.Call]:
 
 def _owner(call: ast.Call) -> ast.expr | None:
     """The tensor that a call writes: `t` of `t.add_(x)` and of `torch.add_(t, x)`."""
-    if isinstance(call.func, ast.Attribute) and source_name(call.func.value) not in _FUNCTIONS:
+    if isinstance(call.func, ast.Attribute) and _first_name(call.func.value) not in _NAMESPACES:
         return call.func.value
     return call.args[0] if call.args else None
 
@@ -164,9 +167,19 @@ def called(call: ast.Call) -> str:
     return source_name(call.func)
 
 
-def _has_twin(call: ast.Call) -> bool:
+def has_twin(call: ast.Call) -> bool:
+    """Whether the same call without the underscore returns what it would write."""
     name = called(call)
-    return name.endswith("_") and not name.startswith("_") and name not in NO_TWIN
+    if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or name.startswith("_") or name in NO_TWIN:
+        return False
+    owner = call.func.value
+    return source_name(owner) in _FUNCTIONS or _first_name(owner) not in _NAMESPACES
+
+
+def _first_name(value: ast.expr) -> str:
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else ""
 
 
 def _flag(call: ast.Call) -> ast.expr | None:
