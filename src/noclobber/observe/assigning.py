@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 
 from noclobber.observe import internals, saves, untracked
-from noclobber.observe.contents import NEVER, fingerprint, plan_of, same
+from noclobber.observe.contents import NEVER, fingerprint, same, shown
 from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.writes import Written
@@ -73,7 +73,7 @@ def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     handle.alias = alias
     if before is None:
         return
-    handle.plan = plan_of(alias)
+    handle.shown = shown(alias)
     if (old.shape, old.dtype) != (alias.shape, alias.dtype):
         handle.digest = NEVER
     elif old.stride() != alias.stride():

@@ -45,11 +45,6 @@ class Plan(NamedTuple):
     at: Callable[[int], Any]
     pieces: Callable[[Any], Iterable[bytes]] | None
 
-    def digest(self, address: int) -> int:
-        """The fingerprint of a tensor of this layout that begins at an address."""
-        memory = self.at(address)
-        return hash_of(memory if self.pieces is None else b"".join(self.pieces(memory)))
-
 
 class OnDevice:
     """A fingerprint that stays on its device: comparing it at once would make the program wait for the device."""
@@ -93,28 +88,40 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
         if tensor.is_contiguous():
             return hash_of(_viewer(tensor.nbytes)(address))
         plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
-        return _scattered(tensor) if plan is None else plan.digest(address)
+        return _scattered(tensor) if plan is None else digest_of((plan.at(address), address, plan.pieces))
     except _UNREADABLE:
         return None
 
 
-_contiguous: dict[int, Plan] = {}
+Shown = tuple[Any, int, Callable[[Any], Iterable[bytes]] | None]
+"""A small tensor's memory as bytes, the address that it begins at, and the `pieces` of its plan. It keeps no memory: to
+be looked at as long as a tensor is there that begins at the address."""
+_small: dict[int, Callable[[int], Any]] = {}
 
 
-def plan_of(tensor: torch.Tensor) -> Plan | None:
-    """How to read a small tensor in the CPU's memory, at save and again at read; None for all others."""
+def shown(tensor: torch.Tensor) -> Shown | None:
+    """What shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
-        if type(tensor) not in _real or not tensor.is_cpu or not _address(tensor):
+        if type(tensor) not in _real or not tensor.is_cpu or not (begin := _address(tensor)):
             return None
-        if not tensor.is_contiguous():
-            return _strided(tensor.shape, tensor.stride(), tensor.itemsize) if tensor.nbytes < LARGE else None
         size = tensor.nbytes
-        plan = _contiguous.get(size)
-        if plan is None and 0 < size < LARGE:
-            plan = _contiguous[size] = Plan(_viewer(size), None)
-        return plan
+        if not tensor.is_contiguous():
+            plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize) if size < LARGE else None
+            return None if plan is None else (plan.at(begin), begin, plan.pieces)
+        at = _small.get(size)
+        if at is None:
+            if not 0 < size < LARGE:
+                return None
+            at = _small[size] = _viewer(size)
+        return at(begin), begin, None
     except _UNREADABLE:
         return None
+
+
+def digest_of(memory: Shown) -> int:
+    """The fingerprint of what is shown."""
+    view, _, pieces = memory
+    return hash_of(view if pieces is None else b"".join(pieces(view)))
 
 
 @lru_cache(maxsize=4096)

@@ -58,7 +58,7 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
                 handle.digest = fingerprint(kept)  # which is of bytes in their order
         # Nothing of the save needs the old memory now, which is to go when the program lets it go.
         suspect.kept = handle.alias = kept
-        handle.plan = None
+        handle.shown = None
         recorder.live.unsorted.append(ref(handle))
 
 

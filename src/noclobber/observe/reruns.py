@@ -63,7 +63,7 @@ class Past:
         if key is None or version is None or alias is tensor:
             return None
         needed = Needed(tensor, gone)
-        needed.alias, needed.version, needed.digest, needed.plan = alias, version, None, None
+        needed.alias, needed.version, needed.digest, needed.shown = alias, version, None, None
         needed.node, needed.place = internals.next_node() - 1, self._place
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None

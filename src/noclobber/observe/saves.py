@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals
-from noclobber.observe.contents import Contents, Digest, Plan, hash_of, plan_of
+from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
 HISTORY = 16_384
@@ -31,10 +31,10 @@ class Handle(ref[torch.Tensor]):
     overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `node` is the sequence
     number of the node that saves, unique within its thread. `digest` is the fingerprint of the bytes: of all saves
     where contents are watched, else of those that a write met which need not move the version, taken before that write.
-    `plan` is how to take it again.
+    `shown` is how to take it again.
     """
 
-    __slots__ = ("__weakref__", "alias", "digest", "node", "place", "plan", "version")
+    __slots__ = ("__weakref__", "alias", "digest", "node", "place", "shown", "version")
     # Not those of the tensors referred to.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -42,7 +42,7 @@ class Handle(ref[torch.Tensor]):
     alias: torch.Tensor
     version: int | Suspect
     digest: Digest
-    plan: Plan | None
+    shown: Shown | None
     place: Place | None
     node: int
     field: str = ""
@@ -115,7 +115,7 @@ def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Dige
     """A handle made outside of our own pack hook."""
     handle = Handle(tensor)
     handle.alias = alias_of(tensor)
-    handle.version, handle.digest, handle.plan = handle.alias._version, digest, None
+    handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
     handle.node, handle.place = node, place
     return handle
 
@@ -196,8 +196,11 @@ def hooks(
         if at_save is None:
             handle.digest = None
         else:
-            handle.plan = plan = plan_of(alias)
-            handle.digest = at_save(alias) if plan is None else plan.digest(address(alias))
+            handle.shown = memory = shown(alias)
+            if memory is None:
+                handle.digest = at_save(alias)
+            else:
+                handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
         handle.node = node = next_node() - 1
         frame: Any = frame_of(1)
         code = frame.f_code
@@ -230,13 +233,11 @@ def hooks(
     at_read = contents.at_read
 
     def unpack_and_compare(handle: Handle) -> torch.Tensor:
-        alias, plan = handle.alias, handle.plan
-        if plan is None or not (begin := address(alias)):  # a storage may have been given back meanwhile
+        alias, memory = handle.alias, handle.shown
+        if memory is None or address(alias) != memory[1]:  # a storage may have been given back meanwhile
             digest = at_read(alias)
-        elif plan[1] is None:
-            digest = hash_of(plan[0](begin))
         else:
-            digest = plan.digest(begin)
+            digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
         if alias._version != handle.version or digest != handle.digest:
             return changed(handle, digest)
         return alias
