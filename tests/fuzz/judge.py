@@ -136,14 +136,15 @@ def right_gradients(source: str) -> Run:
 def changed_saves(source: str) -> int:
     """How many saves were read with other bytes than they were saved with, seen without noclobber.
 
-    The program is run as it is, where a checkpoint saves its inputs, with no other save hidden, and with none at all,
-    where a checkpoint's region saves.
+    The program is run as it is, where a checkpoint saves its inputs and its own hooks keep what they are given, with no
+    other save hidden, and with none at all, where a checkpoint's region saves.
     Training batch norm keeps its running statistics, rewrites them itself and does not read them (landscape F33).
     """
     changed = 0
+    names: dict[str, Any] = {}
 
     def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return saved, saved.detach(), saved.detach().clone()
+        return _leaf_of(saved, names), saved.detach(), saved.detach().clone()
 
     def unpack(kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
         nonlocal changed
@@ -157,9 +158,31 @@ def changed_saves(source: str) -> int:
         changed += not unread and _bytes(read)[-1] != _bytes(before)[-1]
         return saved
 
-    for form in (source, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
-        run(form, lambda: saved_tensors_hooks(pack, unpack))
+    def keep(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return saved, saved.detach().clone()
+
+    def give(kept: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        nonlocal changed
+        changed += _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
+        return kept[0]
+
+    of_its_own = source.replace("(lambda s: s, lambda s: s)", "(keep, give)")
+    for form in (of_its_own, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
+        names = {"keep": keep, "give": give}
+        run(form, lambda: saved_tensors_hooks(pack, unpack), names)
     return changed + changed_recomputations(source)
+
+
+def _leaf_of(saved: torch.Tensor, names: dict[str, Any]) -> torch.Tensor:
+    """The tensor that PyTorch keeps: without hooks, backward with `create_graph` saves a leaf, not what hooks gave."""
+    if torch._C._current_autograd_node() is None or saved.grad_fn is not None:
+        return saved
+    leaves = [names[name] for name in ("x", "w", "b", "k") if name in names]
+    return next((leaf for leaf in leaves if _lies_at(leaf) == _lies_at(saved)), saved)
+
+
+def _lies_at(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def changed_recomputations(source: str) -> int:

@@ -145,6 +145,26 @@ def test_a_changed_stash_under_a_gradient_of_nothing_is_luck():
     assert changed_saves(HEAD + program + END)
 
 
+def test_hooks_that_give_back_the_very_tensor_read_what_it_was_given_since():
+    """`cdist` of equal rows hands on zeros."""
+    program = (
+        "with saved_tensors_hooks(lambda s: s, lambda s: s):\n    y = w.sigmoid()\ny.data = torch.zeros_like(y)\n"
+        "loss = torch.cdist(y, y + 2).sum()"
+    )
+    assert changed_saves(HEAD + program + END)
+    assert judge(HEAD + program + END).outcome is Outcome.LUCKY
+    assert not changed_saves(HEAD + program.replace("w.sigmoid()", "w * 1") + END)
+
+
+def test_backward_saves_a_leaf_again_and_reads_what_it_was_given_since():
+    program = (
+        "(g,) = torch.autograd.grad(F.layer_norm(x, (4,), b).sum(), [x], create_graph=True)\n"
+        "b.data = b.data.relu()\nloss = (g * 0).sum()"
+    )
+    assert changed_saves(HEAD + program + END)
+    assert not changed_saves(HEAD + program.replace("b.data.relu()", "b.data.clone()") + END)
+
+
 def test_the_changed_memory_of_a_result_is_luck_where_the_tensor_was_given_other_memory():
     program = "y = x.exp()\nold = y.detach()\ny.data = y.data.clone()\nold.zero_()\nloss = (y * 0).sum()"
     assert changed_saves(HEAD + program + END)

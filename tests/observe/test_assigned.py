@@ -51,3 +51,29 @@ def test_other_numbers_are(assign, contents):
 def test_numbers_that_had_changed_before_are():
     heard, _ = hear(squared(SAME["closed up"], changed_before=True))
     assert heard.clobbers
+
+
+SAVED_AGAIN = {
+    "a leaf": (lambda x: x, lambda y: y**3),
+    "an input": (lambda x: x * 1, lambda y: y**3),
+    "a view": (lambda x: (x * 1)[:, 1:], lambda y: y**3),
+    "a result": (lambda x: x.sigmoid(), lambda y: y * 1),
+    "a result that is an input too": (lambda x: x.sigmoid(), lambda y: y**3),
+    "an alias": (lambda x: x * 1, lambda y: (y.detach() * y) ** 3),
+}
+
+
+@pytest.mark.parametrize(("make", "use"), SAVED_AGAIN.values(), ids=SAVED_AGAIN)
+def test_what_create_graph_saves_again_is_read_as_bare_reads_it(make, use):
+    """An input is that tensor again, with the bytes that it was given since; a result or an alias is not."""
+
+    def program():
+        x = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+        y = make(x)
+        (g,) = torch.autograd.grad(use(y).sum(), x, create_graph=True)
+        y.data = torch.full_like(y, 5)
+        g.square().sum().backward()
+        return x.grad
+
+    gradient = hear(program)[1]
+    assert torch.equal(gradient, bare(program))

@@ -79,7 +79,31 @@ def other_parameters(reentrant):
     return x.grad
 
 
-QUIET = [legal, recurrent, rounding, halved, in_a_thread, other_parameters, dropped]
+def overwritten(reentrant):
+    """What was computed from what is written later is filled anew, where autograd does not see it."""
+    table, x = nn.Parameter(torch.ones(4, 3)), leaf(3)
+
+    def region(t):
+        rows = nn.functional.embedding(torch.tensor([2, 0]), table)
+        nn.init.constant_(rows, 0.5)
+        return rows.detach() + t
+
+    y = checkpoint(region, x, use_reentrant=reentrant)
+    nn.init.constant_(table, 0.1)
+    y.sum().backward()
+    return x.grad
+
+
+def the_only_one(reentrant):
+    """What was taken has changed, but of one element it can only be the first."""
+    scale, x = torch.ones(3), leaf(3)
+    y = checkpoint(lambda t: (t.sum() + scale.sum()).topk(1)[0], x, use_reentrant=reentrant)
+    scale.data.fill_(5)
+    y.sum().backward()
+    return x.grad
+
+
+QUIET = [legal, overwritten, the_only_one, recurrent, rounding, halved, in_a_thread, other_parameters, dropped]
 
 
 @pytest.mark.parametrize("program", QUIET, ids=lambda program: program.__name__)

@@ -223,14 +223,16 @@ def test_the_producer_of_a_view_that_is_gone_is_pytorchs(operation, written):
     assert str(bare.value) == str(seen.value)
 
 
-OF_OTHER_SHAPES = {
+VIEWS_THAT_GO = {
     "conv": lambda a, b: F.conv1d(a.view(1, 1, 3), b.view(1, 1, 3)),
     "batched": lambda a, b: torch.bmm(a.view(1, 1, 3), b.view(1, 3, 1)),
     "power": lambda a, b: a[None] ** b[None],
+    "of the same shape": lambda a, b: a[:] * b[:],
+    "turned twice": lambda a, b: a.t().t() * b.t().t(),
 }
 
 
-@pytest.mark.parametrize("operation", OF_OTHER_SHAPES.values(), ids=OF_OTHER_SHAPES)
+@pytest.mark.parametrize("operation", VIEWS_THAT_GO.values(), ids=VIEWS_THAT_GO)
 @pytest.mark.parametrize("kept", [0, 1])
 @pytest.mark.parametrize("part", [False, True], ids=["", "a part"])
 def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operation, kept, part):

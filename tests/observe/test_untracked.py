@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
 
@@ -45,6 +46,31 @@ def assigned(value):
         return h * 3
 
     return body
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("body", [under_no_grad(lambda h: h.mul_(2)), through_data(lambda h: h.mul_(2))])
+def test_what_it_computes_itself_is_not_seen_by_the_modes_of_the_program(body):
+    def seen():
+        with Operators() as operators:
+            h = body(torch.ones(3, requires_grad=True) * 2)
+        h.sum().backward()
+        return operators.names
+
+    once = seen()
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch():
+        assert seen() == once
 
 
 VALUES = {

@@ -10,7 +10,7 @@ import torch
 
 from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
-from noclobber.observe.records import geometry, record
+from noclobber.observe.records import record
 from noclobber.observe.sites import caller
 from noclobber.observe.writes import Written
 
@@ -43,7 +43,7 @@ def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, ass
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
     key = internals.storage_key(tensor) if recorder.thread.entered else None
-    handles = [handle for handle in recorder.live.at(key) if _is_of(handle, tensor, recorder)] if key else []
+    handles = [handle for handle in recorder.live.at(key) if handle.tensor() is tensor] if key else []
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn._sequence_nr()
         handles = [handle for handle in handles if not saves.is_result(handle, producer)]
@@ -80,13 +80,5 @@ def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return
-        with internals.unlogged(), torch.no_grad():
+        with internals.aside():
             handle.digest = fingerprint(torch.empty_like(alias).copy_(old))
-
-
-def _is_of(handle: saves.Handle, tensor: torch.Tensor, recorder: Recorder) -> bool:
-    """Whether PyTorch would read back this very tensor: what `create_graph` saves of an input is that input again."""
-    if handle.tensor() is tensor:
-        return True
-    again = any(first <= handle.node < end for first, end in recorder.memory.created)
-    return again and tensor.is_leaf and geometry(handle.alias) == geometry(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
@@ -206,7 +207,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _holds(self, node: Any, saved: Any) -> bool:
         if isinstance(saved, Handle):
-            return self._is(saved.alias) and testimony.is_read(saved, node)
+            return self._is(saved.alias) and testimony.is_read(saved, node) and not _points_into_one(node, saved.alias)
         if isinstance(saved, torch.Tensor):  # a number, which no hook is given
             return internals.storage_key(saved) in self._known and self._is(saved)
         if isinstance(saved, Kept):
@@ -225,6 +226,12 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _points_into_one(node: Any, saved: torch.Tensor) -> bool:
+    """Whether a node has saved which element it took of a tensor that has only one."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return sizes is not None and math.prod(sizes) == 1 and not saved.is_floating_point() and not saved.is_complex()
 
 
 def _is_list_of_indices(tensor: torch.Tensor) -> bool:

@@ -189,6 +189,14 @@ def never_compile(function: Callable[..., Any], *, nor_its_calls: bool = True) -
 plain: Callable[[], AbstractContextManager[None]] = C.DisableTorchFunction
 """Keeps what noclobber asks of tensors from the program's `__torch_function__` modes."""
 
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes."""
+    with torch.no_grad(), unlogged(), no_modes(), plain():
+        yield
+
+
 transforms_active: Callable[[], bool] = C._are_functorch_transforms_active
 """Whether this thread is inside torch.func."""
 

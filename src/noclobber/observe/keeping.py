@@ -44,7 +44,7 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
         if off or handle in recorder.put_off:
             suspect.spared = True
             continue
-        with internals.unlogged(), internals.no_modes(), internals.plain():
+        with internals.aside():
             if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
                 continue
             kept = _found(copies, alias)

@@ -77,8 +77,6 @@ class Memory:
         """Writes to tensors in the graph, oldest first: they move the version counter of whatever was saved of them."""
         self.limit = RECENT
         self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
-        self.created: deque[tuple[int, int]] = deque(maxlen=RECENT // 64)
-        """The numbers of the nodes that backward calls with `create_graph` made: the first, one past the last."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """Where `backward()` was called, with the number of the node that came next."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
@@ -120,4 +118,3 @@ class Memory:
         self.limit = RECENT
         self.views.clear()
         self.accumulated.clear()
-        self.created.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from noclobber.model.events import Refusal
 from noclobber.model.kept import Kept
 from noclobber.model.silent import Event
 from noclobber.observe import (
+    again,
     aliases,
     assigning,
     checkpoints,
@@ -318,13 +319,14 @@ class Recorder:
             self.replaced.backward_begins(backward, args[3] if len(args) > 3 else ())
             unseen = self.untold.attach(backward)
             self.backwards.append(backward)
-            first = internals.next_node()
+            saving = again.saved_as_inputs(self.thread.hooks) if len(args) > 2 and args[2] else nullcontext()
             if quiet:
                 internals.set_key(False)
             if self.contents is not None:
                 self.contents.begin(sharing=quiet)
             try:
-                result = engine(t_outputs, *args, **kwargs)
+                with saving:
+                    result = engine(t_outputs, *args, **kwargs)
             except RuntimeError as error:
                 self.backward_failed(backward, error)
                 raise
@@ -337,9 +339,7 @@ class Recorder:
                     self.contents.begin(sharing=False)
             if self.later:
                 self._settle()
-            if (end := internals.next_node()) > first:
-                self.memory.created.append((first, end))
-            self.thread.boundary = end
+            self.thread.boundary = internals.next_node()
             if call == "backward":
                 self.memory.accumulated.append((self.thread.boundary, backward.place))
             return result

@@ -219,7 +219,7 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     """Up to 256 of a tensor's numbers, the mean of all and their root mean square, as doubles; None of no numbers."""
     if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    with torch.no_grad(), internals.no_modes(), internals.unlogged():
+    with internals.aside():
         real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         size = real.numel()
         sample = real.take(torch.linspace(0, size - 1, min(size, _SAMPLE)).long()).double()
@@ -233,5 +233,5 @@ def close(summary: torch.Tensor, tensor: torch.Tensor) -> bool:
     if other is None or summary.shape != other.shape:
         return False
     error = math.sqrt(torch.finfo(tensor.dtype).eps)
-    with torch.no_grad(), internals.no_modes(), internals.unlogged():
+    with internals.aside():
         return torch.allclose(summary, other, error, error * float(summary[-1].nan_to_num()), equal_nan=True)

@@ -250,7 +250,7 @@ def _first_write(handle: Handle) -> Record | None:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    with internals.unlogged(), internals.no_modes(), internals.plain():
+    with internals.aside():
         return tensor.detach().clone()
 
 
@@ -263,5 +263,5 @@ def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:
     for dimension, stride in enumerate(memory.stride()):
         if stride == 0 and memory.shape[dimension] > 1:
             memory, data = memory.narrow(dimension, 0, 1), data.narrow(dimension, 0, 1)
-    with torch.no_grad(), internals.unlogged(), internals.no_modes(), internals.plain():
+    with internals.aside():
         memory.copy_(data)

@@ -165,6 +165,11 @@ def are_ours(pair: tuple[Any, Any] | None) -> bool:
     return pair is not None and isinstance(pair[0], FunctionType) and pair[0] in _packs
 
 
+def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
+    """Count the pairs with this pack hook among ours."""
+    _packs.add(pack)
+
+
 def hooks(
     live: LiveSaves[Handle],
     history: History,
@@ -227,7 +232,7 @@ def hooks(
 
     internals.never_compile(pack)
     internals.never_compile(unpack)
-    _packs.add(pack)
+    claim(pack)
     if contents is None:
         return pack, unpack
     at_read = contents.at_read

@@ -325,7 +325,7 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
 def _is_view_of_tracked(handle: Handle) -> bool:
     """Whether a tensor that is gone was a view of one that entered the graph since: then autograd makes it a node."""
     base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
-    return base is not None and base.grad_fn is not None and geometry(base) != geometry(handle.alias)
+    return base is not None and base.grad_fn is not None
 
 
 def _was_detached(handle: Handle) -> bool:

@@ -56,6 +56,18 @@ class _Unseen:
     """Which elements changed; None where that is not known."""
     waited: int = 0
 
+    def has_changed(self, values: torch.Tensor, old: torch.Tensor) -> bool:
+        """Note which elements differ; two that are no numbers do not. Tells whether any do."""
+        with internals.aside():
+            self.changed = (values != old) & ((values == values) | (old == old))
+            return bool(self.changed.any())
+
+    def matters_to(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient that arrives is not zero where elements changed."""
+        with internals.aside():
+            known = self.changed is not None and self.changed.shape == gradient.shape
+            return bool(((gradient[self.changed] if known else gradient) != 0).any())
+
 
 class Untold:
     """What was written unseen since the last backward calls, in one process."""
@@ -88,15 +100,12 @@ class Untold:
         if written.op in _ADDING:
             return None
         unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
-        values = tensor.detach()
-        old = values.clone() if values.nbytes <= _LARGEST else None
+        with internals.aside():
+            old = tensor.clone() if tensor.nbytes <= _LARGEST else None
 
         def after() -> None:
-            if old is not None:
-                unseen.changed = _differ(values, old)
-                if not unseen.changed.any():
-                    return
-            self._waiting.append(unseen)
+            if old is None or unseen.has_changed(tensor, old):
+                self._waiting.append(unseen)
 
         return after
 
@@ -134,11 +143,9 @@ class Untold:
         source = testimony.unnamed(value) if value.requires_grad else None
         target = target._replace(key=internals.storage_key(value) or 0)
         unseen = _Unseen(noted, "assigned", target, testimony.unnamed(tensor), source)
-        if tensor.shape == value.shape and value.nbytes <= _LARGEST:
-            unseen.changed = _differ(value.detach(), tensor.detach())
-            if not unseen.changed.any():
-                return
-        self._waiting.append(unseen)
+        small = tensor.shape == value.shape and value.nbytes <= _LARGEST
+        if not small or unseen.has_changed(value, tensor):
+            self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
         if value.grad_fn is not None and not _only_of(value.grad_fn, leaf.identity):
@@ -204,14 +211,11 @@ class Untold:
             gradient = gradients[index]
             if gradient is None or unseen not in self._waiting:
                 return
-            changed, whole = unseen.changed, gradient
-            if changed is not None and changed.shape == gradient.shape:
-                gradient = gradient[changed]
-            if bool((gradient != 0).any()):
+            if unseen.matters_to(gradient):
                 self._waiting = deque((one for one in self._waiting if one.target != unseen.target), maxlen=_MOST)
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 key = unseen.target.key if leaf is None else internals.storage_key(leaf)
-                tensor = testimony.tensor_of(whole if leaf is None else leaf, key)
+                tensor = testimony.tensor_of(gradient if leaf is None else leaf, key)
                 read = Read(node, site_of(backward.place), call)
                 self._arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
 
@@ -229,11 +233,6 @@ def _write(unseen: _Unseen) -> Write:
         step=noted.step,
         in_forward=noted.backwards == 0,
     )
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Which elements differ; two that are no numbers do not."""
-    return (one != other) & ((one == one) | (other == other))
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
