@@ -234,15 +234,17 @@ VIEWS_THAT_GO = {
 
 @pytest.mark.parametrize("operation", VIEWS_THAT_GO.values(), ids=VIEWS_THAT_GO)
 @pytest.mark.parametrize("kept", [0, 1])
-@pytest.mark.parametrize("part", [False, True], ids=["", "a part"])
-def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operation, kept, part):
+@pytest.mark.parametrize("written", ["", "a part", "first by its data"])
+def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operation, kept, written):
     """The view and its base were made where nothing required a gradient; autograd makes the view a node of its own."""
 
     def program():
         inputs = [torch.ones(3), torch.ones(3)]
         factor = inputs[1 - kept].requires_grad_()
         y = operation(*inputs)
-        (inputs[kept][0] if part else inputs[kept]).mul_(factor.sum())
+        if written == "first by its data":
+            inputs[kept].data.add_(0)
+        (inputs[kept][0] if written == "a part" else inputs[kept]).mul_(factor.sum())
         y.sum().backward()
 
     with pytest.raises(RuntimeError) as bare:

@@ -95,6 +95,34 @@ def test_values_from_a_graph_assigned_to_what_was_computed():
     assert warned(lambda: gradient(body)) == ["NC208"]
 
 
+def test_other_memory_at_the_address_of_what_was_computed_and_moved():
+    def program():
+        h = torch.ones(4000, requires_grad=True) * 2
+        address = h.data_ptr()
+        h.data = h.data * 1
+        reused.extend(one for one in (torch.empty(4000) for _ in range(50)) if one.data_ptr() == address)
+        for one in reused:
+            one.fill_(7)
+        (h * 3).sum().backward()
+
+    reused = []
+    for _ in range(20):
+        assert warned(program) == []
+        if reused:
+            return
+    pytest.skip("the allocator gave the address to nobody")
+
+
+def test_what_an_operator_makes_larger_at_an_address_whose_data_was_taken():
+    def program():
+        h = torch.ones(4, requires_grad=True) * 2
+        torch.abs(-torch.ones(4), out=h.data.set_(h.data.untyped_storage(), 0, (0,)))
+        return h.tolist()
+
+    with noclobber.watch():
+        assert program() == [1.0] * 4
+
+
 def noisy(h):
     h.data = h.data + torch.ones(4)
     return h * 3

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch.multiprocessing import reductions
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Tensor, Write
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from noclobber.observe.recorder import Recorder
 
+StorageWeakRef: Any = reductions.StorageWeakRef
 How = Literal["no_grad", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """A constant that is added has no part in the gradient, so these may go unseen."""
@@ -77,15 +79,15 @@ class Untold:
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self._arrived: list[Untracked] = []
         self._explained: list[Site | None] = []
-        self.taken: deque[_Target] = deque(maxlen=8)
-        """The tensors whose `.data` was taken last."""
+        self.taken: deque[tuple[_Target, Any]] = deque(maxlen=8)
+        """The tensors whose `.data` was taken last, and what tells whether their storage is still there."""
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
         if tensor.requires_grad and (target := _target(tensor)) is not None:
-            self.taken.append(target)
+            self.taken.append((target, StorageWeakRef(internals.storage(tensor))))
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
@@ -101,10 +103,11 @@ class Untold:
             return None
         unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
         with internals.aside():
-            old = tensor.clone() if tensor.nbytes <= _LARGEST else None
+            values = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+            old = values.clone() if values.nbytes <= _LARGEST else None
 
         def after() -> None:
-            if old is None or unseen.has_changed(tensor, old):
+            if old is None or unseen.has_changed(values, old):
                 self._waiting.append(unseen)
 
         return after
@@ -117,7 +120,8 @@ class Untold:
                 return target, "no_grad"
         if tensor.requires_grad:
             return None
-        return next(((taken, "data") for taken in reversed(self.taken) if taken.key == key), None)
+        there = (taken for taken, storage in reversed(self.taken) if taken.key == key and not storage.expired())
+        return next(((taken, "data") for taken in there), None)
 
     def _into_leaf(
         self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
