@@ -144,7 +144,7 @@ def changed_saves(source: str) -> int:
     names: dict[str, Any] = {}
 
     def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return _leaf_of(saved, names), saved.detach(), saved.detach().clone()
+        return _original(saved, names), saved.detach(), saved.detach().clone()
 
     def unpack(kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
         nonlocal changed
@@ -173,16 +173,18 @@ def changed_saves(source: str) -> int:
     return changed + changed_recomputations(source)
 
 
-def _leaf_of(saved: torch.Tensor, names: dict[str, Any]) -> torch.Tensor:
-    """The tensor that PyTorch keeps: without hooks, backward with `create_graph` saves a leaf, not what hooks gave."""
-    if torch._C._current_autograd_node() is None or saved.grad_fn is not None:
+def _original(saved: torch.Tensor, names: dict[str, Any]) -> torch.Tensor:
+    """The tensor that PyTorch keeps: without hooks, backward with `create_graph` saves an input that it has read back
+    as that very input, not as what hooks gave; a result of the node that runs it saves as another tensor."""
+    node = torch._C._current_autograd_node()
+    if node is None or saved.grad_fn is node:
         return saved
-    leaves = [names[name] for name in ("x", "w", "b", "k") if name in names]
-    return next((leaf for leaf in leaves if _lies_at(leaf) == _lies_at(saved)), saved)
+    tensors = [one for one in names.values() if isinstance(one, torch.Tensor)]
+    return next((one for one in tensors if _lies_at(one) == _lies_at(saved)), saved)
 
 
 def _lies_at(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad
 
 
 def changed_recomputations(source: str) -> int:
