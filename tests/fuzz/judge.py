@@ -84,6 +84,10 @@ RIGHT = (
 PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
 
 
+IDENTITY = ((r"save_on_cpu\(\)|saved_tensors_hooks\(lambda s: s, lambda s: s\)", "saved_tensors_hooks(keep, give)"),)
+"""What the program's own hooks come to where everything is on the CPU already."""
+
+
 def rewritten(source: str, rewrites: tuple[tuple[str, str], ...]) -> str:
     """The source with each pattern replaced."""
     for pattern, replacement in rewrites:
@@ -166,8 +170,8 @@ def changed_saves(source: str) -> int:
         changed += _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
         return kept[0]
 
-    of_its_own = source.replace("(lambda s: s, lambda s: s)", "(keep, give)")
-    for form in (of_its_own, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
+    seen_through = rewritten(source, IDENTITY)
+    for form in (seen_through, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
         names = {"keep": keep, "give": give}
         run(form, lambda: saved_tensors_hooks(pack, unpack), names)
     return changed + changed_recomputations(source)

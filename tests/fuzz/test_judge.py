@@ -145,12 +145,10 @@ def test_a_changed_stash_under_a_gradient_of_nothing_is_luck():
     assert changed_saves(HEAD + program + END)
 
 
-def test_hooks_that_give_back_the_very_tensor_read_what_it_was_given_since():
+@pytest.mark.parametrize("hooks", ["saved_tensors_hooks(lambda s: s, lambda s: s)", "save_on_cpu()"])
+def test_hooks_that_give_back_the_very_tensor_read_what_it_was_given_since(hooks):
     """`cdist` of equal rows hands on zeros."""
-    program = (
-        "with saved_tensors_hooks(lambda s: s, lambda s: s):\n    y = w.sigmoid()\ny.data = torch.zeros_like(y)\n"
-        "loss = torch.cdist(y, y + 2).sum()"
-    )
+    program = f"with {hooks}:\n    y = w.sigmoid()\ny.data = torch.zeros_like(y)\nloss = torch.cdist(y, y + 2).sum()"
     assert changed_saves(HEAD + program + END)
     assert judge(HEAD + program + END).outcome is Outcome.LUCKY
     assert not changed_saves(HEAD + program.replace("w.sigmoid()", "w * 1") + END)

@@ -95,6 +95,12 @@ def counted(h, y):
         h.mul_(3)  # written
 
 
+def counted_after_another(h, y):
+    h.data.mul_(1)
+    with torch.no_grad():
+        h.mul_(3)  # written
+
+
 def through_data(h, y):
     h.data.mul_(3)  # written
 
@@ -138,6 +144,7 @@ def gradient_of(function, write):
 
 WRONG = [
     (Square, counted, "ctx.x"),
+    (Square, counted_after_another, "ctx.x"),
     (Square, through_data, "ctx.x"),
     (Square, assigned, "ctx.x"),
     (Square, set_elsewhere, "ctx.x"),

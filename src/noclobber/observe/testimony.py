@@ -135,7 +135,8 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     suspect = handle.version
     entries = _from_recent(memory, key, version, current, handle.node)
     if isinstance(suspect, Suspect):
-        entries = sorted(entries + suspect.writes, key=lambda entry: (entry[1], entry[0].node))
+        # Of two at one version the write to a tensor in the graph is the later one: it moves the version.
+        entries = sorted(suspect.writes + entries, key=lambda entry: (entry[1], not entry[0].written.uncounted))
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
     writes = writes_of(entries, current, save.tensor)
