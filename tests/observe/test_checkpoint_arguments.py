@@ -87,6 +87,23 @@ def test_a_leaf_that_requires_no_gradient_any_more(edit, reentrant, contents):
 
 
 @MODES
+@WITNESSES
+def test_a_view_is_not_asked_for_its_node(reentrant, contents):
+    """PyTorch refuses to say what made one of several views once their base is written, and forbids it to be written."""
+
+    def program():
+        x, t = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4)
+        first, *_ = t.unbind()
+        t.mul_(x)
+        checkpoint(lambda h: x.exp(), first, use_reentrant=reentrant)
+        first.pow_(2)
+
+    _, watched = hear(lambda: outcome(program), contents)
+    assert watched == bare(lambda: outcome(program))
+    assert watched[0] is RuntimeError
+
+
+@MODES
 def test_a_region_gets_the_very_arguments_again(reentrant):
     """Programs keep marks as attributes of tensors."""
     marks = []

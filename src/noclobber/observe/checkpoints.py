@@ -62,7 +62,7 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
             for saved in frame.saved_args:
                 if isinstance(saved, _SavedTensor) and type(saved.data) is Handle:
                     saved.data.__class__ = Argument
-            frame.noclobber_given = [(one, isinstance(one, torch.Tensor) and one.is_leaf) for one in args]
+            frame.noclobber_given = [(one, _may_be_detached(one)) for one in args]
 
     def get_inputs(frame: Any) -> list[Any]:
         given = getattr(frame, "noclobber_given", None)
@@ -92,14 +92,19 @@ def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
     return False
 
 
-def _given(recorder: Recorder, saved: Any, given: Any, was_leaf: bool) -> Any:
+def _may_be_detached(given: Any) -> bool:
+    """Whether an argument has a node that it can lose. A view can't, and asking for its node can change a program."""
+    return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
+
+
+def _given(recorder: Recorder, saved: Any, given: Any, had_node: bool) -> Any:
     """What a region is run anew with for one argument; `saved` is what PyTorch kept of it."""
     if not isinstance(saved, _SavedTensor):
         return saved
     handle = saved.data
     if not isinstance(handle, Handle):
         return saved.unpack()
-    if not was_leaf and given.grad_fn is None and recorder.listeners and not recorder.keeping:
+    if had_node and given.grad_fn is None and recorder.listeners and not recorder.keeping:
         raise refusals.detached(handle, recorder.reading())
     tensor = saved.unpack()
     if recorder.keeping and given.requires_grad != tensor.requires_grad:
