@@ -89,7 +89,7 @@ def test_a_leaf_that_requires_no_gradient_any_more(edit, reentrant, contents):
 @MODES
 @WITNESSES
 def test_a_view_is_not_asked_for_its_node(reentrant, contents):
-    """PyTorch refuses to say what made one of several views once their base is written, and forbids it to be written."""
+    """PyTorch refuses to say what made one of several views once their base is written, which must not be written."""
 
     def program():
         x, t = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4)

@@ -223,6 +223,24 @@ def test_the_producer_of_a_view_that_is_gone_is_pytorchs(operation, written):
     assert str(bare.value) == str(seen.value)
 
 
+@pytest.mark.parametrize("many", [lambda w: w.split(1), lambda w: w.unbind(), lambda w: w.chunk(2)])
+@pytest.mark.parametrize("view", [lambda part: part, lambda part: part[None].view(-1, 1)], ids=["", "a view of it"])
+def test_one_of_several_views_that_is_gone_is_refused_in_pytorchs_words(many, view):
+    def program():
+        w = torch.ones(2, 3, requires_grad=True)
+        y = view(many(w)[0]) ** 2
+        with torch.no_grad():
+            w.mul_(2)
+        y.sum().backward()
+
+    with pytest.raises(RuntimeError) as bare:
+        program()
+    with pytest.raises(RuntimeError) as seen, noclobber.watch():
+        program()
+    assert str(bare.value) == str(seen.value)
+    assert "multiple views" in str(seen.value)
+
+
 VIEWS_THAT_GO = {
     "conv": lambda a, b: F.conv1d(a.view(1, 1, 3), b.view(1, 1, 3)),
     "batched": lambda a, b: torch.bmm(a.view(1, 1, 3), b.view(1, 3, 1)),

@@ -318,9 +318,16 @@ def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
         return "AsStrided", 0
     if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
         return None
-    if producer.name() in _MANY_VIEWS:
+    if _first_of_views(producer).name() in _MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=producer.name().removesuffix("Backward0")))
     return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
+
+
+def _first_of_views(node: Any) -> Any:
+    """What made the tensor that a row of views begins from."""
+    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
 
 
 def _is_view_of_tracked(handle: Handle) -> bool:
