@@ -105,7 +105,7 @@ def run(source: str, around: Watch = nullcontext, names: dict[str, Any] | None =
     try:
         code = compile(source, NAME, "exec")
         torch.manual_seed(0)
-        with around() as seen:
+        with patch.object(torch.autograd, "backward", _of_limited_depth(torch.autograd.backward)), around() as seen:
             exec(code, names)
     except Exception as error:
         done.error = error.with_traceback(None)
@@ -119,6 +119,23 @@ def run(source: str, around: Watch = nullcontext, names: dict[str, Any] | None =
     done.values |= {f"{name}.grad": _bytes(names[name].grad) for name in ("x", "w", "b", "k") if name in names}
     done.values |= {f"grads[{key}]": [_bytes(one) for one in row] for key, row in done.grads.items()}
     return done
+
+
+def _of_limited_depth(backward: Callable[..., None]) -> Callable[..., None]:
+    """A reentrant region that reads what its own result was written into runs anew for ever, in ever new threads."""
+    depth = 0
+
+    def limited(*args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        if depth == DEEPEST:
+            raise RecursionError("a region that depends on itself")
+        depth += 1
+        try:
+            backward(*args, **kwargs)
+        finally:
+            depth -= 1
+
+    return limited
 
 
 def _bytes(tensor: torch.Tensor | None) -> Any:
@@ -262,6 +279,8 @@ def _keep(kept: list[torch.Tensor], output: int, gradients: tuple[torch.Tensor |
 
 STALE = "variables needed for gradient computation has been modified by an inplace operation"
 HUGE = 1e8
+DEEPEST = 50
+"""Backward calls within each other."""
 
 
 def _rows(bare: Run, right: Run) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -164,6 +164,11 @@ def test_backward_saves_an_input_again_and_reads_what_it_was_given_since(which):
     assert not changed_saves(HEAD + program.replace("data.relu()", "data.clone()") + END)
 
 
+def test_a_region_that_depends_on_itself_ends():
+    program = "y = checkpoint(lambda h: h * t, x, use_reentrant=True)\nt.add_(y)\nloss = y.sum()"
+    assert judge(HEAD + program + END).outcome is Outcome.REFUSED
+
+
 def test_the_changed_memory_of_a_result_is_luck_where_the_tensor_was_given_other_memory():
     program = "y = x.exp()\nold = y.detach()\ny.data = y.data.clone()\nold.zero_()\nloss = (y * 0).sum()"
     assert changed_saves(HEAD + program + END)
