@@ -73,14 +73,16 @@ class Run:
 
 
 RIGHT = (
-    (r"checkpoint\((\w+), (\w+), use_reentrant=\w+\)", r"\1(\2)"),
+    (r"checkpoint\((\w+), (\w+), use_reentrant=False\)", r"\1(\2)"),
+    (r"checkpoint\((\w+), (\w+), use_reentrant=True\)", r"(\1(\2) if \2.requires_grad else \1(\2).detach())"),
     (r"with (?:saved_tensors_hooks|save_on_cpu)\(.*\):", "if True:"),
     (r"lambda g: g\.mul_\((.*?)\)", r"lambda g: g * \1"),
     (r"return g\.mul_\((.*?)\)", r"return g * \1"),
     (r"a\.data\.mul_\((.*?)\) \* g", r"a.data * \1 * g"),
     (r"ctx\.a = a$", "ctx.a = a.detach().clone()"),
 )
-"""How a program is rewritten so that hooks see every save and backward writes into nothing."""
+"""How a program is rewritten so that hooks see every save and backward writes into nothing. What a reentrant region
+returns requires a gradient where its argument does."""
 PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
 
 
@@ -188,7 +190,7 @@ def changed_saves(source: str) -> int:
         return kept[0]
 
     seen_through = rewritten(source, IDENTITY)
-    for form in (seen_through, rewritten(source, PLAIN_SAVES[1:]), rewritten(source, PLAIN_SAVES)):
+    for form in (seen_through, rewritten(source, PLAIN_SAVES[2:]), rewritten(source, PLAIN_SAVES)):
         names = {"keep": keep, "give": give}
         run(form, lambda: saved_tensors_hooks(pack, unpack), names)
     return changed + changed_recomputations(source)

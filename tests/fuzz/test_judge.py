@@ -92,6 +92,7 @@ WRITES = {
     "storage": "y = x.exp()\ny.untyped_storage().fill_(0)\nloss = y.sum()",
     "stash": "y = x * 1\nloss = Stash.apply(y).sum()\ny.data.zero_()",
     "checkpoint": "def f(h):\n    return (h * c).sum()\nloss = checkpoint(f, x, use_reentrant=False)\nc.add_(1)",
+    "reentrant": "def f(h):\n    return h * c\nloss = checkpoint(f, x, use_reentrant=True).sum()\nc.add_(1)",
     "saved hooks": "with saved_tensors_hooks(lambda s: s, lambda s: s):\n    y = x.exp()\ny.add_(1)\nloss = y.sum()",
     "save_on_cpu": "with save_on_cpu():\n    y = x.exp()\ny.add_(1)\nloss = y.sum()",
     "hook": "y = x * 1\ny.register_hook(lambda g: g.mul_(0.5))\nloss = ((x * 1) + y).sum()",
@@ -106,6 +107,7 @@ TRUE = {
     "storage": lambda x, c: x.exp(),
     "stash": lambda x, c: 2 * x,
     "checkpoint": lambda x, c: c,
+    "reentrant": lambda x, c: c,
     "saved hooks": lambda x, c: x.exp(),
     "save_on_cpu": lambda x, c: x.exp(),
     "hook": lambda x, c: 1.5 + 0 * x,
@@ -123,6 +125,14 @@ def test_the_right_gradient(way):
     bare, right = run(program), right_gradients(program)
     torch.testing.assert_close(right.grads[1][0], expected)
     assert bare.error is not None or wrong_gradient(bare, right) == "grads[1][0]"
+
+
+def test_a_reentrant_region_gives_no_gradient_where_its_argument_requires_none():
+    region = HEAD + "def f(h):\n    return h * b\ny = c * 1\n"
+    programs = {given: f"{region}loss = (checkpoint(f, {given}, use_reentrant=True) * x).sum()" + END for given in "xy"}
+    assert {judge(program).outcome for program in programs.values()} == {Outcome.QUIET}
+    assert right_gradients(programs["y"]).grads[1][2] is None
+    assert right_gradients(programs["x"]).grads[1][2] is not None
 
 
 def test_luck_is_told_from_harm():
