@@ -34,6 +34,7 @@ from noclobber.observe import (
     saves,
     steps,
     testimony,
+    words,
     writes,
 )
 from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint, same
@@ -262,7 +263,7 @@ class Recorder:
                 return alias
         if current != expected:
             clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
-            message = clobber.message if clobber else testimony.stale_message(alias, None, current, expected)
+            message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
             error = ClobberError(message)
             error.handles = {id(handle)}
             if clobber is not None:
@@ -361,7 +362,7 @@ class Recorder:
     def backward_failed(self, backward: Backward, error: RuntimeError) -> None:
         """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
         event, message = refusals.remembered(error), str(error)
-        if testimony.is_stale(message) and not isinstance(event, Refusal):
+        if words.is_stale(message) and not isinstance(event, Refusal):
             seen = error.handles if isinstance(error, ClobberError) else set[int]()
             roots = graph.roots_of(backward.outputs)
             others = self.guarded(lambda: testimony.stale_saves(roots, backward, self.memory, seen))

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe import internals, saves, testimony
+from noclobber.observe import internals, saves, testimony, words
 from noclobber.observe.contents import OnDevice, fingerprint
 from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
@@ -118,7 +118,7 @@ class Stashes:
         contents = self._recorder.contents
         stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
-        if self._recorder.keeping and tensor.requires_grad and testimony.made_by(tensor, ctx) is False:
+        if self._recorder.keeping and tensor.requires_grad and words.made_by(tensor, ctx) is False:
             stash.connected = internals.saved_tensor(tensor)
         return stash
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from functools import lru_cache
@@ -13,7 +12,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe import graph, internals, saves
+from noclobber.observe import graph, internals, saves, words
 from noclobber.observe.contents import OnDevice
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
@@ -24,12 +23,6 @@ from noclobber.observe.writes import Written
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
-_HINTS = (
-    "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-    "torch.autograd.set_detect_anomaly(True, check_nan=False).",
-    "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
-    "question was changed in there or anywhere later. Good luck!",
-)
 _OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
 _GIVEN_INDICES = ("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Embedding", "Take", "Put")
 
@@ -39,11 +32,6 @@ def is_output(field: str, node: Any) -> bool:
     if field == "indices" and node is not None and node.name().startswith(_GIVEN_INDICES):
         return False
     return field.startswith(_OUTPUTS)
-
-
-def is_stale(message: str) -> bool:
-    """Whether this is the error of PyTorch's version check."""
-    return "variables needed for gradient computation has been modified by an inplace operation" in message
 
 
 def region(geometry: Geometry | None) -> Region | None:
@@ -143,7 +131,8 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     message = None
     if current != version:
         try:
-            message = stale_message(alias, _producer(handle, node, save.field), current, version)
+            made_by = words.producer(handle, node, save.field, output=save.is_output)
+            message = words.stale_message(alias, made_by, current, version)
         except RuntimeError as refusal:  # of one of several views: PyTorch comes to this while it words the other
             message = str(refusal)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
@@ -270,110 +259,6 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
-def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
-    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
-    clause = ""
-    if producer is not None:
-        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer[0])
-        clause = f", which is output {producer[1]} of {name},"
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{_type(tensor)} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
-        + _HINTS[torch.is_anomaly_enabled()]
-    )
-
-
-def _type(tensor: torch.Tensor) -> str:
-    """PyTorch translates the names of the older types only (python_error messages, torch 2.13)."""
-    if tensor.dtype not in _LATER_TYPES:
-        return tensor.type()
-    return f"{tensor.device.type.upper()}{_LATER_TYPES[tensor.dtype]}Type"
-
-
-_LATER_TYPES = {
-    torch.bool: "Bool",
-    torch.bfloat16: "BFloat16",
-    torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
-
-
-def _producer(handle: Handle, node: Any, field: str) -> tuple[str, int] | None:
-    """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
-
-    Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
-    the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
-    """
-    if node is not None and is_output(field, node):
-        result = field.removeprefix("result") if field.startswith("result") else ""
-        return node.name(), int(result or 0)
-    tensor = handle.tensor()
-    if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
-        return node.name(), 0  # a custom Function's own node stands in for the one that is lost
-    if tensor is not None:
-        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
-    producer, number = graph.source_of(node, field)
-    if producer is None and _is_view_of_tracked(handle):
-        return "AsStrided", 0
-    if producer is None or producer._sequence_nr() == graph.UNNUMBERED:
-        return None
-    if _first_of_views(producer).name() in _MANY_VIEWS:
-        raise RuntimeError(_MANY.format(number=number, name=producer.name().removesuffix("Backward0")))
-    return ("AsStrided", 0) if producer.name() in _VIEWS else (producer.name(), number)
-
-
-def _first_of_views(node: Any) -> Any:
-    """What made the tensor that a row of views begins from."""
-    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
-    return node
-
-
-def _is_view_of_tracked(handle: Handle) -> bool:
-    """Whether a tensor that is gone was a view of one that entered the graph since: then autograd makes it a node."""
-    base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
-    return base is not None and base.grad_fn is not None
-
-
-def _was_detached(handle: Handle) -> bool:
-    return isinstance(handle.version, Suspect) and handle.version.refuses is not None
-
-
-_MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
-_MANY = (
-    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
-    "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
-    "to be modified inplace. You should replace the inplace operation by an out-of-place one."
-)
-
-
-_VIEWS = frozenset(
-    f"{name}Backward{number}"
-    for name in """
-    T Transpose Permute Select Slice View Alias AsStrided Diagonal Expand Narrow Real Imag ReshapeAlias Squeeze
-    Unfold Unsqueeze ViewAsComplex ViewAsReal
-    """.split()  # noqa: SIM905
-    for number in range(4)
-)
-
-
-def made_by(tensor: torch.Tensor, node: Any) -> bool | None:
-    """Whether a node made a tensor; None where PyTorch refuses to say."""
-    try:
-        return bool(tensor.grad_fn is node)
-    except RuntimeError:
-        return None
-
-
-def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
-    """What made a tensor; asking is what PyTorch does itself before it raises."""
-    try:
-        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
-    except RuntimeError:
-        return None
-
-
 def stale_saves(roots: list[Any], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
     """The stale saves of a graph, but for the handles in `seen`: ours by their version, others by PyTorch's check."""
     found = []
@@ -397,6 +282,6 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     place = memory.thread.history.place_of(number)
     save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=is_output(field, node))
     entries = _from_recent(memory, key, stale.expected, stale.current, number)
-    message = stale_message(stale.tensor, produced(stale.tensor), stale.current, stale.expected)
+    message = words.stale_message(stale.tensor, words.produced(stale.tensor), stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), call_of(backward))
     return Clobber(save, writes_of(entries, stale.current, tensor), read, stale.current, message)

@@ -1,0 +1,127 @@
+"""PyTorch's own words for a stale save, which hooks make it leave unsaid, and what it names as the producer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from noclobber.observe import graph
+from noclobber.observe.saves import Handle, Suspect
+
+_HINTS = (
+    "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+    "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
+    "question was changed in there or anywhere later. Good luck!",
+)
+
+
+def is_stale(message: str) -> bool:
+    """Whether this is the error of PyTorch's version check."""
+    return "variables needed for gradient computation has been modified by an inplace operation" in message
+
+
+def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
+    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
+    clause = ""
+    if producer is not None:
+        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer[0])
+        clause = f", which is output {producer[1]} of {name},"
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{_type(tensor)} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
+        + _HINTS[torch.is_anomaly_enabled()]
+    )
+
+
+def _type(tensor: torch.Tensor) -> str:
+    """PyTorch translates the names of the older types only (python_error messages, torch 2.13)."""
+    if tensor.dtype not in _LATER_TYPES:
+        return tensor.type()
+    return f"{tensor.device.type.upper()}{_LATER_TYPES[tensor.dtype]}Type"
+
+
+_LATER_TYPES = {
+    torch.bool: "Bool",
+    torch.bfloat16: "BFloat16",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[str, int] | None:
+    """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
+
+    Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
+    the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
+    """
+    if node is not None and output:
+        result = field.removeprefix("result") if field.startswith("result") else ""
+        return node.name(), int(result or 0)
+    tensor = handle.tensor()
+    if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
+        return node.name(), 0  # a custom Function's own node stands in for the one that is lost
+    if tensor is not None:
+        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
+    made, number = graph.source_of(node, field)
+    if made is None and _is_view_of_tracked(handle):
+        return "AsStrided", 0
+    if made is None or made._sequence_nr() == graph.UNNUMBERED:
+        return None
+    if _first_of_views(made).name() in _MANY_VIEWS:
+        raise RuntimeError(_MANY.format(number=number, name=made.name().removesuffix("Backward0")))
+    return ("AsStrided", 0) if made.name() in _VIEWS else (made.name(), number)
+
+
+def _first_of_views(node: Any) -> Any:
+    """What made the tensor that a row of views begins from."""
+    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _is_view_of_tracked(handle: Handle) -> bool:
+    """Whether a tensor that is gone was a view of one that entered the graph since: then autograd makes it a node."""
+    base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
+    return base is not None and base.grad_fn is not None
+
+
+def _was_detached(handle: Handle) -> bool:
+    return isinstance(handle.version, Suspect) and handle.version.refuses is not None
+
+
+_MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+_MANY = (
+    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+    "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
+    "to be modified inplace. You should replace the inplace operation by an out-of-place one."
+)
+
+
+_VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in """
+    T Transpose Permute Select Slice View Alias AsStrided Diagonal Expand Narrow Real Imag ReshapeAlias Squeeze
+    Unfold Unsqueeze ViewAsComplex ViewAsReal
+    """.split()  # noqa: SIM905
+    for number in range(4)
+)
+
+
+def made_by(tensor: torch.Tensor, node: Any) -> bool | None:
+    """Whether a node made a tensor; None where PyTorch refuses to say."""
+    try:
+        return bool(tensor.grad_fn is node)
+    except RuntimeError:
+        return None
+
+
+def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """What made a tensor; asking is what PyTorch does itself before it raises."""
+    try:
+        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
+    except RuntimeError:
+        return None
