@@ -53,6 +53,7 @@ WRITES = {
     "with others": lambda h: torch._foreach_mul_([h.detach()[0], h.detach()[1]], 7),
     "another storage": lambda h: h.set_(torch.zeros(4, 6)),
     "other data": lambda h: setattr(h, "data", torch.zeros(4, 6)),
+    "other data, then that": lambda h: (setattr(h, "data", torch.zeros(4, 6)), h.mul_(5)),
     "its storage": lambda h: h.untyped_storage().fill_(0),
     "through DLPack": lambda h: torch.from_dlpack(h.detach()).mul_(5),
 }
@@ -65,7 +66,7 @@ def test_the_gradient_is_right(write):
         gradients = program()
     for ours, oracle in zip(gradients, right(through(lambda h: None)), strict=True):
         torch.testing.assert_close(ours, oracle, rtol=1e-6, atol=0)
-    assert bool(kept.kept) == (write not in ("another storage", "other data"))
+    assert bool(kept.kept) == (write not in ("another storage", "other data", "other data, then that"))
 
 
 def test_outputs_that_are_kept_by_the_operator():

@@ -259,9 +259,9 @@ class Recorder:
                 return version.kept
             if version.refuses is not None and silently and refusals.is_refused(handle, node):
                 raise refusals.detached(handle, self.reading())
-            if version.spared and same(handle.digest, fingerprint(alias) if digest is None else digest):
-                return alias
         if current != expected:
+            if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
+                return alias  # where bytes are preserved: what moved the version was written elsewhere
             clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
             message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
             error = ClobberError(message)
