@@ -71,12 +71,12 @@ def work(pipe: Connection, task: Task) -> None:
     for number in range(task.first, task.end, task.step)[:LIFE]:
         source = task.source(number)
         verdict = task.judge(source)
-        pipe.send((number, verdict.outcome.value))
         if verdict.outcome in FAULTS:
             seen[verdict.signature] += 1
             if seen[verdict.signature] <= ALIKE:
                 short = shrunk(source, lambda one, like=verdict.signature: task.judge(one).signature == like)
                 pipe.send(Fault(number, task.judge(short), short))
+        pipe.send((number, verdict.outcome.value))  # last: whoever dies before is known by it
     pipe.send(None)
 
 

@@ -58,7 +58,8 @@ def preserving(recorder: Recorder) -> Iterator[None]:
     subscribe(silent)
     recorder.enter()
     try:
-        yield
+        with recorder.listening():  # where a backward under `watch` alone goes unlogged
+            yield
     finally:
         if not entered:
             recorder.leave()

@@ -9,7 +9,6 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
@@ -42,8 +41,7 @@ class Spoil:
         self._all = given.nbytes == given.untyped_storage().nbytes()
         self.counted = False
         """Whether the node ran, and `others` is known."""
-        refer: Any = StorageWeakRef
-        self.storage = refer(tensor.untyped_storage())
+        self.storage = internals.storage_ref(tensor.untyped_storage())
         self.told = False
         self.changed: bool | None = None
         """Whether the bytes are others; None until the code that wrote has returned."""

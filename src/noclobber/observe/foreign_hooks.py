@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from torch.multiprocessing import reductions
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
@@ -23,8 +22,6 @@ from noclobber.observe.sites import Place, place_of, site_of
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
-StorageWeakRef: Any = reductions.StorageWeakRef
-"""Tells whether a storage is still alive, without holding its memory (torch.multiprocessing is not typed)."""
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
@@ -138,7 +135,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
         kept.memory = Reread(key, tensor)
-        kept.storage = StorageWeakRef(tensor.untyped_storage())
+        kept.storage = internals.storage_ref(tensor.untyped_storage())
         recorder.memory.expect(kept.memory)
         if recorder.contents is not None:
             kept.digest = fingerprint(tensor)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
 C: Any = torch._C
@@ -108,6 +109,10 @@ def _identity(tensor: torch.Tensor) -> int | None:
         return int(storage(tensor)._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+
+
+storage_ref: Callable[[Any], Any] = torch.multiprocessing.reductions.StorageWeakRef
+"""Tells by `expired()` whether a storage is still there, without holding its memory (torch leaves it untyped)."""
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

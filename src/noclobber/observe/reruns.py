@@ -171,7 +171,6 @@ class Past:
         pack, unpack = internals.top_hooks(True)
         with ExitStack() as entered:
             entered.enter_context(afterwards.preserving(self.recorder))
-            entered.enter_context(self.recorder.listening())  # where backward began under `watch`, and goes unlogged
             entered.enter_context(self.restored())
             entered.enter_context(self._saving(frame, pack, unpack))
             entered.enter_context(self.standing_in())

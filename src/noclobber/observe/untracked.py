@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch.multiprocessing import reductions
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Tensor, Write
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from noclobber.observe.recorder import Recorder
 
-StorageWeakRef: Any = reductions.StorageWeakRef
 How = Literal["no_grad", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """A constant that is added has no part in the gradient, so these may go unseen."""
@@ -87,7 +85,7 @@ class Untold:
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
         if tensor.requires_grad and (target := _target(tensor)) is not None:
-            self.taken.append((target, StorageWeakRef(internals.storage(tensor))))
+            self.taken.append((target, internals.storage_ref(internals.storage(tensor))))
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
