@@ -1,8 +1,12 @@
-"""What must hold after every test: noclobber has left PyTorch as it found it."""
+"""What must hold before every test, and after it: noclobber has left PyTorch as it found it."""
 
+import signal
 import sys
 
 import pytest
+
+# A shell ignores interrupts in what it runs in the background, and so would every program that a test starts there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
