@@ -51,14 +51,15 @@ def preserving(recorder: Recorder) -> Iterator[None]:
     """See and preserve in this thread; nothing where that is done anyway. Raises what noclobber itself failed with."""
     entered = recorder.thread.entered
     if recorder.keeping and entered:
-        yield
+        with recorder.listening():
+            yield
         return
     subscribe, unsubscribe = _subscription
     silent = _Silent(contents=recorder.contents is not None or not recorder.watching)
     subscribe(silent)
     recorder.enter()
     try:
-        with recorder.listening():  # where a backward under `watch` alone goes unlogged
+        with recorder.listening():
             yield
     finally:
         if not entered:

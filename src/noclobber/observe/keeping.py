@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
 from noclobber.model.clobber import LiveSaves
-from noclobber.observe import internals, testimony
+from noclobber.observe import graph, internals, testimony
 from noclobber.observe.contents import fingerprint, same
 from noclobber.observe.log import Look
 from noclobber.observe.records import Record, geometry
@@ -88,6 +88,35 @@ def following_moves(live: LiveSaves[Handle]) -> Look:
         moved = moves[op]
 
     return look
+
+
+def log_may_rest(recorder: Recorder, outputs: Iterable[Any], create_graph: bool) -> bool:
+    """Whether a backward from these outputs that runs no Python may go unlogged, as it writes into no save.
+
+    Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
+    else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
+    accumulate_grad.h; tests/observe/test_preserve.py). Where no bytes are to be kept, that one is told afterwards.
+    """
+    if not recorder.careful:
+        return True
+    if recorder.careful != recorder.keeping or create_graph:
+        return False
+    live = recorder.live
+    for gradient in _gradients_of(outputs):
+        key = internals.storage_key(gradient)
+        if key is not None and live.at(key):
+            return False
+    return True
+
+
+def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """What is there already of the gradients that a backward from these outputs may add to."""
+    outputs = list(outputs)
+    leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
+    for node in graph.walk(graph.roots_of(outputs)):
+        if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+    return (leaf.grad for leaf in leaves if leaf.grad is not None)
 
 
 def _is_unread(needed: Needed, noted: Record) -> bool:

@@ -245,10 +245,8 @@ class Recorder:
     # -- reads -------------------------------------------------------------------------------------------------------
 
     def changed(self, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
-        """A save is unpacked and its version moved, its bytes are others, or a write met it.
-
-        `digest` is the fingerprint at read, None where it was not taken. Raises what PyTorch would raise, and where not
-        `silently` what it would not.
+        """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
+        raise, and where not `silently` what it would not; `digest` is that at read, None where it was not taken.
         """
         alias, version, current = handle.alias, handle.version, int(handle.alias._version)
         node, expected = internals.current_node(), saves.version_at_save(handle)
@@ -316,11 +314,13 @@ class Recorder:
             self._steps.unmute()
             call = "backward" if kwargs.get("accumulate_grad") else "grad"
             backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
-            quiet = self.by_key and not self.python_in_backward and not self.careful and internals.key_is_set()
+            create_graph = len(args) > 2 and args[2]
+            logged = self.by_key and not self.python_in_backward and internals.key_is_set()
+            quiet = logged and keeping.log_may_rest(self, t_outputs, create_graph)
             self.replaced.backward_begins(backward, args[3] if len(args) > 3 else ())
             unseen = self.untold.attach(backward)
             self.backwards.append(backward)
-            saving = again.saved_as_inputs(self.thread.hooks) if len(args) > 2 and args[2] else nullcontext()
+            saving = again.saved_as_inputs(self.thread.hooks) if create_graph else nullcontext()
             if quiet:
                 internals.set_key(False)
             if self.contents is not None:
