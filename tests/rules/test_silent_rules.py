@@ -73,6 +73,18 @@ def test_hooks_hide_an_ordinary_write() -> None:
     assert PLAIN.edited(finding).splitlines()[1] == "h = h * keep"
 
 
+def test_compiled_code_keeps_an_alias_so_the_write_is_an_ordinary_one() -> None:
+    program = Program("y = fast(h)\nh *= keep\nloss.backward()\n")
+    kept = save("CompiledFunctionBackward", "", program.at("fast(h)"))
+    finding = the(
+        clobber(kept, write("aten::mul_", program.at("h *= keep"), via="data", version_after=0), raised=False)
+    )
+    assert (finding.code, finding.rule) == ("NC201", "silent-write")
+    assert told(finding, "save").text == "`h` is saved here: compiled code keeps a tensor (version 0)"
+    assert told(finding, "write").text == "`mul_` overwrites it here"
+    assert finding.notes[0].startswith("what torch.compile made keeps an alias with its own version counter")
+
+
 STASH = Program("""
     class Square(Function):
         @staticmethod

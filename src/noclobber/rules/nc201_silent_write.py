@@ -38,14 +38,14 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
+from noclobber.model.events import Save, Write
 from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import op_in_words
+from noclobber.rules.shared.wording import is_compiled, op_in_words
 
 CODE = "NC201"
 NAME = "silent-write"
@@ -63,12 +63,14 @@ def find(event: Event) -> Finding | None:
         "silent in-place write: backward reads other bytes than were saved",
         event,
         writes,
-        notes=[_hidden(writes[0]), reason(event.save)],
+        notes=[_hidden(writes[0], event.save), reason(event.save)],
         suggestions=cures(event),
     )
 
 
-def _hidden(write: Write) -> str:
+def _hidden(write: Write, save: Save) -> str:
+    if is_compiled(save.node):
+        return "what torch.compile made keeps an alias with its own version counter, so PyTorch raises nothing"
     if write.via == "set_data":
         return "`t.data = u` gives the tensor other bytes and counts no version, so PyTorch raises nothing"
     if write.via == "swap":

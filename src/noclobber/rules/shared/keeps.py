@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from noclobber.model.events import Save
-from noclobber.rules.shared.wording import field_in_words, is_custom, node_in_words, stem
+from noclobber.rules.shared.wording import field_in_words, is_compiled, is_custom, node_in_words, stem
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,8 @@ def reason(save: Save) -> str:
     """Why the saved tensor may not change, as a note."""
     if not save.node:
         return "autograd keeps the tensor for backward, which is to meet the bytes as they were saved"
+    if is_compiled(save.node):
+        return "compiled code keeps the very memory of what it read wherever its backward needs that"
     if is_custom(save.node):
         return (
             f"what {node_in_words(save.node)} saves must keep its bytes until its `backward` has run for the last time"

@@ -10,7 +10,7 @@ from types import CodeType
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.finding import Label, label
 from noclobber.model.source import Owner, Site, owner_of
-from noclobber.rules.shared.wording import keeps, name_in_words, op_in_words, version_in_words
+from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 
 TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
 """Functions that make a tensor of memory that somebody else holds already."""
@@ -40,7 +40,8 @@ def write_label(write: Write, save: Save | None = None, *, verb: str = "overwrit
         text = f"{writer_in_words(write)} {verb} somewhere from here on{until}"
         return (label("write", site, text),)
     when = later(save.site, site) if save is not None and save.site is not None else ""
-    how = "through an alias with its own version counter" if write.via == "data" else ""
+    aliased = write.via == "data" and not (save is not None and is_compiled(save.node))
+    how = "through an alias with its own version counter" if aliased else ""
     place = ", ".join(part for part in ("here", when, how) if part)
     text = f"{writer_in_words(write)} {verb} {place}{version_in_words(write)}"
     return (label("write", site, text),)

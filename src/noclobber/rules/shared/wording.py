@@ -64,8 +64,16 @@ def is_custom(node: str) -> bool:
     return found is not None and not found["index"] and "::" not in node
 
 
+def is_compiled(node: str) -> bool:
+    """Whether a node runs what torch.compile made: its saves are aliases of what it read, with counters of their own
+    (torch 2.13; tests/observe/test_compiled.py)."""
+    return node.startswith("CompiledFunction")
+
+
 def node_in_words(node: str) -> str:
     """ "sigmoid" for "SigmoidBackward0", "linear (addmm)" for "AddmmBackward0", "`Loss`" for the Function `Loss`."""
+    if is_compiled(node):
+        return "compiled code"
     if is_custom(node):
         return f"`{stem(node)}`"
     name = stem(node)
