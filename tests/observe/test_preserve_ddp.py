@@ -62,6 +62,19 @@ def regions(rank, direct, reentrant):
     return [x.grad, net.weight.grad]
 
 
+def buckets(rank):
+    """With views of its buckets as gradients, DDP writes into them in backward, also once the program took them off."""
+    net, v = DDP(nn.Linear(4, 3), gradient_as_bucket_view=True), torch.ones(3, 4).requires_grad_()
+    for _ in range(3):  # it makes the buckets anew after the first
+        net.zero_grad(set_to_none=True)
+        net(torch.randn(5, 4)).sum().backward()
+    penalty = (net.module.weight.grad * v).sum()
+    net.zero_grad(set_to_none=True)
+    net(torch.randn(5, 4)).sum().backward()
+    penalty.backward()
+    return [v.grad]
+
+
 def without_mode(program, rank, direct):
     return program(rank)
 
@@ -71,12 +84,13 @@ PROGRAMS = {
     "regions": partial(regions, reentrant=False),
     "reentrant_regions": partial(regions, reentrant=True),
     "training": partial(without_mode, ranks.training_step),
+    "buckets": partial(without_mode, buckets),
     "batch_norm": partial(without_mode, ranks.two_forwards_of_batch_norm),
     "buffers": partial(without_mode, partial(ranks.two_forwards, buffers=2)),
     "all_reduce": partial(without_mode, partial(ranks.collective, write=ranks.all_reduce)),
     "all_gather": partial(without_mode, partial(ranks.collective, write=ranks.all_gather)),
 }
-KEPT = {"overwritten_in_place", "regions", "reentrant_regions", "buffers", "all_reduce", "all_gather"}
+KEPT = {"overwritten_in_place", "regions", "reentrant_regions", "buckets", "buffers", "all_reduce", "all_gather"}
 
 
 @pytest.fixture(scope="module")

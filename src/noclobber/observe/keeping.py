@@ -95,11 +95,12 @@ def log_may_rest(recorder: Recorder, outputs: Iterable[Any], create_graph: bool)
 
     Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
     else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
-    accumulate_grad.h; tests/observe/test_preserve.py). Where no bytes are to be kept, that one is told afterwards.
+    accumulate_grad.h; tests/observe/test_preserve_gradients.py). Where no bytes are to be kept, that one is told
+    afterwards. DDP's own hooks write into its buckets (tests/observe/test_preserve_ddp.py).
     """
     if not recorder.careful:
         return True
-    if recorder.careful != recorder.keeping or create_graph:
+    if recorder.careful != recorder.keeping or create_graph or _in_process_group():
         return False
     live = recorder.live
     for gradient in _gradients_of(outputs):
@@ -107,6 +108,10 @@ def log_may_rest(recorder: Recorder, outputs: Iterable[Any], create_graph: bool)
         if key is not None and live.at(key):
             return False
     return True
+
+
+def _in_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
