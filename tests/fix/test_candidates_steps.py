@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fix.mending import changes, mended
 
 GAN = """
@@ -196,6 +198,30 @@ def test_a_write_through_data_becomes_one_that_autograd_sees() -> None:
     assert first.split("\n")[1:5] == lines
 
 
+@pytest.mark.parametrize("loop", ["for x in xs", "while xs"])
+def test_a_write_through_data_is_seen_by_the_next_turn_of_its_loop(loop: str) -> None:
+    source = f"""
+        def roll(policy, xs, done):
+            h = start(xs)
+            {loop}:
+                h = policy(x, h)
+                h.data[done] = 0.0
+            return loss
+    """
+    first = mended("NC201", source, write="h.data[done] = 0.0", save="policy(x, h)", op="aten::fill_")[0]
+    assert first.split("\n")[3:6] == ["        h = policy(x, h)", "        h = h.clone()", "        h[done] = 0.0"]
+
+
+def test_a_write_through_data_that_nothing_reads_is_left() -> None:
+    source = """
+        def roll(policy, xs, done):
+            for x in xs:
+                policy(x).data[done] = 0.0
+                h.data[done] = 0.0
+    """
+    assert mended("NC201", source, write="h.data[done] = 0.0", op="aten::fill_") == []
+
+
 def test_a_change_of_weights_is_put_off_until_after_the_backward() -> None:
     source = """
         def clip(net):
@@ -236,3 +262,36 @@ def test_a_checkpointed_region_gets_a_copy_of_what_it_closed_over() -> None:
     found = mended("NC205", source, write="scale.mul_(2)", read="y.sum().backward()")
     assert found[0].endswith("y.sum().backward()\nscale.mul_(2)\n")
     assert "checkpoint(lambda t, scale: net(t * scale), x, scale.clone(), use_reentrant=False)" in found[1]
+
+
+def test_a_checkpointed_method_gets_a_copy_of_what_it_read_from_its_object() -> None:
+    source = """
+        class Stack:
+            def run(self, block, h):
+                return h + self.scale * block(h)
+
+            def forward(self, h):
+                for i, block in enumerate(self.blocks):
+                    self.scale.fill_(1 / (i + 1))
+                    h = checkpoint(self.run, block, h, use_reentrant=False)
+                return h
+    """
+    about = {"write": "self.scale.fill_(1 / (i + 1))", "save": "self.scale * block(h)", "op": "aten::fill_"}
+    found = mended("NC205", source, **about)
+    copied = next(one for one in found if "self.scale.clone()" in one)
+    assert "    def run(self, block, h, scale):\n        return h + scale * block(h)\n" in copied
+    assert "checkpoint(self.run, block, h, self.scale.clone(), use_reentrant=False)" in copied
+    assert not any("self.scale.clone() *" in one for one in found)  # which would be taken anew in backward
+    taken = source.replace("self.run, block", "self.run, net.run, block")
+    assert not any("scale):" in one for one in mended("NC205", taken, **about))
+
+
+def test_a_checkpointed_region_gets_a_clone_of_the_argument_that_is_written() -> None:
+    source = """
+        y = checkpoint(net, scale, x, use_reentrant=False)
+        x.add_(1)
+        y.sum().backward()
+    """
+    found = mended("NC205", source, write="x.add_(1)", save="checkpoint(net, scale, x, use_reentrant=False)")
+    assert any("checkpoint(net, scale, x.clone(), use_reentrant=False)" in one for one in found)
+    assert not any("net.clone()" in one or "scale.clone()" in one for one in found)

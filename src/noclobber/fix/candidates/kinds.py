@@ -83,7 +83,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         yield from steps.put_off(scene, write)
         yield from making.closed_over(scene, write)
-    yield from cloning.at_save(scene, 3)
+    yield from making.given_clones(scene)
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:

@@ -10,7 +10,7 @@ from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import definition
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.tree import File, append, called, dotted, replace, walk
-from noclobber.fix.candidates.writing import Written, parameters
+from noclobber.fix.candidates.writing import Written, parameters, reads, written
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
@@ -97,24 +97,63 @@ def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
 
 
 def closed_over(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
-    """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing."""
+    """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
+
+    So with a function or method of the same file that nobody else calls, and with what it reads as `self.s`.
+    """
     name = dotted(write.base)
-    for file in scene.files() if name and "." not in name else ():
+    short = name.rpartition(".")[2]
+    for file in scene.files() if name else ():
         for one in walk(file.module, cst.Call):
-            if called(one) != "checkpoint" or len(one.args) < 2 or not isinstance(one.args[0].value, cst.Lambda):
+            region, given = _region(file, one), [arg for arg in one.args[1:] if arg.keyword is None]
+            if region is None or not given or not region.params.params:
                 continue
-            inner, params = one.args[0].value, one.args[0].value.params
-            given = [arg for arg in one.args[1:] if arg.keyword is None]
-            reads = any(each.value == name for each in walk(inner.body, cst.Name))
-            if not reads or not given or not params.params or len(params.params) != len(given):
+            names = [each.name.value for each in region.params.params]
+            read = list(reads(file, name, region.body))
+            if not read or short in names or len(names) - (names[0] == "self") != len(given):
                 continue
-            ends = [file.span(params.params[-1].name), file.span(given[-1].value)]
-            texts = [f", {name}", f", {name}.clone()"]
+            if name != short and any(
+                each.value == short for each in walk(region.body, cst.Name) if _is_free(file, each)
+            ):
+                continue
+            ends = [file.span(region.params.params[-1].name), file.span(given[-1].value)]
+            texts = [f", {short}", f", {name}.clone()"]
             edits = [
                 Edit(Span(file.path, end.end_line, end.end_column, end.end_line, end.end_column), text)
                 for end, text in zip(ends, texts, strict=True)
             ]
+            edits += [replace(file, each, short) for each in read if name != short]
             yield Candidate(f"pass the region a copy of `{name}` of its own", tuple(edits), cost)
+
+
+def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
+    """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument."""
+    names = {write.name for write in written(scene)}
+    for place in scene.places("save"):
+        call = place.node
+        if isinstance(call, cst.Call) and called(call) == "checkpoint":
+            given = [arg.value for arg in call.args[1:] if arg.keyword is None and not arg.star]
+            for one in [each for each in given if dotted(each) in names] or given[:1]:
+                edit = append(place.file, one, ".clone()")
+                yield Candidate(f"give the region a clone of `{place.file.source(one)}`", (edit,), cost)
+
+
+def _region(file: File, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
+    """What a `checkpoint` runs, where it is a lambda, or a function of this file that is named nowhere else."""
+    if called(call) != "checkpoint" or len(call.args) < 2:
+        return None
+    region = call.args[0].value
+    if isinstance(region, cst.Lambda):
+        return region
+    name = dotted(region).rpartition(".")[2]
+    found = [one for one in walk(file.module, cst.FunctionDef) if one.name.value == name]
+    named = [one for one in walk(file.module, cst.Name) if one.value == name]
+    return found[0] if len(found) == 1 and len(named) == 2 else None
+
+
+def _is_free(file: File, name: cst.Name) -> bool:
+    parent = file.parents[name]
+    return not (isinstance(parent, cst.Attribute) and parent.attr is name)
 
 
 def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:

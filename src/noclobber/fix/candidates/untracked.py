@@ -11,7 +11,7 @@ from noclobber.fix.candidates.cloning import before_write
 from noclobber.fix.candidates.outofplace import rebound
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.tree import File, before, called, dotted, replace, walk
-from noclobber.fix.candidates.writing import Written, is_loaded, written
+from noclobber.fix.candidates.writing import Written, is_read_again, written
 from noclobber.model.finding import Edit
 
 
@@ -21,7 +21,7 @@ def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     shown = [Edit(file.span(one), file.source(one.value)) for one in hides(write.target)]
     target = write.target
     name = write.name
-    if not shown or not name or not is_loaded(file, name, file.scope(write.statement), file.line(write.statement)):
+    if not shown or not name or not is_read_again(file, name, write.statement):
         return
     if not isinstance(target, cst.Subscript):
         edits = rebound(write)

@@ -153,10 +153,23 @@ def base_of(target: cst.BaseExpression | None) -> cst.BaseExpression | None:
 
 def is_loaded(file: File, name: str, scope: cst.CSTNode, after: int) -> bool:
     """Whether a dotted name is read in a scope in a line after `after`."""
-    return any(
-        dotted(one) == name and file.line(one) > after and not is_stored(file, one)
-        for one in walk(scope, cst.Name, cst.Attribute)
-    )
+    return any(file.line(one) > after for one in reads(file, name, scope))
+
+
+def is_read_again(file: File, name: str, statement: cst.CSTNode) -> bool:
+    """Whether a dotted name is read in lines after a statement, or elsewhere in a loop around it."""
+    if is_loaded(file, name, file.scope(statement), file.line(statement)):
+        return True
+    loops = [one for one in file.ancestors(statement) if isinstance(one, (cst.For, cst.While))]
+    own = list(reads(file, name, statement))
+    return any(one not in own for loop in loops for one in reads(file, name, loop))
+
+
+def reads(file: File, name: str, scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Where a dotted name is read in a scope."""
+    for one in walk(scope, cst.Name, cst.Attribute):
+        if dotted(one) == name and not is_stored(file, one):
+            yield one
 
 
 def is_stored(file: File, node: cst.CSTNode) -> bool:
