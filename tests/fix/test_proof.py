@@ -121,8 +121,27 @@ def test_the_loss_is_compared_where_a_write_is_refused_before_any_backward(bench
     it = bench(text)
     right = it.judged(("w += 1", "v = w + 1"), ("(w * w)", "(v * v)"))
     assert right.right
-    assert "its first loss is the loss that the same writes give without gradients" in right.proof
+    assert "its first loss is what the program computes where no gradients are recorded" in right.proof
     assert it.judged(("w += 1", "w + 1")).differs
+
+
+def test_gradients_that_are_all_zero_prove_nothing(bench):
+    """What should have been detached is taken from itself: gradients cancel, in the program and with many a patch."""
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], 0.1)\n"
+        "old = (w * w).sum()\n"
+        "for _ in range(2):\n"
+        "    loss = (w * w).sum() - old\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward(retain_graph=True)\n"
+        "    optimizer.step()\n"
+    )
+    it = bench(text)
+    judged = it.judged(("old = (w * w)", "old = (w.clone() * w.clone())"))
+    assert not judged.right
+    assert judged.why.startswith("every gradient of the program is zero")
 
 
 def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
@@ -130,7 +149,8 @@ def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
     assert it.finding.code == "NC206"
     right = it.judged(("gradient.div_(2)", "gradient / 2"))
     assert right.right
-    assert "nothing to compare with" in right.proof
+    assert "there are no gradients to compare with" in right.proof
+    assert not right.compared
     ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
     assert gradient.tolist() == [4.5] * 3  # by hand: 3 * (1 + 1 / 2)
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right

@@ -30,7 +30,7 @@ _UNPROVEN = "no more than that this finding is gone: the program still fails wit
 class Mended:
     """A finding, and what mends it. `extra`: bytes more that the first backward finds saved, None where unknown.
 
-    Where not `proven`, `proof` says why not.
+    Where not `proven`, `proof` says why not. Where no gradients were `compared`, it says what else was looked at.
     """
 
     finding: Finding
@@ -38,6 +38,7 @@ class Mended:
     extra: int | None
     proof: str
     proven: bool = True
+    compared: bool = True
     note: str = ""
     """What a likelier patch would change."""
 
@@ -188,7 +189,8 @@ class Mender:
         extra = after - before if before is not None and after is not None else None
         other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
         note = f"; `{other.candidate.title}` would change the loss: the write is seen elsewhere" if other else ""
-        return Mended(finding, best.candidate.title, extra, best.verdict.proof, note=note)
+        verdict = best.verdict
+        return Mended(finding, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:

@@ -27,8 +27,10 @@ class Verdict:
     clean: bool = False
     why: str = ""
     proof: str = ""
+    compared: bool = False
+    """Whether gradients were compared with the right ones."""
     complete: bool = False
-    """Whether every gradient was compared with the right one."""
+    """Whether every gradient was."""
     elsewhere: bool = False
     """Whether what is left to mend is about other writes."""
     differs: bool = False
@@ -91,12 +93,14 @@ class Prover:
         for kind in kinds_for(self.codes, self.search.calls):
             reference = self.references.get(kind)
             if kind == "losses":
-                return self._by_loss(reference.events, found, result, f"; its first loss is {reference.words}")
+                return self._by_loss(reference.events, found, result, reference.words)
             codes.update(one.code for one in reference.result.findings)
             if not reference.result.calls or codes & set(WITHOUT):
                 break
             compared = comparing.compare(reference.events, found, truncated=kind != "full")
-            if compared.difference:
+            if comparing.says_nothing(reference.events):
+                differences.append("every gradient of the program is zero, and so proves nothing")
+            elif compared.difference:
                 differences.append(compared.difference)
             elif clean and not self._is_enough(compared, reference.result, result):
                 differences.append(f"only {compared.calls} backward calls are made")
@@ -104,10 +108,11 @@ class Prover:
                 differences.append("more backward calls are made")
             else:
                 complete = kind == "full" and reference.result.went_through
-                return Verdict(True, clean, proof=_matches(compared, reference), complete=complete, result=result)
+                proof = _matches(compared, reference)
+                return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
         if differences:
             return Verdict(False, why=differences[0], differs=True, result=result)
-        return self._by_loss(_events(self.search), found, result, "; its first loss is the same", codes)
+        return self._by_loss(_events(self.search), found, result, "the same", codes)
 
     def _by_loss(
         self,
@@ -121,11 +126,12 @@ class Prover:
         right, loss = comparing.first_loss(before), comparing.first_loss(found)
         if right is not None and loss is not None and not comparing.same_loss(right, loss):
             return Verdict(False, why="the first loss is another one", differs=True, result=result)
-        compared = words if right is not None and loss is not None else ""
+        known = right is not None and loss is not None
+        runs = f"it runs without an error or a finding{f', and its first loss is {words}' * known}"
         lacking = "the program never got that far before"
         if set(codes) & set(WITHOUT):
-            lacking = "preserving what was saved does not make these gradients right"
-        proof = f"nothing to compare with: {lacking}; it runs without an error or a finding{compared}"
+            lacking = "preserving what was saved does not make the program's own right"
+        proof = f"{runs}; there are no gradients to compare with: {lacking}"
         return Verdict(True, not result.findings, proof=proof, result=result)
 
     def _ends_as_before(self, result: Result) -> bool:

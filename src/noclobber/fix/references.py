@@ -30,7 +30,7 @@ _WORDS = {
     "full": _FULL,
     "step": f"{_FULL}, less what flows through weights from before their last step",
     "backward": f"{_FULL}, less what flows through graphs of former backward calls",
-    "losses": "the loss that the same writes give without gradients",
+    "losses": "what the program computes where no gradients are recorded",
 }
 
 

@@ -16,7 +16,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 
 if TYPE_CHECKING:
-    from noclobber.fix.choose import Mending
+    from noclobber.fix.choose import Mended, Mending
 
 
 class CannotFix(Exception):
@@ -88,7 +88,7 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
     fixed = Fixed(1 if done.left else 0)
     for one in done.mended:
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
-        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  proven: {one.proof}"]
+        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
         fixed.words += _diffs(patch)
@@ -96,14 +96,26 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to mend"
-    fixed.words += ["", f"noclobber: {_counted(len(done.mended), 'proven fix', 'es')}, {left}"]
+    fixed.words += ["", _summary(done)]
     fixed.diff = "".join(_diffs(done.patch))
     if writing and done.patch.after:
         _write(done, fixed)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
         fixed.words.append(f"next: noclobber fix --write {shlex.join(words)}")
     return fixed
+
+
+def _proof(one: Mended) -> str:
+    return f"  {'proven' if one.compared else 'checked'}: {one.proof}"
+
+
+def _summary(done: Mending) -> str:
+    proven = sum(one.compared for one in done.mended)
+    checked = len(done.mended) - proven
+    counts = [_counted(proven, "proven fix", "es")] if proven or not checked else []
+    counts += [_counted(checked, "checked fix", "es")] if checked else []
+    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to mend"
+    return f"noclobber: {', '.join(counts)}, {left}"
 
 
 def _line(finding: Finding) -> str:

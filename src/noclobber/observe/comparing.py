@@ -89,6 +89,13 @@ def first_loss(events: list[dict[str, Any]]) -> list[Any] | None:
     return next((event["roots"] for event in events if "roots" in event), None)
 
 
+def says_nothing(events: list[dict[str, Any]]) -> bool:
+    """Whether all gradients are zero, as are those of much else that a program might compute."""
+    calls = _calls(events)
+    gradients = [one for call in calls for one in (*call["returned"], *(gradient for _, gradient, _ in call["leaves"]))]
+    return bool(gradients) and all(map(_is_zero, gradients))
+
+
 def same_loss(right: list[Any], found: list[Any]) -> bool:
     """Whether two first backward calls begin from equal values."""
     return len(right) == len(found) and all(
