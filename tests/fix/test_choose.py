@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
 
 def proven(saved: int = 0) -> Verdict:
-    return Verdict(True, clean=True, proof="all of it", complete=True, result=result(saved=saved))
+    return Verdict(True, clean=True, proof="all of it", compared=True, complete=True, result=result(saved=saved))
 
 
 def test_few_bytes_do_not_outweigh_a_smaller_diff_and_many_do(mended):
@@ -107,6 +108,7 @@ def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
     assert (text, done.left) == ("x = 2\n", [])
     assert [one.finding.tensor for one in done.mended] == [{"name": "h"}, {"name": "g"}]
     assert [one.proof for one in done.mended] == ["all of it"] * 2  # the whole patch was proven once more
+    assert all(one.compared for one in done.mended)
     assert told.runs[:2] == ["x = 1\n"] * 2
 
 
@@ -116,7 +118,19 @@ def test_a_part_of_a_patch_is_not_called_proven(mended):
 
     _, done, _ = mended({"1": 1}, shown)
     assert done.left
-    assert all("still fails" in one.proof for one in done.mended)
+    assert all("still fails" in one.proof and not one.compared for one in done.mended)
+
+
+def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
+    def shown(text: str, path: Path) -> Verdict:
+        if text != "x = 1\nx = 0\n":
+            return proven()
+        there = Label("write", Span(str(path), 2, 1, 2, 2), "", True)
+        return Verdict(True, elsewhere=True, result=result(replace(finding(path, "g"), labels=(there,))))
+
+    text, done, _ = mended({"1\nx = 0": 1}, shown)
+    assert text == "x = 1\nx = 0\nx = 0\n"
+    assert [one.finding.labels[0].span.line for one in done.mended] == [1, 1]  # the second was in line 2 by then
 
 
 def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):

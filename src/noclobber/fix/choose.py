@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates import candidates
 from noclobber.fix.launch import Trial
-from noclobber.fix.patch import Patch
+from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.prove import Prover, Verdict
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
@@ -116,8 +117,10 @@ class Mender:
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
-        proof = done.mended[-1].proof if done.mended and not done.left else _UNPROVEN
-        done.mended = [replace(one, proof=proof + one.note) for one in done.mended]
+        done.left = [(self._as_before(one), tried) for one, tried in done.left]
+        last = done.mended[-1] if done.mended and not done.left else None
+        proof, compared = (last.proof, last.compared) if last is not None else (_UNPROVEN, False)
+        done.mended = [replace(one, proof=proof + one.note, compared=compared) for one in done.mended]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
@@ -183,14 +186,27 @@ class Mender:
         )
         return None if alone.right else alone.why
 
+    def _as_before(self, finding: Finding) -> Finding:
+        """A finding of the program as patched so far, with the line that its place has in the file as it is."""
+        primary, patch = finding.primary, self._done.patch
+        path = os.path.realpath(primary.span.path) if primary is not None else ""
+        if primary is None or path not in patch.after:
+            return finding
+        span = primary.span
+        line = line_before(patch.before[path].plain, patch.after[path].plain, span.line)
+        if line is None:
+            return finding
+        there = replace(primary, span=replace(span, line=line, end_line=line + span.end_line - span.line))
+        return replace(finding, labels=tuple(there if one is primary else one for one in finding.labels))
+
     def _mended(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Mended:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
         other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
         note = f"; `{other.candidate.title}` would change the loss: the write is seen elsewhere" if other else ""
-        verdict = best.verdict
-        return Mended(finding, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
+        verdict, there = best.verdict, self._as_before(finding)
+        return Mended(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:
