@@ -99,5 +99,5 @@ def _in_module(label: str, module: torch.nn.Module, key: int) -> Name | None:
         for attribute, value in vars(child).items():
             if _is_on(value, key):
                 path = f"{name}.{attribute}" if name else attribute
-                return Name(prefix + path if prefix else f"self.{path}", "buffer")
+                return Name(prefix + path if prefix else f"self.{path}", "tensor")
     return None

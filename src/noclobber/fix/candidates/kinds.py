@@ -96,11 +96,9 @@ def freed(scene: Scene) -> Iterator[Candidate]:
 def silent(scene: Scene) -> Iterator[Candidate]:
     """A write through an alias with its own version counter."""
     is_weight = scene.kind() in ("parameter", "buffer")
-    hidden = [write for write in written(scene) if untracked.hides(write.target)]
-    if is_weight or not hidden:
-        yield from stepped(scene)
-    for write in hidden if not is_weight else ():
-        yield from untracked.tracked(write, scene)
+    hidden = [write for write in written(scene) if untracked.hides(write.target) and not is_weight]
+    seen = [one for write in hidden for one in untracked.tracked(write, scene)]
+    yield from seen or stepped(scene)
 
 
 def foreign(scene: Scene) -> Iterator[Candidate]:
