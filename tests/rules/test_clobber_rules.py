@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noclobber.model.events import Step, Via
@@ -65,6 +67,17 @@ def test_a_step_between_two_losses() -> None:
     assert "run the forward again" in helped(finding)
     assert "detach" in helped(finding)
     assert finding.writes[0]["optimizer"] == "Adam"
+
+
+def test_weights_that_were_put_back_are_said_to_be() -> None:
+    change = write("aten::_foreach_add_", PAIR.at("opt.step()"), via="step", step=Step("Adam", PAIR.at("opt.step()")))
+    kept = save("AddmmBackward0", "mat2", PAIR.at("critic(fake)"), name="fc.weight", kind="parameter")
+    event = clobber(kept, change, read=PAIR.at("loss_g.backward()"))
+    plain, back = explain(event), explain(replace(event, restored=True))
+    assert plain is not None
+    assert back is not None
+    assert plain.notes[0].endswith("`Adam.step` has changed it since")
+    assert back.notes[0].endswith("only the version moved, and the gradient would have been right")
 
 
 def test_a_step_that_a_carried_state_leads_back_over() -> None:

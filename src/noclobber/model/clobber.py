@@ -18,7 +18,8 @@ class Clobber:
     """A save, the writes that changed its bytes after it was saved, and the read that then got other bytes.
 
     `current` is the version at read; equal to `save.version` where nothing counted the write (PyTorch stays silent).
-    `message` is the error that PyTorch raises, None where it stays silent.
+    `message` is the error that PyTorch raises, None where it stays silent. `restored`: something has put the bytes back
+    that were saved, as fingerprints show.
     """
 
     save: Save
@@ -26,6 +27,7 @@ class Clobber:
     read: Read
     current: int
     message: str | None = None
+    restored: bool = False
 
     @property
     def raised(self) -> bool:

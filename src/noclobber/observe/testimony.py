@@ -13,7 +13,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe import graph, internals, saves, words
-from noclobber.observe.contents import OnDevice
+from noclobber.observe.contents import OnDevice, fingerprint, same
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward, Geometry, Record, geometry
@@ -141,7 +141,9 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
         if not any(write.via == "undeclared" for write in writes):
             # An operator that lies is named itself, rather than the line inside it.
             writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
-    return Clobber(save, writes, Read(save.node, site_of(backward.place), call_of(backward)), current, message)
+    restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
+    read = Read(save.node, site_of(backward.place), call_of(backward))
+    return Clobber(save, writes, read, current, message, restored)
 
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:

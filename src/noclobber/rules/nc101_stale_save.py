@@ -48,7 +48,7 @@ from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import counted, node_in_words, op_in_words, stem
+from noclobber.rules.shared.wording import PUT_BACK, counted, node_in_words, op_in_words, stem
 
 CODE = "NC101"
 NAME = "stale-save"
@@ -67,7 +67,7 @@ def find(event: Event) -> Finding | None:
     headline = f"in-place write to a {kind} that backward still needs"
     if not writes:
         headline = f"a {kind} that backward still needs was written in place"
-    notes = [reason(event.save), *_unseen(event), *_misnamed(event)]
+    notes = [reason(event.save), *[PUT_BACK] * event.restored, *_unseen(event), *_misnamed(event)]
     return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures(event))
 
 

@@ -12,7 +12,7 @@ from noclobber.model.finding import Suggestion
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, site_of, subject, writer_in_words
 from noclobber.rules.shared.sourcetext import path_to, source, text_of
-from noclobber.rules.shared.wording import node_in_words
+from noclobber.rules.shared.wording import PUT_BACK, node_in_words
 
 Situation = Literal["carried", "built once", "same pass"]
 
@@ -47,6 +47,8 @@ def _holds(code: CodeType, other: CodeType) -> bool:
 def step_note(clobber: Clobber, write: Write) -> str:
     """Why the old weights are needed."""
     op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor, "parameter")
+    if clobber.restored:
+        return f"the backward of {op} computes with {name} as it was in forward; {PUT_BACK}"
     note = (
         f"the backward of {op} computes with {name} as it was in forward; {writer_in_words(write)} has changed it since"
     )

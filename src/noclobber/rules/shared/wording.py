@@ -58,6 +58,12 @@ def stem(node: str) -> str:
     return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
 
 
+PUT_BACK = (
+    "the bytes that were saved have been put back: only the version moved, and the gradient would have been right"
+)
+"""Of a clobber that is `restored`."""
+
+
 def is_custom(node: str) -> bool:
     """Whether a node belongs to an `autograd.Function`: PyTorch numbers its own ("ExpBackward0"), no Function's."""
     found = _BACKWARD.search(node)
