@@ -230,3 +230,30 @@ def test_a_buffer_that_is_detached_and_filled_again_is_bound_to_a_new_tensor() -
         "        self.buffer = rate.exp() * noise",
         "        return self.buffer",
     ]
+
+
+def test_a_result_that_only_its_function_reads_is_held_by_a_name() -> None:
+    source = """
+        class Loss(nn.Module):
+            def similarity(self, a, b):
+                torch.matmul(a, b.t(), out=self.sim)
+                return self.sim / self.sim.norm()
+    """
+    write = "torch.matmul(a, b.t(), out=self.sim)"
+    found = mended("NC309", source, write=write, op="aten::mm")
+    assert found[0].endswith("        sim = torch.matmul(a, b.t())\n        return sim / sim.norm()\n")
+    shared = source + "\n            def last(self):\n                return self.sim\n"
+    assert not any("        sim = " in one for one in mended("NC309", shared, write=write, op="aten::mm"))
+
+
+def test_what_an_object_keeps_expanded_gets_its_bytes_where_it_is_made() -> None:
+    source = """
+        class Norm(nn.Module):
+            def __init__(self, groups, d):
+                self.register_buffer("wm", torch.eye(d).expand(groups, d, d))
+
+            def forward(self, x):
+                self.wm.mul_(0.9)
+                return self.wm @ x
+    """
+    assert "expand(groups, d, d).clone())" in changes("NC307", source, write="self.wm.mul_(0.9)", op="aten::mul_")[0]

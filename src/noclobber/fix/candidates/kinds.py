@@ -23,7 +23,7 @@ from noclobber.fix.candidates import (
     untracked,
 )
 from noclobber.fix.candidates.outofplace import guarded_out_of_place, out_of_place, rebound, undecorated
-from noclobber.fix.candidates.rebinding import rebound_fill
+from noclobber.fix.candidates.rebinding import local_result, rebound_fill
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.seen import is_seen_here_only, safely
 from noclobber.fix.candidates.writing import Written, write_at, writes, written
@@ -202,8 +202,10 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from making.mapped(write)
+        if scene.finding.code == "NC307":  # what an object keeps is mended where it is made, once
+            yield from making.own_bytes(scene, write, -1 if "." in write.name else 2)
+        yield from local_result(write)
         yield from safely(write, 1)
-        yield from making.own_bytes(scene, write) if scene.finding.code == "NC307" else ()
         if is_seen_here_only(write):
             yield from cloning.before_write(write, scene, 3)
 

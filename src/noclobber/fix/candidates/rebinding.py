@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import untracked
+from noclobber.fix.candidates.outofplace import rebound, untracked
 from noclobber.fix.candidates.tree import block, called, dotted, remove, replace
-from noclobber.fix.candidates.writing import Written
+from noclobber.fix.candidates.writing import Written, reads
 from noclobber.model.finding import Edit
 
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
@@ -36,6 +36,25 @@ def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
         if gone is not None:
             yield Candidate(title, (gone, edit), cost)
         yield Candidate(title, (edit,), cost)
+
+
+def local_result(write: Written, cost: int = -1) -> Iterator[Candidate]:
+    """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
+
+    Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied.
+    """
+    file, statement, name = write.file, write.statement, write.name
+    short, edits = name.removeprefix("self."), rebound(write)
+    is_plain = isinstance(statement, cst.Expr) and statement.value is write.call and name == f"self.{short}"
+    if not is_plain or "." in short or not edits or not edits[0].replacement.startswith(f"{name} = "):
+        return
+    scope, end = file.scope(statement), file.span(statement).end_line
+    after = [one for one in reads(file, name, scope) if file.line(one) > end]
+    others = [one for one in reads(file, name, file.module) if one not in after and one is not write.target]
+    if after and not others and not any(True for _ in reads(file, short, scope)):
+        bound = Edit(edits[0].span, edits[0].replacement.removeprefix("self."))
+        changed = (bound, *edits[1:], *(replace(file, one, short) for one in after))
+        yield Candidate(f"hold the result as `{short}`", changed, cost)
 
 
 def _cleared(write: Written, target: str) -> Edit | None:
