@@ -254,6 +254,22 @@ def test_what_a_later_loss_takes_from_an_earlier_one_is_detached() -> None:
     assert found[0] == "a_loss = -(self.actor(s) * adv.detach()).mean()"
 
 
+def test_a_graph_of_before_the_last_step_is_not_kept_alive_by_copies_of_its_weights() -> None:
+    source = """
+        old = net(x)
+        for x in data:
+            loss = (net(x) - old).sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+    """
+    about = {"save": "net(x)", "op": "SGD.step", "kind": "parameter"}
+    found = mended("NC103", source, write="opt.step()", read="loss.backward(retain_graph=True)", **about)
+    assert not any("functional_call" in one for one in found)
+    other = source.replace("opt.step()", "").replace("for x", "opt.step()\n        for x")
+    found = mended("NC103", other, write="opt.step()", read="loss.backward(retain_graph=True)", **about)
+    assert any("functional_call" in one for one in found)
+
+
 def test_a_checkpointed_region_gets_a_copy_of_what_it_closed_over() -> None:
     source = """
         y = checkpoint(lambda t: net(t * scale), x, use_reentrant=False)

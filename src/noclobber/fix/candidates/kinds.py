@@ -72,7 +72,8 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
         yield from islice(detaching.handed_over(scene), MOST_DETACHED)
     yield from steps.reordered(scene)
     yield from callers.across(scene)
-    yield from untracked.on_copies(scene)
+    if not _reads_first(scene):  # a graph that was built before an earlier step is to be built anew, or cut off
+        yield from untracked.on_copies(scene)
 
 
 def drifted(scene: Scene) -> Iterator[Candidate]:

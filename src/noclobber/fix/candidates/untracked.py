@@ -73,8 +73,9 @@ def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
             continue
         copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
         given = f"({', '.join(plain)}{',' * (len(plain) == 1)})"
-        named = before(file, call, f"copies = {copies}") if _runs_once(file, call) else None
-        text = f"torch.func.functional_call({net}, {'copies' if named else copies}, {given})"
+        names = [one for one in ("copies", f"{net.rpartition('.')[2]}_copies") if _is_free(file, call, one)]
+        named = before(file, call, f"{names[0]} = {copies}") if names and _runs_once(file, call) else None
+        text = f"torch.func.functional_call({net}, {names[0] if named else copies}, {given})"
         edits = (*([named] if named else []), replace(file, call, text))
         yield Candidate(f"call `{net}` on copies of its {what}", edits, cost)
 
@@ -94,10 +95,13 @@ def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
 
 
 def _runs_once(file: File, call: cst.Call) -> bool:
-    """Whether a statement before the call is as good as the call's own place, and the name is free."""
+    """Whether a statement before the call is as good as the call's own place."""
     inner = file.around(call, cst.Lambda, cst.ListComp, cst.GeneratorExp, cst.DictComp, cst.SetComp, cst.While)
-    free = not any(one.value == "copies" for one in walk(file.scope(call), cst.Name))
-    return free and (inner is None or isinstance(inner, cst.While))
+    return inner is None or isinstance(inner, cst.While)
+
+
+def _is_free(file: File, call: cst.Call, name: str) -> bool:
+    return not any(one.value == name for one in walk(file.scope(call), cst.Name))
 
 
 def hides(target: cst.BaseExpression | None) -> list[cst.Attribute]:
