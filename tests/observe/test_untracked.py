@@ -95,6 +95,40 @@ def test_values_from_a_graph_assigned_to_what_was_computed():
     assert warned(lambda: gradient(body)) == ["NC208"]
 
 
+def of_loss(write, inside=torch.enable_grad):
+    x = torch.linspace(-1, 1, 4, requires_grad=True)
+    loss = (x * x).sum()
+    with inside():
+        loss = write(loss)
+    loss.backward()
+    return x.grad
+
+
+LOSSES = {
+    "through data": lambda: of_loss(lambda loss: (loss.data.div_(2), loss)[1]),
+    "under no_grad": lambda: of_loss(lambda loss: loss.div_(2), torch.no_grad),
+    "assigned": lambda: of_loss(lambda loss: (setattr(loss, "data", loss.data / 2), loss)[1]),
+}
+
+
+@pytest.mark.parametrize("program", LOSSES.values(), ids=LOSSES.keys())
+def test_a_loss_that_is_changed_before_its_own_backward(program):
+    right = of_loss(lambda loss: loss / 2)
+    assert torch.equal(program(), 2 * right)
+    assert warned(program) == ["NC208"]
+
+
+def test_a_loss_that_is_changed_where_no_gradient_begins():
+    def program(weight):
+        y = torch.ones(4, requires_grad=True).sin()
+        y.data.mul_(torch.tensor([1.0, 1, 3, 1]))
+        y.backward(torch.tensor([1.0, 1, weight, 1]))
+
+    assert warned(lambda: program(0)) == []
+    assert warned(lambda: program(1)) == ["NC208"]
+    assert warned(lambda: of_loss(lambda loss: (loss.data.add_(2), loss)[1])) == []
+
+
 def test_other_memory_at_the_address_of_what_was_computed_and_moved():
     def program():
         h = torch.ones(4000, requires_grad=True) * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -171,17 +171,16 @@ class Untold:
         inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
         leaves = {unseen.target.identity: unseen for unseen in waiting if unseen.target.identity}
         hooks, seen = [], set()
-        for node in graph.walk(graph.roots_of(backward.outputs)):
-            for following, index in node.next_functions:
-                if following is None or (following, index) in seen:
-                    continue
-                number = following._sequence_nr()
-                leaf = getattr(following, "variable", None)
-                reached = leaves.get(id(leaf)) if number == graph.UNNUMBERED else inner.get(number)
-                if reached is not None and node._sequence_nr() >= reached.record.node:
-                    seen.add((following, index))
-                    look = self._reads(reached, index, leaf, node.name(), backward)
-                    hooks.append(internals.hook(following.register_prehook, look))
+        for node, following, index in _edges(backward.outputs):
+            if (following, index) in seen:
+                continue
+            number = following._sequence_nr()
+            leaf = getattr(following, "variable", None)
+            reached = leaves.get(id(leaf)) if number == graph.UNNUMBERED else inner.get(number)
+            if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
+                seen.add((following, index))
+                look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward)
+                hooks.append(internals.hook(following.register_prehook, look))
         return hooks
 
     def detach(self, hooks: list[Any]) -> None:
@@ -235,6 +234,19 @@ def _write(unseen: _Unseen) -> Write:
         step=noted.step,
         in_forward=noted.backwards == 0,
     )
+
+
+def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Any, Any, int]]:
+    """The edges that gradients come along, each with the node that hands them on: None for those of the backward call
+    itself, which begins from tensors as they are by then."""
+    outputs = list(outputs)
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            yield None, output.grad_fn, output.output_nr
+    for node in graph.walk(graph.roots_of(outputs)):
+        for following, index in node.next_functions:
+            if following is not None:
+                yield node, following, index
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
