@@ -156,6 +156,40 @@ def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
 
 
+def test_a_region_that_reads_changed_bytes_is_compared_with_one_that_reads_its_old_ones(bench):
+    text = (
+        "import torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "scale, w = torch.full((3,), 2.0), torch.ones(3, requires_grad=True)\n"
+        "loss = checkpoint(lambda t: (t * scale).pow(2), w, use_reentrant=False).sum()\n"
+        "scale.mul_(3)\n"
+        "loss.backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC205"
+    right = it.judged(("lambda t: (t * scale).pow(2), w", "lambda t, s: (t * s).pow(2), w, scale.clone()"))
+    assert (right.right, right.clean, right.compared) == (True, True, True)
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert gradient.tolist() == [8.0] * 3  # by hand: 2 * w * scale**2
+    assert not it.judged(("t * scale)", "t * scale.clone())")).right
+
+
+def test_a_region_that_draws_other_numbers_has_no_right_gradients_to_compare_with(bench):
+    text = (
+        "import torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "torch.manual_seed(0)\n"
+        "w = torch.ones(64, requires_grad=True)\n"
+        "def region(t):\n"
+        "    return torch.dropout(t, 0.5, True).sin()\n"
+        "checkpoint(region, w, use_reentrant=False, preserve_rng_state=False).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC205"
+    right = it.judged(("preserve_rng_state=False", "preserve_rng_state=True"))
+    assert (right.right, right.clean, right.compared) == (True, True, False)
+
+
 def test_a_program_that_is_not_deterministic_is_known(bench):
     it = bench(programs.STALE.replace("torch.manual_seed(0)", "torch.seed()"))
     assert it.judged(("h += 1", "h = h + 1")).differs

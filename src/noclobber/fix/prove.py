@@ -9,7 +9,7 @@ from typing import Any
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Ended, Mode, Order, Result
 from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.references import WITHOUT, Reference, References, kinds_for
+from noclobber.fix.references import DRIFT, WITHOUT, Reference, References, kinds_for
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
@@ -95,7 +95,7 @@ class Prover:
             if kind == "losses":
                 return self._by_loss(reference.events, found, result, reference.words)
             codes.update(one.code for one in reference.result.findings)
-            if not reference.result.calls or codes & set(WITHOUT):
+            if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
             compared = comparing.compare(reference.events, found, truncated=kind != "full")
             if comparing.says_nothing(reference.events):
@@ -110,7 +110,7 @@ class Prover:
                 complete = kind == "full" and reference.result.went_through
                 proof = _matches(compared, reference)
                 return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
-        if differences:
+        if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
         return self._by_loss(_events(self.search), found, result, "the same", codes)
 
@@ -129,7 +129,7 @@ class Prover:
         known = right is not None and loss is not None
         runs = f"it runs without an error or a finding{f', and its first loss is {words}' * known}"
         lacking = "the program never got that far before"
-        if set(codes) & set(WITHOUT):
+        if set(codes) & {DRIFT, *WITHOUT}:
             lacking = "preserving what was saved does not make the program's own right"
         proof = f"{runs}; there are no gradients to compare with: {lacking}"
         return Verdict(True, not result.findings, proof=proof, result=result)

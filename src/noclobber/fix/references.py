@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from noclobber.fix.launch import Launcher, Trial
@@ -11,8 +11,11 @@ from noclobber.fix.order import Mode, Order, Result
 
 Kind = Literal["full", "step", "backward", "losses"]
 
-WITHOUT = ("NC205", "NC206", "NC207", "NC208", "NC209", "NC210")
+WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210")
 """What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
+DRIFT = "NC205"
+"""Regions that run anew get their old bytes where saves are preserved, not where they are cloned. What else makes them
+drift (random numbers, flags) stays: gradients that match are right, and others may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class Reference:
     events: list[dict[str, Any]]
     result: Result
     words: str
+    cloned: bool = False
+    """Whether saves were cloned, as they could not be preserved."""
 
 
 _FULL = "what the program gives when backward gets what was saved"
@@ -72,9 +77,10 @@ class References:
         if kind not in self._known:
             self.start(kind)
             result = self._started.pop(kind).result()
-            if kind != "losses" and not result.went_through and result.error.startswith("ClobberError"):
+            cloned = kind != "losses" and not result.went_through and result.error.startswith("ClobberError")
+            if cloned:
                 result = self._launcher.run(self._order("clones", kind))
-            self._known[kind] = self._reference(kind, result)
+            self._known[kind] = replace(self._reference(kind, result), cloned=cloned)
         return self._known[kind]
 
     def known(self) -> list[Reference]:
