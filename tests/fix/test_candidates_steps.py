@@ -312,3 +312,18 @@ def test_a_checkpointed_region_gets_a_clone_of_the_argument_that_is_written() ->
     found = mended("NC205", source, write="x.add_(1)", save="checkpoint(net, scale, x, use_reentrant=False)")
     assert any("checkpoint(net, scale, x.clone(), use_reentrant=False)" in one for one in found)
     assert not any("net.clone()" in one or "scale.clone()" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "right"),
+    [
+        ("net, x", "net.noise", 'net, {"noise": net.noise.clone()}, (x,)'),
+        ("self.net, x, y", "model.net.bn.mean", 'self.net, {"bn.mean": self.net.bn.mean.clone()}, (x, y)'),
+        ("net, x", "model.blocks.0.noise", "net, {name: one.clone() for name, one in net.named_buffers()}, (x,)"),
+    ],
+)
+def test_a_checkpointed_module_runs_on_a_copy_of_the_buffer_that_is_written(call: str, name: str, right: str) -> None:
+    source = f"y = checkpoint({call}, use_reentrant=False)\nnet.noise.normal_()\ny.sum().backward()\n"
+    about = {"write": "net.noise.normal_()", "save": f"checkpoint({call}, use_reentrant=False)"}
+    found = mended("NC205", source, **about, kind="buffer", name=name, op="aten::normal_")
+    assert any(f"checkpoint(torch.func.functional_call, {right}, use_reentrant=False)" in one for one in found)

@@ -85,6 +85,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
         yield from steps.put_off(scene, write)
         yield from making.closed_over(scene, write)
     yield from making.given_clones(scene)
+    yield from making.on_own_copies(scene)
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:

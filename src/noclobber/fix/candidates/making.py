@@ -138,6 +138,31 @@ def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
                 yield Candidate(f"give the region a clone of `{place.file.source(one)}`", (edit,), cost)
 
 
+def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
+    """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on copies of its own.
+
+    As arguments of `torch.func.functional_call`, which is then what is run anew, with a module that a loop changes too.
+    """
+    what = {"parameter": "parameters", "buffer": "buffers"}.get(scene.kind())
+    for place in scene.places("save"):
+        call, file = place.node, place.file
+        if what is None or not isinstance(call, cst.Call) or called(call) != "checkpoint" or _region(file, call):
+            continue
+        given = [arg for arg in call.args if arg.keyword is None]
+        options = [f"{arg.keyword.value}={file.source(arg.value)}" for arg in call.args if arg.keyword is not None]
+        if len(given) < 2 or any(arg.star for arg in call.args) or "use_reentrant=False" not in options:
+            continue
+        net, texts = file.source(given[0].value), [file.source(arg.value) for arg in given[1:]]
+        key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
+        copies = f'{{"{key}": {net}.{key}.clone()}}'
+        if key == scene.name() or not key.replace(".", "_").isidentifier():
+            copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
+        start, end = file.span(given[0].value), file.span(given[-1].value)
+        text = f"torch.func.functional_call, {net}, {copies}, ({', '.join(texts)}{',' * (len(texts) == 1)})"
+        edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
+        yield Candidate(f"run `{net}` on copies of its {what}", (edit,), cost)
+
+
 def _region(file: File, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
     """What a `checkpoint` runs, where it is a lambda, or a function of this file that is named nowhere else."""
     if called(call) != "checkpoint" or len(call.args) < 2:
