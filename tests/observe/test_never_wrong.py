@@ -225,6 +225,21 @@ def test_the_producer_of_a_view_that_is_gone_is_pytorchs(operation, written):
     assert words_of(program)
 
 
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, lambda x: x.softmax(0), lambda x: x.log_softmax(0)])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_producer_of_a_result_that_a_double_backward_reads_is_pytorchs(function, is_there):
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        y = function(x)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        y.detach().mul_(0.5)
+        if not is_there:
+            del y
+        first.sum().backward()
+
+    assert "is at version 1" in words_of(program)
+
+
 @pytest.mark.parametrize("many", [lambda w: w.split(1), lambda w: w.unbind(), lambda w: w.chunk(2)])
 @pytest.mark.parametrize("view", [lambda part: part, lambda part: part[None].view(-1, 1)], ids=["", "a view of it"])
 def test_one_of_several_views_that_is_gone_is_refused_in_pytorchs_words(many, view):
