@@ -74,7 +74,10 @@ class Run:
 
 RIGHT = (
     (r"checkpoint\((\w+), (\w+), use_reentrant=False\)", r"\1(\2)"),
-    (r"checkpoint\((\w+), (\w+), use_reentrant=True\)", r"(\1(\2) if \2.requires_grad else \1(\2).detach())"),
+    (
+        r"checkpoint\((\w+), (\w+), use_reentrant=True\)",
+        r"((lambda y: y.view_as(y) if y is \2 else y)(\1(\2)) if \2.requires_grad else \1(\2).detach())",
+    ),
     (r"with (?:saved_tensors_hooks|save_on_cpu)\(.*\):", "if True:"),
     (r"lambda g: g\.mul_\((.*?)\)", r"lambda g: g * \1"),
     (r"return g\.mul_\((.*?)\)", r"return g * \1"),
@@ -82,7 +85,7 @@ RIGHT = (
     (r"ctx\.a = a$", "ctx.a = a.detach().clone()"),
 )
 """How a program is rewritten so that hooks see every save and backward writes into nothing. What a reentrant region
-returns requires a gradient where its argument does."""
+returns requires a gradient where its argument does, and is never that argument: a Function gives a view of it."""
 PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
 
 

@@ -135,6 +135,14 @@ def test_a_reentrant_region_gives_no_gradient_where_its_argument_requires_none()
     assert right_gradients(programs["x"]).grads[1][2] is not None
 
 
+def test_what_a_reentrant_region_returns_is_not_its_argument_itself():
+    """Given other memory, the argument keeps its own; without a checkpoint it would not."""
+    program = "def f(h):\n    return h\ny = checkpoint(f, b, use_reentrant=True)\n"
+    program = HEAD + program + "y.data = torch.zeros_like(y)\nloss = (b * b).sum()" + END
+    assert torch.equal(right_gradients(program).grads[1][2], run(program).grads[1][2])
+    assert run(program).grads[1][2].count_nonzero()
+
+
 def test_luck_is_told_from_harm():
     """A changed save is read, and what it is multiplied with is zero."""
     lucky = HEAD + "y = x.exp()\nloss = (y * 0).sum()\ny.data.mul_(2)" + END
