@@ -246,7 +246,7 @@ class Recorder:
 
     def changed(self, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
         """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
-        raise, and where not `silently` what it would not; `digest` is that at read, None where it was not taken.
+        raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
         """
         alias, version, current = handle.alias, handle.version, int(handle.alias._version)
         node, expected = internals.current_node(), saves.version_at_save(handle)

@@ -204,7 +204,9 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from making.mapped(write)
-        if scene.finding.code == "NC307":  # what an object keeps is mended where it is made, once
+        if (
+            scene.finding.code == "NC307"
+        ):  # what an object keeps is mended where it is made, before all that the rule suggests
             yield from making.own_bytes(scene, write, -1 if "." in write.name else 2)
         yield from local_result(write)
         yield from safely(write, 1)

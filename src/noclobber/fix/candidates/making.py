@@ -9,7 +9,8 @@ import libcst as cst
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import definition
 from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import File, append, called, dotted, replace, walk
+from noclobber.fix.candidates.tree import File, append, called, dotted, in_tuple, replace, walk
+from noclobber.fix.candidates.untracked import OWN, copies_of
 from noclobber.fix.candidates.writing import Written, parameters, reads, written
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -112,9 +113,7 @@ def closed_over(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candida
             read = list(reads(file, name, region.body))
             if not read or short in names or len(names) - (names[0] == "self") != len(given):
                 continue
-            if name != short and any(
-                each.value == short for each in walk(region.body, cst.Name) if _is_free(file, each)
-            ):
+            if name != short and any(reads(file, short, region.body)):
                 continue
             ends = [file.span(region.params.params[-1].name), file.span(given[-1].value)]
             texts = [f", {short}", f", {name}.clone()"]
@@ -143,7 +142,7 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
 
     As arguments of `torch.func.functional_call`, which is then what is run anew, with a module that a loop changes too.
     """
-    what = {"parameter": "parameters", "buffer": "buffers"}.get(scene.kind())
+    what = OWN.get(scene.kind())
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, cst.Call) or called(call) != "checkpoint" or _region(file, call):
@@ -156,9 +155,9 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
         copies = f'{{"{key}": {net}.{key}.clone()}}'
         if key == scene.name() or not key.replace(".", "_").isidentifier():
-            copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
+            copies = copies_of(net, what)
         start, end = file.span(given[0].value), file.span(given[-1].value)
-        text = f"torch.func.functional_call, {net}, {copies}, ({', '.join(texts)}{',' * (len(texts) == 1)})"
+        text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
         edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
         yield Candidate(f"run `{net}` on copies of its {what}", (edit,), cost)
 
@@ -174,11 +173,6 @@ def _region(file: File, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
     found = [one for one in walk(file.module, cst.FunctionDef) if one.name.value == name]
     named = [one for one in walk(file.module, cst.Name) if one.value == name]
     return found[0] if len(found) == 1 and len(named) == 2 else None
-
-
-def _is_free(file: File, name: cst.Name) -> bool:
-    parent = file.parents[name]
-    return not (isinstance(parent, cst.Attribute) and parent.attr is name)
 
 
 def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:

@@ -41,7 +41,8 @@ def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
 def local_result(write: Written, cost: int = -1) -> Iterator[Candidate]:
     """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
 
-    Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied.
+    Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied;
+    so it comes before what the rule suggests, which costs 0.
     """
     file, statement, name = write.file, write.statement, write.name
     short, edits = name.removeprefix("self."), rebound(write)
@@ -51,7 +52,7 @@ def local_result(write: Written, cost: int = -1) -> Iterator[Candidate]:
     scope, end = file.scope(statement), file.span(statement).end_line
     after = [one for one in reads(file, name, scope) if file.line(one) > end]
     others = [one for one in reads(file, name, file.module) if one not in after and one is not write.target]
-    if after and not others and not any(True for _ in reads(file, short, scope)):
+    if after and not others and not any(reads(file, short, scope)):
         bound = Edit(edits[0].span, edits[0].replacement.removeprefix("self."))
         changed = (bound, *edits[1:], *(replace(file, one, short) for one in after))
         yield Candidate(f"hold the result as `{short}`", changed, cost)

@@ -222,6 +222,11 @@ def dotted(node: cst.CSTNode | None) -> str:
     return ""
 
 
+def in_tuple(texts: Sequence[str]) -> str:
+    """ "(x, y)", and "(x,)" for one."""
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+
+
 def called(call: cst.CSTNode | None) -> str:
     """The last name of what is called: "add_" for `h[0].add_(x)`; empty for what is no call."""
     func = call.func if isinstance(call, cst.Call) else None

@@ -10,7 +10,7 @@ from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import before_write
 from noclobber.fix.candidates.outofplace import rebound
 from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import File, before, called, dotted, replace, walk
+from noclobber.fix.candidates.tree import File, before, called, dotted, in_tuple, replace, walk
 from noclobber.fix.candidates.writing import Written, is_read_again, written
 from noclobber.model.finding import Edit
 
@@ -52,15 +52,24 @@ def functional_call(write: Written, cost: int = 1) -> Iterator[Candidate]:
     for one in calls:
         plain = [file.source(arg.value) for arg in one.args if arg.keyword is None]
         named = [f'"{arg.keyword.value}": {file.source(arg.value)}' for arg in one.args if arg.keyword is not None]
-        given = f"({', '.join(plain)}{',' * (len(plain) == 1)})" + (f", {{{', '.join(named)}}}" if named else "")
+        given = in_tuple(plain) + (f", {{{', '.join(named)}}}" if named else "")
         edits.append(replace(file, one, f'torch.func.functional_call({owner}, {{"{short}": {short}}}, {given})'))
     edits.append(replace(file, statement, f"{short} = {value}"))
     yield Candidate(f"call `{owner}` with the new `{short}`", tuple(edits), cost)
 
 
+OWN = {"parameter": "parameters", "buffer": "buffers"}
+"""By the kind of a tensor that a module keeps, what it has several of."""
+
+
+def copies_of(net: str, what: str) -> str:
+    """The text of copies of all of these, by name, as `torch.func.functional_call` takes them."""
+    return f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
+
+
 def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
     """`net(x)` where it keeps a weight or buffer of its own: called on copies of them, through which gradients flow."""
-    what = {"parameter": "parameters", "buffer": "buffers"}.get(scene.kind())
+    what = OWN.get(scene.kind())
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, cst.Call) or not dotted(call.func) or _is_function(call):
@@ -71,8 +80,7 @@ def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
         plain = [file.source(one.value) for one in call.args]
         if any(one.keyword is not None or one.star for one in call.args):
             continue
-        copies = f"{{name: one.clone() for name, one in {net}.named_{what}()}}"
-        given = f"({', '.join(plain)}{',' * (len(plain) == 1)})"
+        copies, given = copies_of(net, what), in_tuple(plain)
         names = [one for one in ("copies", f"{net.rpartition('.')[2]}_copies") if _is_free(file, call, one)]
         named = before(file, call, f"{names[0]} = {copies}") if names and _runs_once(file, call) else None
         text = f"torch.func.functional_call({net}, {names[0] if named else copies}, {given})"

@@ -73,7 +73,7 @@ def is_custom(node: str) -> bool:
 def is_compiled(node: str) -> bool:
     """Whether a node runs what torch.compile made: its saves are aliases of what it read, with counters of their own
     (torch 2.13; tests/observe/test_compiled.py)."""
-    return node.startswith("CompiledFunction")
+    return node == "CompiledFunctionBackward"
 
 
 def node_in_words(node: str) -> str:
