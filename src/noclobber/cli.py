@@ -196,8 +196,11 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
             if status == 0 and report.count("error"):
                 status = 1
             _deliver(report, run, options, output)
+            for lost in report.coverage.lost:
+                if lost.internal:
+                    _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
         for crash in run.crashes:
-            _tell(run, _crash(crash))
+            _tell(run, _crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
     run.leave()
     return status
 
@@ -230,14 +233,15 @@ def _tell(run: Run, text: str, end: str = "\n") -> None:
         print(text, end=end, file=run.stderr, flush=True)
 
 
-def _crash(crash: Exception) -> str:
-    what = "".join(f"{type(crash).__name__}: {crash}".splitlines()[:1])
+def _crash(what: str, trace: str) -> str:
     told = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
-    if os.environ.get("NOCLOBBER_DEBUG"):
-        import traceback
+    return f"{told}\n{trace.rstrip()}" if os.environ.get("NOCLOBBER_DEBUG") else told
 
-        told += "\n" + "".join(traceback.format_exception(crash)).rstrip()
-    return told
+
+def _trace(crash: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(crash))
 
 
 def _counts(report: Report) -> str:

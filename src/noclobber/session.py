@@ -13,11 +13,11 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from noclobber import rules
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError, ClobberWarning
+from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.kept import Kept
-from noclobber.model.report import Coverage, Report
+from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.silent import Event
 
 P = ParamSpec("P")
@@ -48,12 +48,14 @@ class Session:
         self._counts: dict[tuple[object, ...], int] = {}
         self._coverage = Coverage(writes="nothing", saves=False)
         self._started = False
-        self.failure: Exception | None = None
+        self._lost: dict[Lost, None] = {}
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
-        from noclobber.observe import subscription
-
+        try:
+            from noclobber.observe import subscription
+        except (ImportError, AttributeError) as failure:
+            raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
         subscription.subscribe(self)
         self._started = True
 
@@ -93,9 +95,14 @@ class Session:
             finding = self._explained(refusal)
             self._annotate(error, [finding] if finding else [])
 
-    def failed(self, failure: Exception) -> None:
-        """Noclobber itself failed; the program goes on as if it were off, and `report` will raise this."""
-        self.failure = self.failure or failure
+    def failed(self, lost: Lost) -> None:
+        """Noclobber itself failed, and the program goes on: the report's coverage will say so."""
+        self._lost[lost] = None
+
+    @property
+    def failures(self) -> tuple[Lost, ...]:
+        """Where noclobber itself failed."""
+        return tuple(lost for lost in list(self._lost) if lost.internal)
 
     def escaped(self, error: BaseException) -> None:
         """An exception left the program, or the block: explain it if it is about writing in place."""
@@ -113,7 +120,9 @@ class Session:
         try:
             return rules.explain(event)
         except Exception as failure:
-            self.failed(failure)
+            from noclobber.observe.ways import lost
+
+            self.failed(lost("some findings", failure))
             return None
 
     def _keep(self, finding: Finding) -> None:
@@ -140,15 +149,14 @@ class Session:
         return tuple(replace(one, bytes=size, times=self._copies[one]) for one, size in self._kept.most_common())
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
-        """Everything a renderer needs. Raises what noclobber itself failed with, if it did."""
-        if self.failure is not None:
-            raise self.failure
+        """Everything a renderer needs."""
         coverage = self._coverage
         if self._started:
             from noclobber.observe import subscription
 
             coverage = subscription.coverage()
-        return Report(self.findings, coverage, program or {})
+        lost = dict.fromkeys((*coverage.lost, *self._lost))
+        return Report(self.findings, replace(coverage, lost=tuple(lost)), program or {})
 
 
 def _merged(findings: list[Finding]) -> tuple[Finding, ...]:
@@ -262,8 +270,7 @@ class preserve:
         if error is not None:
             session.escaped(error)
         session.stop()
-        if session.failure is not None:
-            warnings.warn(f"noclobber: internal error: {session.failure!r}", ClobberWarning, stacklevel=2)
+        _warn_of_failures(session)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Keep what backward needs in every call of a function."""
@@ -290,12 +297,16 @@ class preserve:
 def _warn_about(session: Session) -> None:
     from noclobber import render
 
-    if session.failure is not None:
-        warnings.warn(f"noclobber: internal error: {session.failure!r}", ClobberWarning, stacklevel=3)
-        return
+    _warn_of_failures(session)
     report = session.report()
     if report.findings:
         warnings.warn(render.render(report, "full"), ClobberWarning, stacklevel=3)
+
+
+def _warn_of_failures(session: Session) -> None:
+    for lost in session.failures:
+        what = f"noclobber: internal error: {lost.way}: {lost.why}"
+        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=4)
 
 
 class Installed:

@@ -116,10 +116,9 @@ def run(source: str, around: Watch = nullcontext, names: dict[str, Any] | None =
         done.error = error.with_traceback(None)
     done.grads = names.get("grads", {})
     if isinstance(seen, noclobber.watch):
-        try:
-            done.findings = tuple(one for one in seen.report.findings if one.severity == "error")
-        except Exception as failure:
-            done.failure = f"{type(failure).__name__}: {failure}"
+        report = seen.report
+        done.findings = tuple(one for one in report.findings if one.severity == "error")
+        done.failure = ", ".join(f"{lost.way}: {lost.why}" for lost in report.coverage.lost)
     done.values = {name: _bytes(value) for name, value in names.items() if isinstance(value, torch.Tensor)}
     done.values |= {f"{name}.grad": _bytes(names[name].grad) for name in ("x", "w", "b", "k") if name in names}
     done.values |= {f"grads[{key}]": [_bytes(one) for one in row] for key, row in done.grads.items()}

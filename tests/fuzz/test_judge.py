@@ -1,12 +1,14 @@
 """The judge can fail: faults that are put in on purpose are found, and the right gradient is right."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
+from noclobber.model.report import Coverage, Lost
 from tests.fuzz.judge import Outcome, changed_gradients, changed_saves, judge, right_gradients, run, wrong_gradient
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.statements import FUNCTIONS, PRELUDE, function
@@ -39,11 +41,12 @@ class Accuser(noclobber.watch):
 
 
 class Broken(noclobber.watch):
-    """Fails at the end."""
+    """Says that a part of it failed."""
 
     @property
     def report(self):
-        raise KeyError("lost")
+        lost = Lost("checkpoint regions", "KeyError: 'x'", internal=True)
+        return replace(super().report, coverage=Coverage(lost=(lost,)))
 
 
 def test_what_is_right_is_right():

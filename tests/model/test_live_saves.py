@@ -2,7 +2,7 @@
 
 from weakref import ref
 
-from noclobber.model.clobber import FEWEST_BEFORE_SWEEP, LiveSaves
+from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP, LiveSaves
 
 
 class Handle:

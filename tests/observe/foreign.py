@@ -40,8 +40,8 @@ class _Listener:
     def refused(self, error, refusal):
         raise AssertionError(refusal)
 
-    def failed(self, failure):
-        raise failure
+    def failed(self, lost):
+        raise AssertionError(lost)
 
 
 def marked(program, mark):

@@ -182,7 +182,7 @@ def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
         at_read = at_save
 
     monkeypatch.setattr("noclobber.observe.recorder.Contents", Device)
-    monkeypatch.setattr("noclobber.observe.recorder.fingerprint", lambda alias: OnDevice(weighted(alias)))
+    monkeypatch.setattr("noclobber.observe.changed_saves.fingerprint", lambda alias: OnDevice(weighted(alias)))
 
     def run(write):
         with warnings.catch_warnings(), noclobber.watch(contents=True) as watched:

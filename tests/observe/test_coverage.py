@@ -68,13 +68,6 @@ def test_saves_outside_the_hooks_are_still_checked():
         program()
 
 
-def test_a_release_without_a_private_name_is_told_plainly(monkeypatch):
-    monkeypatch.setattr(internals, "REQUIRED", ("_C._autograd._no_such_name",))
-    with pytest.raises(RuntimeError, match=r"does not know torch .*lacks torch\._C\._autograd\._no_such_name"):
-        noclobber.install()
-    assert not internals.key_is_set()
-
-
 def test_the_spare_key_answers():
     assert writes.key_answers()
     assert not internals.key_is_set()

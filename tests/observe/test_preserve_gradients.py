@@ -58,7 +58,7 @@ def logged(backward):
     return names
 
 
-@pytest.mark.skipif(not internals.HAS_KEY, reason="the stand-in logs every write")
+@pytest.mark.skipif(not internals.has_key(), reason="the stand-in logs every write")
 def test_the_log_rests_in_a_backward_that_adds_to_no_save(monkeypatch):
     monkeypatch.setattr(internals, "program_has_hooks", lambda: False)  # of the tests before this one
     w, v = leaf(4), leaf(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from noclobber.model.finding import Finding
-from noclobber.model.report import Coverage, Report
+from noclobber.model.report import Coverage, Lost, Report
 from noclobber.render import footer, render, window
 from noclobber.render.diff import changes
 
@@ -41,6 +41,14 @@ REPORTS = {
     "nothing": Report(),
     "nothing_unseen": Report(
         coverage=Coverage("dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"))
+    ),
+    "lost": Report(
+        coverage=Coverage(
+            lost=(
+                Lost("checkpoint regions", "torch 2.16.0 has no `torch.utils.checkpoint._CheckpointFrame`"),
+                Lost("custom operators", "KeyError: 'x', undeclared.py:201", internal=True),
+            )
+        )
     ),
     "nothing_watched": Report(coverage=Coverage("", saves=False, unseen=("everything: torch was not imported",))),
     "warned": Report((FINDINGS["edits_in_two_places"], FINDINGS["hint"]), Coverage(unseen=("sparse tensors",))),

@@ -20,5 +20,9 @@ class ClobberWarning(UserWarning):
     """A finding about a gradient that PyTorch computed without an error."""
 
 
-for _public in (ClobberError, ClobberWarning):
+class UnsupportedTorch(RuntimeError):
+    """This release of PyTorch lacks something that noclobber stands on, or has given it another meaning."""
+
+
+for _public in (ClobberError, ClobberWarning, UnsupportedTorch):
     _public.__module__ = "noclobber"

@@ -17,6 +17,19 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A way of seeing that could not be armed in this release of PyTorch, or that failed while the program ran.
+
+    `internal`: noclobber itself is at fault, and `trace` is its traceback, where NOCLOBBER_DEBUG is set.
+    """
+
+    way: str
+    why: str
+    internal: bool = False
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that."""
 
@@ -24,6 +37,7 @@ class Coverage:
     saves: bool = True
     contents: bool = False
     unseen: tuple[str, ...] = ()
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class Report:
                 "saves": self.coverage.saves,
                 "contents": self.coverage.contents,
                 "unseen": list(self.coverage.unseen),
+                "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in self.coverage.lost],
             },
             "program": self.program,
         }
@@ -64,14 +79,18 @@ class Report:
             found = document.get("format") if isinstance(document, dict) else type(document).__name__
             raise ReportError(f"expected a document of format {FORMAT!r}, got {found!r}")
         try:
-            coverage = document["coverage"]
             return Report(
                 tuple(_finding_in(finding) for finding in document["findings"]),
-                Coverage(coverage["writes"], coverage["saves"], coverage["contents"], tuple(coverage["unseen"])),
+                _coverage_in(document["coverage"]),
                 document["program"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"damaged report: {type(error).__name__}: {error}") from None
+
+
+def _coverage_in(data: dict[str, Any]) -> Coverage:
+    lost = tuple(Lost(one["way"], one["why"], one["internal"]) for one in data.get("lost", ()))
+    return Coverage(data["writes"], data["saves"], data["contents"], tuple(data["unseen"]), lost)
 
 
 def _span_out(span: Span) -> dict[str, Any]:

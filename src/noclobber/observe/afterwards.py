@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from noclobber.model.error import ClobberError
+from noclobber.model.report import Lost
+from noclobber.observe.backward_calls import listening
+
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
@@ -18,7 +22,7 @@ class _Silent:
 
     def __init__(self, *, contents: bool) -> None:
         self.contents = contents
-        self.failure: Exception | None = None
+        self.lost: Lost | None = None
 
     def clobbered(self, clobbers: Any, error: Any) -> None:
         """The error, where there is one, says it."""
@@ -32,9 +36,9 @@ class _Silent:
     def refused(self, error: Any, refusal: Any) -> None:
         """PyTorch's own words are enough."""
 
-    def failed(self, failure: Exception) -> None:
+    def failed(self, lost: Lost) -> None:
         """To be raised, as a number may be wrong otherwise."""
-        self.failure = self.failure or failure
+        self.lost = self.lost or lost
 
 
 _subscription: list[Callable[[Any], Any]] = []
@@ -48,10 +52,10 @@ def subscribed_by(subscribe: Callable[[Any], Any], unsubscribe: Callable[[Any], 
 
 @contextmanager
 def preserving(recorder: Recorder) -> Iterator[None]:
-    """See and preserve in this thread; nothing where that is done anyway. Raises what noclobber itself failed with."""
+    """See and preserve in this thread; nothing where that is done anyway. Raises ClobberError where noclobber fails."""
     entered = recorder.thread.entered
     if recorder.keeping and entered:
-        with recorder.listening():
+        with listening(recorder):
             yield
         return
     subscribe, unsubscribe = _subscription
@@ -59,11 +63,11 @@ def preserving(recorder: Recorder) -> Iterator[None]:
     subscribe(silent)
     recorder.enter()
     try:
-        with recorder.listening():
+        with listening(recorder):
             yield
     finally:
         if not entered:
             recorder.leave()
         unsubscribe(silent)
-    if silent.failure is not None:
-        raise silent.failure
+    if silent.lost is not None:
+        raise ClobberError(f"noclobber failed to keep what a checkpointed region needs: {silent.lost.why}")

@@ -2,49 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from noclobber.observe import graph, internals, saves, testimony
-from noclobber.observe.records import geometry
+from noclobber.observe.backward_calls import End
+from noclobber.observe.records import Backward, geometry
+from noclobber.observe.ways import Way
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
 
 
-@contextmanager
-def saved_as_inputs(hooks: saves.Hooks | None) -> Iterator[None]:
-    """Have this thread's hooks, while a backward call saves, take an input for the tensor that it was in forward.
+def arm(recorder: Recorder, way: Way) -> None:
+    """Have a thread's hooks, while a backward call saves, take an input for the tensor that it was in forward.
 
     Without hooks PyTorch reads back that tensor itself; what hooks give it becomes another one, which would not follow
     where the tensor is given other memory later (torch 2.13; tests/observe/test_assigned.py). A result is read back as
     another one in any case.
     """
-    if hooks is None or not saves.are_ours(internals.top_hooks(True)):
-        yield
-        return
+
+    def begin(call: Backward) -> End | None:
+        hooks = recorder.thread.hooks
+        if not call.create_graph or hooks is None or not saves.are_ours(internals.top_hooks(True)):
+            return None
+        instead, forget = _saving_inputs(hooks, way)
+        internals.pop_hooks()
+        internals.push_hooks(*instead)
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            forget()
+            if saves.are_ours(internals.top_hooks(True)):
+                internals.pop_hooks()
+                internals.push_hooks(*hooks)
+
+        return ended
+
+    recorder.calls.watch(way, begin)
+
+
+def _saving_inputs(hooks: saves.Hooks, way: Way) -> tuple[saves.Hooks, Callable[[], None]]:
+    """Hooks that do so, and what makes them forget."""
     pack, unpack = hooks
     node: Any = None
     inputs: list[saves.Handle] = []
 
-    def pack_again(tensor: torch.Tensor) -> saves.Handle:
+    def original(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal node
         if node is not (running := internals.current_node()):
             node, inputs[:] = running, _inputs_of(running)
-        return pack(_original(tensor, inputs))
+        return _original(tensor, inputs)
+
+    def pack_again(tensor: torch.Tensor) -> saves.Handle:
+        instead = way.guarded(lambda: original(tensor))
+        return pack(tensor if instead is None else instead)
+
+    def forget() -> None:
+        nonlocal node
+        node = None
+        inputs.clear()
 
     internals.never_compile(pack_again)
     saves.claim(pack_again)
-    internals.pop_hooks()
-    internals.push_hooks(pack_again, unpack)
-    try:
-        yield
-    finally:
-        node = None
-        inputs.clear()
-        if saves.are_ours(internals.top_hooks(True)):
-            internals.pop_hooks()
-            internals.push_hooks(*hooks)
+    return (pack_again, unpack), forget
 
 
 def _inputs_of(node: Any) -> Iterator[saves.Handle]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle
 from noclobber.observe.sites import Place, place_of, site_of
 from noclobber.observe.vigil import Vigil
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -33,13 +35,13 @@ HAS_TRACER = "the lines of foreign writes, as the program has a tracer of its ow
 class Aliases:
     """What is handed out, by the key of its storage, which means something only while that storage lives."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self._way = recorder, way
         self.handed: dict[int, list[Handout]] = {}
         self.vigil = Vigil(self.is_out)
         self.lines = lines.Lines(self._passed, self._failed)
         self.processes = processes.Processes()
-        self.handouts = handouts.Handouts(lambda *handed: recorder.guarded(lambda: self.hand(*handed)))
+        self.handouts = handouts.Handouts(self.hand, way)
 
     def hand(self, tensor: torch.Tensor, by: str, frame: FrameType, held: Callable[[], bool]) -> None:
         """The code of `frame` has just handed out a tensor's memory."""
@@ -47,12 +49,12 @@ class Aliases:
             key = internals.storage_key(tensor)
             if key is None or not tensor.numel():
                 return
-            storage = ref(internals.storage(tensor), partial(self._died, key))
+            storage = ref(internals.storage(tensor), self._way.entry(partial(self._died, key)))
         kept = [one for one in self.handed.pop(key, ()) if one.storage() is not None]
         if len(kept) >= MOST_OF_ONE:
             kept = [one for one in kept if one.held()][1 - MOST_OF_ONE :]
         if len(self.handed) >= MOST_STORAGES:
-            del self.handed[next(iter(self.handed))]
+            self.handed.pop(next(iter(list(self.handed))), None)
         self.handed[key] = [*kept, Handout(by, place_of(frame), storage, held)]
         if held():
             for handle in self._recorder.live.at(key):
@@ -106,7 +108,6 @@ class Aliases:
         self.handed.clear()
         self.handouts.forget()
         self.processes.close()
-        processes.disarm()
 
     def _blamed(self, key: int | None, storage: object) -> Handout | None:
         """The latest handout of this very storage, else of its memory; rather one that is still out."""
@@ -125,9 +126,9 @@ class Aliases:
             self.lines.stop()
 
     def _failed(self, failure: Exception) -> None:
-        self.lines.stop()
-        for listener in self._recorder.listeners:
-            listener.failed(failure)
+        self._way.fail(failure)
+        with contextlib.suppress(Exception):
+            self.lines.end()
 
     def _died(self, key: int, storage: object) -> None:
         kept = [one for one in self.handed.get(key, ()) if one.storage is not storage]
@@ -137,27 +138,33 @@ class Aliases:
             self.handed.pop(key, None)
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """Watch over what is handed out until the recorder disarms, where contents are watched."""
     if recorder.contents is None:
         return
-    aliases = Aliases(recorder)
-    recorder.memory.aliases = aliases
-    aliases.handouts.put(recorder.patches)
-    patches.around_threads(recorder.patches, aliases.entered, lambda: None)
+    aliases = Aliases(recorder, way)
+    aliases.handouts.put()
+    patches.around_threads(way, aliases.entered, lambda: None)
     if sys.version_info < (3, 12):
         # There a thread is followed only from within, and one that runs already must come by here.
-        patches.around_waiting(recorder.patches, aliases.entered)
-    recorder.patches.put(sys, "gettrace", _without_ours(aliases.lines))
-    processes.arm(aliases)
+        patches.around_waiting(way, aliases.entered)
+    way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
+    way.at_end(lambda: _disarm(recorder, aliases))
+    processes.arm(aliases, way)
+    recorder.memory.aliases = aliases
 
 
-def _without_ours(followed: lines.Lines) -> Callable[[], Any]:
+def _disarm(recorder: Recorder, aliases: Aliases) -> None:
+    recorder.memory.aliases = None
+    aliases.disarm()
+
+
+def _without_ours(followed: lines.Lines, way: Way) -> Callable[[], Any]:
     """`sys.gettrace` as the program would find it: scripts ask whether a debugger is there, and run otherwise if so."""
 
     @functools.wraps(lines.gettrace)
     def gettrace() -> Any:
         tracer = lines.gettrace()
-        return None if followed.is_ours(tracer) else tracer
+        return None if tracer is not None and way.guarded(lambda: followed.is_ours(tracer)) else tracer
 
     return gettrace

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -12,6 +11,7 @@ from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
 from noclobber.observe.records import record
 from noclobber.observe.sites import caller
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _ASSIGNED = Written("data=", (), True)
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """See every assignment, and where `.data` is read, until the recorder disarms."""
-    native: Any = torch._C.TensorBase.data
+    native = internals.private("_C.TensorBase.data")
     take, data_taken = native.__get__, recorder.untold.data_taken
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -31,14 +31,16 @@ def arm(recorder: Recorder) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        _assigned(recorder, tensor, value, lambda: native.__set__(tensor, value))
+        assigned = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
+        native.__set__(tensor, value)
+        if assigned:
+            way.guarded(lambda: _assigned(recorder, assigned, tensor))
 
-    data = property(get_data, set_data, native.__delete__, native.__doc__)
-    recorder.patches.put(torch.Tensor, "data", data)
+    way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
 
-def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, assign: Callable[[], None]) -> None:
-    """An input that was saved is now backed by the other's bytes, and nothing counts it.
+def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) -> list[saves.Handle]:
+    """The saves that are about to be backed by the other's bytes, which nothing counts.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
@@ -51,19 +53,20 @@ def _assigned(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor, ass
     tensors = key is not None and isinstance(value, torch.Tensor)
     cuts = tensors and (value.requires_grad or untracked.is_computed(tensor))
     if not handles and not reread and not cuts:
-        assign()
-        return
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, len(recorder.backwards))
+        return []
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, len(recorder.thread.backwards))
     if reread:
         recorder.memory.recent.append(noted)
     if cuts:
         recorder.untold.assigned(noted, tensor, value)
     recorder.meet(handles, tensor, noted)
-    assign()
-    if not recorder.keeping:
-        for handle in handles:
-            _moved(handle, saves.alias_of(tensor))
-            recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+    return [] if recorder.keeping else handles
+
+
+def _assigned(recorder: Recorder, handles: list[saves.Handle], tensor: torch.Tensor) -> None:
+    for handle in handles:
+        _moved(handle, saves.alias_of(tensor))
+        recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
 
 
 def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:

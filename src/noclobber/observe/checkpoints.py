@@ -6,48 +6,55 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import dependence, graph, internals, outside, refusals, reruns, testimony
+from noclobber.observe import dependence, graph, internals, meanings, outside, refusals, reruns, testimony
+from noclobber.observe.memory import Mark
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.saves import Argument, Handle, are_ours
 from noclobber.observe.sites import place_of
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """See every region until the recorder disarms.
 
     Programs import `checkpoint` by name before; it looks up what is replaced here when it is called (torch 2.13).
     """
-    module: Any = torch.utils.checkpoint
-    native = module._checkpoint_hook
+    native = internals.private("utils.checkpoint._checkpoint_hook")
+    frame_type = internals.private("utils.checkpoint._CheckpointFrame")
+    internals.private("utils.checkpoint._Holder")
+    internals.private("_C._autograd.SavedTensor")
+    meanings.of_checkpoints()
 
-    def _checkpoint_hook(frame: Any) -> Any:
-        hooks = native(frame)
-        caller = sys._getframe(1)
+    def began(hooks: Any, frame: Any, caller: FrameType) -> None:
         if recorder.thread.entered:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
-            region = _region(recorder, caller, function, args, kwargs)
-            if region is not None:
-                if recorder.keeping:
-                    _preserve(region, frame, function, args, kwargs)
-                _watch(region, hooks, frame)
+            region = _region(recorder, way, caller, function, args, kwargs)
+            if recorder.keeping:
+                _preserve(region, frame, function, args, kwargs)
+            _watch(region, hooks, frame)
+
+    def _checkpoint_hook(frame: Any) -> Any:
+        hooks, caller = native(frame), sys._getframe(1)
+        way.guarded(lambda: began(hooks, frame, caller))
         return hooks
 
-    recorder.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
-    _give_back_arguments(recorder, module._CheckpointFrame)
-    _watch_reentrant(recorder, module.CheckpointFunction)
+    way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
+    _give_back_arguments(recorder, way, frame_type)
+    _watch_reentrant(recorder, way, torch.utils.checkpoint.CheckpointFunction)
 
 
-def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
+def _give_back_arguments(recorder: Recorder, way: Way, frame_type: Any) -> None:
     """Run a region that is not reentrant anew with the very tensors it was given, as PyTorch does without hooks.
 
     What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
@@ -55,24 +62,40 @@ def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
     for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
     """
     save, unpacked = frame_type.save_inputs, frame_type.get_inputs
+    saved_tensor = internals.private("_C._autograd.SavedTensor")
 
     def save_inputs(frame: Any, *args: Any) -> None:
-        passed = _all_pass(save, frame, *args)
-        if recorder.thread.entered and passed:
+        if _all_pass(save, frame, *args):
+            way.guarded(lambda: saved_inputs(frame, args))
+
+    def saved_inputs(frame: Any, args: Any) -> None:
+        if recorder.thread.entered:
+            given = [(one, _may_be_detached(one)) for one in args]
             for saved in frame.saved_args:
-                if isinstance(saved, _SavedTensor) and type(saved.data) is Handle:
+                if isinstance(saved, saved_tensor) and type(saved.data) is Handle:
                     saved.data.__class__ = Argument
-            frame.noclobber_given = [(one, _may_be_detached(one)) for one in args]
+            frame.noclobber_given = given
 
     def get_inputs(frame: Any) -> list[Any]:
         given = getattr(frame, "noclobber_given", None)
         if given is None:
             inputs: list[Any] = unpacked(frame)
             return inputs
-        return [_given(recorder, saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
+        return [unpack(saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
 
-    recorder.patches.put(frame_type, "save_inputs", save_inputs)
-    recorder.patches.put(frame_type, "get_inputs", get_inputs)
+    def unpack(saved: Any, given: Any, had_node: bool) -> Any:
+        if not isinstance(saved, saved_tensor):
+            return saved
+        handle = saved.data
+        if not isinstance(handle, Handle):
+            return saved.unpack()
+        way.guarded(lambda: _refuse_detached(recorder, handle, given, had_node))
+        tensor = saved.unpack()  # which PyTorch may refuse
+        instead = way.guarded(lambda: _given(recorder, tensor, given))
+        return tensor if instead is None else instead
+
+    way.patches.put(frame_type, "save_inputs", save_inputs)
+    way.patches.put(frame_type, "get_inputs", get_inputs)
 
 
 def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
@@ -97,23 +120,20 @@ def _may_be_detached(given: Any) -> bool:
     return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
 
 
-def _given(recorder: Recorder, saved: Any, given: Any, had_node: bool) -> Any:
-    """What a region is run anew with for one argument; `saved` is what PyTorch kept of it."""
-    if not isinstance(saved, _SavedTensor):
-        return saved
-    handle = saved.data
-    if not isinstance(handle, Handle):
-        return saved.unpack()
+def _refuse_detached(recorder: Recorder, handle: Handle, given: torch.Tensor, had_node: bool) -> None:
     if had_node and given.grad_fn is None and recorder.listeners and not recorder.keeping:
         raise refusals.detached(handle, recorder.reading())
-    tensor = saved.unpack()
+
+
+def _given(recorder: Recorder, tensor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """What a region is run anew with for one argument, of which `tensor` was kept."""
     if recorder.keeping and given.requires_grad != tensor.requires_grad:
         return tensor
     return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
 
 
-def _region(recorder: Recorder, frame: Any, *given: Any) -> Region | None:
-    return recorder.guarded(lambda: Region(recorder, place_of(frame), outside.tensors_read(*given)))
+def _region(recorder: Recorder, way: Way, frame: Any, *given: Any) -> Region:
+    return Region(recorder, way, place_of(frame), outside.tensors_read(*given))
 
 
 def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
@@ -125,10 +145,7 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
         return record is not None and not record.forward_completed
 
     reached = outside.tensors_read(function, kwargs, [one for one in args if not isinstance(one, torch.Tensor)])
-    past = region.recorder.guarded(lambda: reruns.Past(region.recorder, region.place, in_forward, reached))
-    if past is None:
-        return
-    region.past = past
+    region.past = past = reruns.Past(region.recorder, region.way, region.place, in_forward, reached)
 
     def recompute_fn(*args: Any) -> None:
         with past.running_anew_for(weak()):
@@ -143,32 +160,41 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
     PyTorch pairs what was saved in forward with what is computed anew, by a holder that it keeps in the place of the
     tensor, and compares shapes, types and devices only. `frame` is its record of the region.
     """
-    recorder = region.recorder
+    recorder, guarded = region.recorder, region.way.guarded
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
     def pack_hook(tensor: torch.Tensor) -> Any:
         holder = pack(tensor)
         if recorder.thread.entered:
-            place = place_of(sys._getframe(1))
-            recorder.guarded(lambda: region.save(holder, tensor, place))
+            guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
         return holder
 
     def unpack_hook(holder: Any) -> torch.Tensor:
-        now, told, runs = recorder.memory.mark(), recorder.told, len(frame.is_recomputed)
+        before = guarded(lambda: (recorder.memory.mark(), recorder.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
-        if len(frame.is_recomputed) > runs:
-            region.again = now
-            # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
-            region.told |= recorder.told > told
-        if region.past is not None:
-            tensor = region.past.saved(holder, tensor)
-        if (recorder.listeners or region.past is not None) and not region.told:
-            recorder.guarded(lambda: _compare(region, frame, holder, tensor))
-            if region.must_raise():
-                raise ClobberError(testimony.CHANGED)
-        return tensor
+        read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
+        return tensor if read is None else read
 
     hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
+
+
+def _read(
+    region: Region, frame: Any, holder: Any, tensor: torch.Tensor, now: Mark, told: int, runs: int
+) -> torch.Tensor:
+    """What is read of a region, which may just have run anew. Raises ClobberError where bytes that were to be preserved
+    are lost."""
+    recorder = region.recorder
+    if len(frame.is_recomputed) > runs:
+        region.again = now
+        # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
+        region.told |= recorder.told > told
+    if region.past is not None:
+        tensor = region.past.saved(holder, tensor)
+    if (recorder.listeners or region.past is not None) and not region.told:
+        _compare(region, frame, holder, tensor)
+        if region.must_raise():
+            raise ClobberError(testimony.CHANGED)
+    return tensor
 
 
 def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> None:
@@ -198,7 +224,9 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
     for node in graph.walk([root] if root is not None else []):
         for saved in graph.saves_of_or_gone(node):
             holder = graph.content(saved)
-            packed = region.saved.get(holder) if isinstance(holder, _Holder) else None
+            packed = (
+                region.saved.get(holder) if isinstance(holder, internals.private("utils.checkpoint._Holder")) else None
+            )
             if packed is None or not _matters(holder, node):
                 continue
             for group, handle in holder.handles.items():
@@ -216,11 +244,9 @@ def _matters(holder: Any, node: Any) -> bool:
 
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
 """What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
-_Holder: Any = torch.utils.checkpoint._Holder
-_SavedTensor: Any = torch._C._autograd.SavedTensor
 
 
-def _watch_reentrant(recorder: Recorder, function: Any) -> None:
+def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
     """Compare what a reentrant region returned in forward, where it saves nothing, with what it returns when run anew.
 
     The region is kept on the `ctx` of the Function.
@@ -229,26 +255,32 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
 
     @functools.wraps(forward)
     def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-        region, before = None, None
-        if recorder.thread.entered:
-            region = _region(recorder, sys._getframe(1), run_function, args)
-            if recorder.contents is not None:
-                before = recorder.guarded(lambda: dependence.Before(run_function, args))
-            if recorder.keeping and region is not None and any(ctx.needs_input_grad):
-                under_way = True
-                region.past = recorder.guarded(lambda: _past(region, run_function, args, lambda: under_way))
+        under_way, caller = [True], sys._getframe(1)
+        begun = way.guarded(lambda: began(ctx, run_function, args, under_way, caller))
         try:
             outputs = forward(ctx, run_function, preserve_rng_state, *args)
         finally:
-            under_way = False
-        if region is not None:
-            region.end = recorder.memory.mark()
-            packed = recorder.guarded(lambda: [region.output(one) for one in _tensors(outputs)]) or []
-            ctx.noclobber_region = (region, packed, before, run_function)
-            if region.past is not None:
-                region.past.forward_ended()
-                ctx.run_function = _with_past(region, region.past, packed, before, ref(ctx), run_function)
+            under_way.clear()
+        if begun is not None:
+            way.guarded(lambda: ended(ctx, run_function, outputs, *begun))
         return outputs
+
+    def began(ctx: Any, run_function: Any, args: Any, under_way: list[bool], caller: FrameType) -> _Begun | None:
+        if not recorder.thread.entered:
+            return None
+        region = _region(recorder, way, caller, run_function, args)
+        before = dependence.Before(run_function, args) if recorder.contents is not None else None
+        if recorder.keeping and any(ctx.needs_input_grad):
+            region.past = _past(region, run_function, args, lambda: bool(under_way))
+        return region, before
+
+    def ended(ctx: Any, run_function: Any, outputs: Any, region: Region, before: dependence.Before | None) -> None:
+        region.end = recorder.memory.mark()
+        packed = [region.output(one) for one in _tensors(outputs)]
+        ctx.noclobber_region = (region, packed, before, run_function)
+        if region.past is not None:
+            region.past.forward_ended()
+            ctx.run_function = _with_past(region, region.past, packed, before, ref(ctx), run_function)
 
     @functools.wraps(backward)
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
@@ -268,13 +300,16 @@ def _watch_reentrant(recorder: Recorder, function: Any) -> None:
         finally:
             ctx.run_function = run
 
-    recorder.patches.put(function, "forward", staticmethod(watched_forward))
-    recorder.patches.put(function, "backward", staticmethod(watched_backward))
+    way.patches.put(function, "forward", staticmethod(watched_forward))
+    way.patches.put(function, "backward", staticmethod(watched_backward))
+
+
+_Begun = tuple[Region, "dependence.Before | None"]
 
 
 def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
     reached = outside.tensors_read(run, [one for one in args if not isinstance(one, torch.Tensor)])
-    return reruns.Past(region.recorder, region.place, in_forward, reached, args, reentrant=True)
+    return reruns.Past(region.recorder, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
 def _with_past(region: Region, past: reruns.Past, packed: list[Packed], before: Any, ctx: ref[Any], run: Any) -> Any:
@@ -290,23 +325,37 @@ def _with_past(region: Region, past: reruns.Past, packed: list[Packed], before: 
 
 def _run_and_compare(region: Region, packed: list[Packed], before: Any, ctx: Any, run: Any, args: Any) -> Any:
     """Run a reentrant region anew. Raises ClobberError where it drifts though its bytes are to be preserved."""
-    guarded = region.recorder.guarded
-    region.again = region.memory.mark()
-    now = guarded(lambda: _now(region, before, ctx, run, args)) if before is not None else None
-    standing_in = region.past.standing_in() if region.past is not None else nullcontext()
-    derived, moved = None, None
-    with ExitStack() as following:
-        if now is not None and now.calls_for_a_look(region.statistics()):
-            derived = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
-        if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
-            moved = following.enter_context(dependence.Derived(now, True, moved=True))
-        following.enter_context(standing_in)
+    guarded, following = region.way.guarded, ExitStack()
+    with following:
+        derived = guarded(lambda: _followed(region, before, ctx, run, args, following)) or _Followed(None, None)
         outputs = run(*args)
     if not region.told:
-        guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), derived, moved))
+        guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *derived))
     if region.must_raise():
         raise ClobberError(testimony.CHANGED)
     return outputs
+
+
+class _Followed(NamedTuple):
+    """What is computed while a region runs anew: from what has changed, and from what was moved in the graph."""
+
+    changed: dependence.Derived | None
+    moved: dependence.Derived | None
+
+
+def _followed(
+    region: Region, before: dependence.Before | None, ctx: Any, run: Any, args: Any, following: ExitStack
+) -> _Followed:
+    region.again = region.memory.mark()
+    now = _now(region, before, ctx, run, args) if before is not None else None
+    standing_in = region.past.standing_in() if region.past is not None else nullcontext()
+    changed, moved = None, None
+    if now is not None and now.calls_for_a_look(region.statistics()):
+        changed = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
+    if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
+        moved = following.enter_context(dependence.Derived(now, True, moved=True))
+    following.enter_context(standing_in)
+    return _Followed(changed, moved)
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:

@@ -17,11 +17,12 @@ _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._d
 class Regions:
     """Calls `enter` when the first thread enters a compiled region and `leave` when the last one has left."""
 
-    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+    def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
         self._enter = enter
         self._leave = leave
         self._inside: set[int] = set()
-        self._native: Any = internals.set_eval_frame
+        self._native: Any = internals.private("_C._dynamo.eval_frame.set_eval_frame")
+        """By which torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread."""
         self._ours: Any = None
 
     def listen(self) -> None:

@@ -21,7 +21,6 @@ BLOCK = 1024 * 1024
 _WEIGHTS = 4096
 
 hash_of: Callable[[Any], int] = xxhash.xxh3_64_intdigest
-_address = internals.address
 _UNREADABLE = (TypeError, RuntimeError, NotImplementedError, ValueError)
 _bytes_at: dict[int, Callable[[int], Any]] = {}
 """By size: what shows the memory at an address as bytes. `Tensor.numpy` would do, but a tensor that was once seen as an
@@ -82,7 +81,7 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
         if not tensor.is_cpu:
             strided = tensor.layout is torch.strided and not tensor.is_meta
             return OnDevice(weighted(tensor.detach())) if strided else None
-        address = _address(tensor)
+        address = internals.address(tensor)
         if not address:
             return 0 if 0 in tensor.shape else None
         if tensor.is_contiguous():
@@ -102,7 +101,7 @@ _small: dict[int, Callable[[int], Any]] = {}
 def shown(tensor: torch.Tensor) -> Shown | None:
     """What shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
-        if type(tensor) not in _real or not tensor.is_cpu or not (begin := _address(tensor)):
+        if type(tensor) not in _real or not tensor.is_cpu or not (begin := internals.address(tensor)):
             return None
         size = tensor.nbytes
         if not tensor.is_contiguous():
@@ -177,7 +176,7 @@ def _feed(state: Any, tensor: torch.Tensor) -> None:
     size = tensor.numel() * tensor.itemsize
     if size <= BLOCK:
         copy = tensor.contiguous()
-        state.update(_viewer(size)(_address(copy)))
+        state.update(_viewer(size)(internals.address(copy)))
     else:
         rows = max(1, BLOCK * len(tensor) // size)
         parts = torch.split(tensor, rows) if len(tensor) > 1 else torch.unbind(tensor)
@@ -239,7 +238,7 @@ class Contents:
         elif key is not None:
             self._saved[key] = (ref(alias), digest)
             if len(self._saved) > self._limit:
-                self._saved = {key: entry for key, entry in self._saved.items() if entry[0]() is not None}
+                self._saved = {key: entry for key, entry in self._saved.copy().items() if entry[0]() is not None}
                 self._limit = max(256, 2 * len(self._saved))
         return digest
 
@@ -269,6 +268,6 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
             return None
         if not internals.storage(tensor).resizable():
             return None
-        return (_address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+        return (internals.address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
     except _UNREADABLE:
         return None

@@ -14,17 +14,16 @@ from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe import graph, internals, testimony
 from noclobber.observe.contents import fingerprint
-from noclobber.observe.records import geometry
+from noclobber.observe.records import Backward, geometry
+from noclobber.observe.ways import Way
 
 Notice = Callable[[GradientWrite], None]
 
 
 def holders(tensor: torch.Tensor) -> int:
     """How many tensors share a storage, this one included."""
-    while internals.C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = internals.C._functorch.get_unwrapped(tensor)
     # One more for the Python object through which the storage is asked.
-    storage = tensor.untyped_storage()
+    storage = internals.unwrapped(tensor).untyped_storage()
     return internals.storage_holders(storage._cdata) - 1
 
 
@@ -92,7 +91,7 @@ class Spoil:
             self.others = max(self.others, 0) + sharing - views
 
     def _fingerprint(self) -> Any:
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        storage = internals.storage_at(self.storage.cdata)
         if storage is None:
             return None
         offset, shape, strides, dtype = self._geometry
@@ -119,10 +118,12 @@ class Spoil:
 class Deliveries:
     """One backward call. From the first write that may matter on, every node that runs is looked at."""
 
-    def __init__(self, outputs: Any, args: tuple[Any, ...]) -> None:
-        self.given = args[0] if args else ()
+    def __init__(self, call: Backward, way: Way, outer: Backward | None) -> None:
+        self.given = call.gradients
+        self.outer = outer
+        """The call in whose midst this one is made."""
         self.spoils: list[Spoil] = []
-        self._outputs, self._inputs = outputs, args[3] if len(args) > 3 else ()
+        self._outputs, self._inputs, self._way = call.outputs, call.inputs, way
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []
         self._ran: set[Any] = set()
@@ -138,9 +139,10 @@ class Deliveries:
         if not self._nodes:
             self._nodes = list(graph.walk(graph.roots_of(self._outputs)))
             for node in self._nodes:
-                self._hooks.append(internals.hook(node.register_prehook, partial(self._gets, node)))
+                gets, made = (self._way.entry(partial(one, node)) for one in (self._gets, self._made))
+                self._hooks.append(internals.hook(node.register_prehook, gets))
                 if node.next_functions:
-                    self._hooks.append(internals.hook(node.register_hook, partial(self._made, node)))
+                    self._hooks.append(internals.hook(node.register_hook, made))
 
     def _gets(self, node: Any, gradients: tuple[Any, ...]) -> None:
         self._ran.add(node)

@@ -69,12 +69,16 @@ class Evidence:
 
         What is armed is not taken off again: the process ends with the run.
         """
-        patches.around_backward(self._patches, self._recording)
+        internals.require()
+        self._wrap(self._recording)
         internals.hook(register_optimizer_step_pre_hook, self._stepping)
         if self._fresh is not None:
             self._fresh.arm()
         watch()
-        patches.around_backward(self._patches, self._ending)
+        self._wrap(self._ending)
+
+    def _wrap(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._patches.put(torch.autograd, "_engine_run_backward", wrap(internals.engine()))
 
     def ended(self) -> None:
         """The program has come to its own end: record what its leaves, and the modules that were there, hold now."""
@@ -244,6 +248,7 @@ def saved_bytes(roots: list[Any]) -> int:
 
 def clone_saves() -> None:
     """Have autograd keep a clone of whatever it saves: the simplest way to right gradients."""
+    internals.require()
     internals.push_hooks(torch.clone, _identity)
 
 

@@ -18,6 +18,7 @@ from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, place_of, site_of
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -50,33 +51,45 @@ class Kept:
     """Whether their pack hook returned tensors, and no index or file name that stands for one."""
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """Wrap the hooks that the program pushes until the recorder disarms.
 
     Those that it pushed before are below ours: when it pops them, ours are not to be popped in their place.
     """
-    autograd: Any = internals.C._autograd
-    push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
+    autograd = internals.private("_C._autograd")
+    push, pop = internals.push_hooks, internals.pop_hooks
 
     def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
-        recorder.backward_hooks()
-        if recorder.watching and recorder.thread.entered and not _is_exempt(pack):
-            pack, unpack = _wrapped(recorder, pack, unpack)
-        push(pack, unpack)
+        wrapped = way.guarded(lambda: _pushed(recorder, way, pack, unpack))
+        push(*wrapped) if wrapped is not None else push(pack, unpack)
 
     def _pop_saved_tensors_default_hooks() -> None:
-        ours = recorder.thread.hooks
-        if ours is None or not saves.are_ours(internals.top_hooks(True)):
+        ours = way.guarded(lambda: _to_put_back(recorder))
+        if ours is None:
             pop()
             return
-        internals.pop_hooks()
+        pop()
         try:
             pop()
         finally:
-            internals.push_hooks(*ours)
+            push(*ours)
 
-    recorder.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
-    recorder.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
+    way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
+    way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
+
+
+def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
+    """What to push in the place of the program's hooks."""
+    recorder.python_in_backward = True
+    if recorder.watching and recorder.thread.entered and not _is_exempt(pack):
+        return _wrapped(recorder, way, pack, unpack)
+    return None
+
+
+def _to_put_back(recorder: Recorder) -> saves.Hooks | None:
+    """Our own hooks, where they are on top: the program means the pair below."""
+    ours = recorder.thread.hooks
+    return ours if ours is not None and saves.are_ours(internals.top_hooks(True)) else None
 
 
 def _is_exempt(pack: Any) -> bool:
@@ -87,28 +100,34 @@ def _is_exempt(pack: Any) -> bool:
 _OF_CHECKPOINTS = ("torch.utils.checkpoint", "noclobber.observe.checkpoints")
 
 
-def _wrapped(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> Any:
         value = pack(tensor)
         if not recorder.thread.entered:
             return value
-        frame = sys._getframe(1)
-        kept = recorder.guarded(lambda: _kept(recorder, tensor, value, place_of(frame)))
+        kept = way.guarded(lambda: _kept(recorder, tensor, value, place_of(sys._getframe(1))))
         return value if kept is None else kept
 
     def unpack_and_compare(packed: Any) -> Any:
         if type(packed) is not Kept:
             return unpack(packed)
         tensor = unpack(packed.value)
-        if packed.spare is not None and isinstance(tensor, torch.Tensor):
-            old = _spared(packed, packed.spare, tensor)
+        if isinstance(tensor, torch.Tensor):
+            old = way.guarded(lambda: _read(recorder, packed, tensor))
             if old is not None:
                 return old
-        if recorder.listeners and isinstance(tensor, torch.Tensor):
-            _compare(recorder, packed, tensor)
         return tensor
 
     return pack_and_keep, unpack_and_compare
+
+
+def _read(recorder: Recorder, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Compare what their hooks give back; what was saved instead, where that was kept."""
+    if packed.spare is not None and (old := _spared(packed, packed.spare, tensor)) is not None:
+        return old
+    if recorder.listeners:
+        _compare(recorder, packed, tensor)
+    return None
 
 
 def _spared(packed: Kept, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -173,9 +192,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
         return
     if not testimony.is_read(kept, node):
         return
-    clobber = recorder.guarded(lambda: _clobber(recorder, kept, memory, tensor, node, current))
-    if clobber is None:
-        return
+    clobber = _clobber(recorder, kept, memory, tensor, node, current)
     if isinstance(digest, OnDevice) and isinstance(kept.digest, OnDevice):
         recorder.later.append(testimony.Later(kept.digest.value != digest.value, (clobber,)))
         return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
 
-from noclobber.observe import internals, operators, stashes, undeclared
+from noclobber.observe import internals, stashes, undeclared
 from noclobber.observe.sites import Place, caller
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -36,44 +37,59 @@ class _Calls(threading.local):
         self.under_way: list[Call] = []
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """See every call of a custom Function until the recorder disarms; PyTorch's own Functions are not looked at."""
     native: Any = vars(Function)["apply"].__func__
-    calls, kept, writers = _Calls(), stashes.Stashes(recorder), undeclared.Writers(recorder)
+    calls, kept, writers = _Calls(), stashes.Stashes(recorder, way), undeclared.Writers(recorder, way)
+
+    def began(cls: Any, args: Any) -> _Begun | None:
+        if not recorder.thread.entered or cls.__module__.startswith("torch.") or internals.transforms_active():
+            return None
+        return _Begun(Call(cls), writers.began(args))
+
+    def ended(begun: _Begun) -> None:
+        call, inputs = begun
+        if call.kept and call.ctx is not None:
+            kept.take(call.ctx, call.function, call.kept, caller())
+        if inputs:
+            writers.ended(inputs, call.dirty, call.function, caller())
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = not recorder.thread.entered or cls.__module__.startswith("torch.") or internals.transforms_active()
-        if ours:
+        begun = way.guarded(lambda: began(cls, args))
+        if begun is None:
             return native(cls, *args, **kwargs)
-        call = Call(cls)
-        calls.under_way.append(call)
-        inputs = recorder.guarded(lambda: writers.began(args))
+        calls.under_way.append(begun.call)
         try:
             result = native(cls, *args, **kwargs)
         finally:
             calls.under_way.pop()
-            if inputs:
-                writers.left(inputs)
-        if call.kept and call.ctx is not None:
-            place = caller()
-            recorder.guarded(lambda: kept.take(call.ctx, call.function, call.kept, place))
-        if inputs:
-            recorder.guarded(lambda: writers.ended(inputs, call.dirty, call.function, caller()))
+            if begun.inputs:
+                way.guarded(lambda: writers.left(begun.inputs))
+        way.guarded(lambda: ended(begun))
         return result
 
-    recorder.patches.put(Function, "apply", classmethod(apply))
-    _on_attributes(recorder, calls, kept)
-    stashes.around_backward(recorder, kept)
-    writers.arm()
-    operators.compare(undeclared.Operators(recorder).before)
+    way.patches.put(Function, "apply", classmethod(apply))
+    _on_attributes(way, calls, kept)
+    stashes.around_backward(recorder, way, kept)
+    recorder.calls.watch(way, writers.backward_begins)
 
 
-def _on_attributes(recorder: Recorder, calls: _Calls, kept: stashes.Stashes) -> None:
+class _Begun(NamedTuple):
+    """A forward that has begun, with its inputs in the graph."""
+
+    call: Call
+    inputs: list[undeclared.Input]
+
+
+def _on_attributes(way: Way, calls: _Calls, kept: stashes.Stashes) -> None:
     set_native: Callable[[Any, str, Any], None] = object.__setattr__
     del_native: Callable[[Any, str], None] = object.__delattr__
 
     def __setattr__(ctx: Any, name: str, value: Any) -> None:
         set_native(ctx, name, value)
+        way.guarded(lambda: was_set(ctx, name, value))
+
+    def was_set(ctx: Any, name: str, value: Any) -> None:
         under_way = calls.under_way
         if under_way and under_way[-1].function is ctx._forward_cls:
             call = under_way[-1]
@@ -87,7 +103,7 @@ def _on_attributes(recorder: Recorder, calls: _Calls, kept: stashes.Stashes) -> 
 
     def __delattr__(ctx: Any, name: str) -> None:
         del_native(ctx, name)
-        kept.forget(ctx, name)
+        way.guarded(lambda: kept.forget(ctx, name))
 
-    recorder.patches.put(BackwardCFunction, "__setattr__", __setattr__)
-    recorder.patches.put(BackwardCFunction, "__delattr__", __delattr__)
+    way.patches.put(BackwardCFunction, "__setattr__", __setattr__)
+    way.patches.put(BackwardCFunction, "__delattr__", __delattr__)

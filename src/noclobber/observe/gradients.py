@@ -7,13 +7,15 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.events import Read, Write
 from noclobber.model.silent import GradientWrite
-from noclobber.observe import deliveries, internals, patches, testimony
+from noclobber.observe import deliveries, internals, meanings, patches, testimony
+from noclobber.observe.backward_calls import End
 from noclobber.observe.deliveries import Deliveries, Spoil
+from noclobber.observe.records import Backward
 from noclobber.observe.sites import KINDS, USER, Place, caller, place_of, site_of
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -27,24 +29,23 @@ _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """Learn of hooks; where saves are watched, look at every write that Python code makes in a backward."""
-    gradients = Gradients(recorder)
-    patches.on_backward_hooks(recorder.patches, gradients.registered)
-    patches.around_backward(recorder.patches, gradients.around_engine)
     if recorder.watching:
-        for name in ("apply", "apply_boxed"):
-            native = getattr(BackwardCFunction, name, None)
-            if native is not None:
-                recorder.patches.put(BackwardCFunction, name, gradients.around_function(native))
+        meanings.of_use_counts()
+    gradients = Gradients(recorder, way)
+    patches.on_backward_hooks(way, gradients.registered)
+    recorder.calls.watch(way, gradients.begin)
+    if recorder.watching:
+        patches.wrap_custom_backward(way, gradients.around_function)
 
 
 class Gradients:
-    """The backward calls under way, innermost last, each with what was written into its gradients."""
+    """What is written into the gradients of backward calls, each of which has its own deliveries."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._under_way: list[Deliveries] = []
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self._way = recorder, way
+        self._looking = way.entry(self._look)
         self._places: dict[CodeType, Place | None] = {}
         self._given: list[Spoil] = []
         """Gradients that the program passed to a backward and that were overwritten in it."""
@@ -58,56 +59,57 @@ class Gradients:
         if isinstance(code, CodeType):
             self._places[code] = caller(2)
 
-    def around_engine(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        """Listen for the time of a backward."""
+    def begin(self, call: Backward) -> End | None:
+        """A backward begins: listen to all writes until it has ended."""
         recorder = self._recorder
+        if internals.program_has_hooks():
+            # It may have been registered by a way that is not replaced (Node.register_hook), or before this began.
+            recorder.python_in_backward = True
+        if not recorder.watching:
+            return None
+        if self._given:
+            self._given_again(call.gradients)
+        call.deliveries = run = Deliveries(call, self._way, recorder.here())
+        recorder.attend(self._looking)
 
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.thread.entered:
-                return engine(t_outputs, *args, **kwargs)
-            if internals.program_has_hooks():
-                # It may have been registered by a way that is not replaced (Node.register_hook), or before this began.
-                recorder.python_in_backward = True
-            if not recorder.watching:
-                return engine(t_outputs, *args, **kwargs)
-            if self._given:
-                recorder.guarded(lambda: self._given_again(args[0]))
-            run = Deliveries(t_outputs, args)
-            self._under_way.append(run)
-            if self._look not in recorder.attentive:
-                recorder.attentive.append(self._look)
-            try:
-                result = engine(t_outputs, *args, **kwargs)
-            finally:
-                self._under_way.remove(run)
-                if not self._under_way:
-                    recorder.attentive.remove(self._look)
-                run.stop()
-            if run.spoils:
-                recorder.guarded(lambda: self._finish(run, result))
-            return result
+        def ended(result: Any, error: BaseException | None) -> None:
+            recorder.ignore(self._looking)
+            run.stop()
+            if run.spoils and error is None:
+                self._finish(run, result)
 
-        return _engine_run_backward
+        return ended
+
+    def _under_way(self) -> list[Deliveries]:
+        """The backward calls that this thread runs or works for, innermost first."""
+        call, found = self._recorder.here(), []
+        while call is not None and call.deliveries is not None:
+            found.append(call.deliveries)
+            call = call.deliveries.outer
+        return found
 
     def around_function(self, native: Any) -> Callable[..., Any]:
         """What a custom Function returns may be what it was given: then that is how others come by it."""
 
         def apply(function: Any, *args: Any) -> Any:
             result = native(function, *args)
-            for run in self._under_way:
-                if run.spoils:
-                    self._recorder.guarded(lambda run=run: run.ran(function, args, result))  # type: ignore[misc]
+            self._way.guarded(lambda: self._ran(function, args, result))
             return result
 
         return apply
 
+    def _ran(self, function: Any, args: Any, result: Any) -> None:
+        for run in self._under_way():
+            if run.spoils:
+                run.ran(function, args, result)
+
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        if frame.f_code.co_name != _ENGINE and self._under_way:
-            if self._recorder.by_key and internals.use_count(tensor) <= _OURS and deliveries.holders(tensor) == 1:
-                return
-            node = internals.current_node()
-            if node is not None:
-                self._recorder.guarded(lambda: self._written(written, tensor, key, frame, node))
+        if frame.f_code.co_name == _ENGINE or (node := internals.current_node()) is None:
+            return
+        if self._recorder.by_key and internals.use_count(tensor) <= _OURS and deliveries.holders(tensor) == 1:
+            return
+        if self._recorder.here() is not None:
+            self._written(written, tensor, key, frame, node)
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         recorder, frames = self._recorder, list(_frames(frame))
@@ -135,13 +137,14 @@ class Gradients:
             ),
             "function" if by == "function" else "hook",
             name,
-            Read("", site_of(recorder.backwards[-1].place), testimony.call_of(recorder.backwards[-1])),
+            Read("", site_of(recorder.reading().place), testimony.call_of(recorder.reading())),
             site_of(next((self._places[one.f_code] for one in frames if one.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, given, node, event)
-        passed = {id(one): one for run in self._under_way for one in run.given or ()}
+        under_way = self._under_way()
+        passed = {id(one): one for run in under_way for one in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))
-        for run in self._under_way:
+        for run in under_way:
             run.expect(spoil, recorder.notice)
 
     def _finish(self, run: Deliveries, result: Any) -> None:

@@ -17,8 +17,8 @@ import torch.utils.dlpack
 
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe import compiling, internals
-from noclobber.observe.patches import Patches
 from noclobber.observe.sites import Place
+from noclobber.observe.ways import Way
 
 SHARED = "share_memory_"
 """It hands memory to other processes, not to code of this one."""
@@ -38,32 +38,36 @@ Hand = Callable[[torch.Tensor, str, FrameType, Callable[[], bool]], None]
 
 
 class Handouts:
-    """Tells `hand` of every handout, from `put` until the patches are undone and `forget` is called."""
+    """Tells `hand` of every handout, from `put` until the way is ended and `forget` is called."""
 
-    def __init__(self, hand: Hand) -> None:
-        self._hand = hand
+    def __init__(self, hand: Hand, way: Way) -> None:
+        self._hand, self._way = hand, way
         self._put: list[tuple[Any, str, Any, Any]] = []
-        self._regions = compiling.Regions(self._withdraw, self._put_back)
+        self._regions = compiling.Regions(
+            way.entry(self._withdraw, also_off=True), way.entry(self._put_back, also_off=True)
+        )
 
-    def put(self, patches: Patches) -> None:
+    def put(self) -> None:
         """Begin."""
         _fill_tables()
+        relays, scripted = _relays(), _scripted()
         for owner, name, wrap in _calls():
             native = getattr(owner, name)
-            ours = wrap(native, name, self._hand)
-            patches.put(owner, name, ours)
+            ours = wrap(native, name, self._hand, self._way, relays)
+            self._way.patches.put(owner, name, ours)
             self._put.append((owner, name, native, ours))
-            if id(native) in _scripted():
+            if id(native) in scripted:
                 # What torch.jit.script looks up a function by.
-                _scripted()[id(ours)] = _scripted()[id(native)]
+                scripted[id(ours)] = scripted[id(native)]
         self._regions.listen()
 
     def forget(self) -> None:
         """End."""
         self._regions.stop()
+        scripted = _scripted()
         for _, _, native, ours in self._put:
             compiling.forget(ours, native)
-            _scripted().pop(id(ours), None)
+            scripted.pop(id(ours), None)
         self._put.clear()
 
     def _withdraw(self) -> None:
@@ -79,10 +83,12 @@ class Handouts:
                 setattr(owner, name, ours)
 
 
-_scripted: Callable[[], dict[int, str]] = torch.jit._builtins._get_builtin_table
+def _scripted() -> dict[int, str]:
+    table: dict[int, str] = internals.private("jit._builtins._get_builtin_table")()
+    return table
 
 
-def _calls() -> Iterator[tuple[Any, str, Callable[[Any, str, Hand], Callable[..., Any]]]]:
+def _calls() -> Iterator[tuple[Any, str, Callable[..., Callable[..., Any]]]]:
     """Every call that hands memory out: its owner, its name, and what to put in its place."""
     yield torch.Tensor, "numpy", partial(_giving, _alive)
     yield torch.Tensor, "data_ptr", partial(_giving, _always, private=True)
@@ -98,11 +104,10 @@ def _calls() -> Iterator[tuple[Any, str, Callable[[Any, str, Hand], Callable[...
 
 def _fill_tables() -> None:
     """Let torch note its own functions before they are replaced: tables that it fills on first use, and keeps."""
-    overrides: Any = torch.overrides
-    overrides.get_ignored_functions()
-    overrides.get_testing_overrides()
-    overrides._get_overridable_functions()
-    torch.utils._device._device_constructors()
+    torch.overrides.get_ignored_functions()
+    torch.overrides.get_testing_overrides()
+    internals.private("overrides._get_overridable_functions")()
+    internals.private("utils._device._device_constructors")()
 
 
 def _giving(
@@ -110,34 +115,47 @@ def _giving(
     native: Callable[..., Any],
     name: str,
     hand: Hand,
+    way: Way,
+    relays: dict[CodeType, str],
     *,
     private: bool = False,
 ) -> Callable[..., Any]:
     """A method that gives memory away; of `private` ones torch's own calls do not count, as it keeps nothing."""
 
-    @functools.wraps(native)
-    def giving(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        given = native(tensor, *args, **kwargs)
-        frame, by = sys._getframe(1), name
-        while (relay := _RELAYS.get(frame.f_code)) is not None and frame.f_back is not None:
+    def gave(tensor: Any, given: Any, frame: FrameType) -> None:
+        by = name
+        while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
             frame, by = frame.f_back, relay
         if type(tensor) in _PLAIN and not (private and owner_of(frame.f_code.co_filename) in _OURS):
             hand(tensor, by, frame, holding(tensor, given))
+
+    gave_away = way.entry(gave)
+
+    @functools.wraps(native)
+    def giving(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        given = native(tensor, *args, **kwargs)
+        gave_away(tensor, given, sys._getframe(1))
         return given
 
     internals.never_compile(giving)
     return giving
 
 
-def _taking(native: Callable[..., Any], name: str, hand: Hand) -> Callable[..., Any]:
+def _taking(
+    native: Callable[..., Any], name: str, hand: Hand, way: Way, relays: dict[CodeType, str]
+) -> Callable[..., Any]:
     """A function that makes a tensor on memory of others."""
+
+    def took(tensor: Any, source: Any, frame: FrameType) -> None:
+        if type(tensor) in _PLAIN and tensor is not source and not _is_own(tensor):
+            hand(tensor, name, frame, _owned(source))
+
+    took_in = way.entry(took)
 
     @functools.wraps(native)
     def taking(*args: Any, **kwargs: Any) -> Any:
         tensor = native(*args, **kwargs)
-        source = args[0] if args else next(iter(kwargs.values()), None)
-        if type(tensor) in _PLAIN and tensor is not source and not _is_own(tensor):
-            hand(tensor, name, sys._getframe(1), _owned(source))
+        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), sys._getframe(1))
         return tensor
 
     internals.never_compile(taking)
@@ -146,13 +164,16 @@ def _taking(native: Callable[..., Any], name: str, hand: Hand) -> Callable[..., 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OURS = (Owner.TORCH, Owner.NOCLOBBER)
-_RELAYS: dict[CodeType, str] = {
-    torch.Tensor.storage.__code__: "storage",
-    torch.Tensor._typed_storage.__code__: "storage",
-    torch.Tensor.__array__.__code__: "__array__",
-    vars(torch.Tensor)["__cuda_array_interface__"].fget.__code__: "__cuda_array_interface__",
-}
-"""Methods of torch that hand on what one of the replaced ones gives."""
+
+
+def _relays() -> dict[CodeType, str]:
+    """Methods of torch that hand on what one of the replaced ones gives."""
+    return {
+        torch.Tensor.storage.__code__: "storage",
+        internals.private("Tensor._typed_storage").__code__: "storage",
+        torch.Tensor.__array__.__code__: "__array__",
+        vars(torch.Tensor)["__cuda_array_interface__"].fget.__code__: "__cuda_array_interface__",
+    }
 
 
 def _is_own(tensor: torch.Tensor) -> bool:

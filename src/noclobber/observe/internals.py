@@ -12,73 +12,141 @@ import torch
 import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
-C: Any = torch._C
+from noclobber.model.error import UnsupportedTorch
+
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
 
-REQUIRED = (
-    "_C._autograd._get_sequence_nr",
-    "_C._autograd._push_saved_tensors_default_hooks",
-    "_C._autograd._pop_saved_tensors_default_hooks",
-    "_C._autograd._top_saved_tensors_default_hooks",
-    "_C._autograd._saved_tensors_hooks_disable",
-    "_C._autograd._saved_tensors_hooks_enable",
-    "_C._current_autograd_node",
-    "_C._should_allow_numbers_as_tensors",
-    "_C._functorch.get_unwrapped",
-    "_C._functorch.is_functorch_wrapped_tensor",
-    "_C._are_functorch_transforms_active",
-    "_C._storage_Use_Count",
-    "_C.TensorBase._use_count",
-    "autograd._engine_run_backward",
-)
-"""Without these there is no save registry. The dispatch key is optional: a TorchDispatchMode stands in for it."""
+
+def private(name: str) -> Any:
+    """What PyTorch holds under a private name: "_C._autograd.SavedTensor". Raises UnsupportedTorch where it lacks it.
+
+    Called when a way of seeing is armed, and never when a module is imported: then that way is lost, and not all.
+    """
+    try:
+        return operator.attrgetter(name)(torch)
+    except AttributeError:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`") from None
 
 
-class UnsupportedTorch(RuntimeError):
-    """This PyTorch release lacks a private name that noclobber needs."""
+def _not_yet(*_: Any) -> Any:
+    raise RuntimeError("nothing is armed: call `internals.require` first")
 
 
-def missing() -> list[str]:
-    """The names of `REQUIRED` that the installed PyTorch lacks."""
-    absent = []
-    for name in REQUIRED:
-        try:
-            operator.attrgetter(name)(torch)
-        except AttributeError:
-            absent.append("torch." + name)
-    return absent
+# What everything stands on: without one of these nothing can be watched. `require` looks them up.
+C: Any = torch._C
+next_node: Callable[[], int] = _not_yet
+"""The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+address: Callable[[torch.Tensor], int] = _not_yet
+"""Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py)."""
+storage: Callable[[torch.Tensor], Any] = _not_yet
+"""A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
+storage_ref: Callable[[Any], Any] = _not_yet
+"""Tells by `expired()` whether a storage is still there, without holding its memory (torch leaves it untyped)."""
+push_hooks: Callable[[Any, Any], None] = _not_yet
+pop_hooks: Callable[[], None] = _not_yet
+top_hooks: Callable[[bool], Any] = _not_yet
+plain: Callable[[], AbstractContextManager[None]] = _not_yet
+"""Keeps what noclobber asks of tensors from the program's `__torch_function__` modes."""
+transforms_active: Callable[[], bool] = _not_yet
+"""Whether this thread is inside torch.func."""
+use_count: Callable[[torch.Tensor], int] = _not_yet
+"""How many hold a tensor: whatever refers to it from Python counts as one."""
+_current_node: Callable[[], Any] = _not_yet
+_storage_holders: Callable[[int], int] = _not_yet
+_is_wrapped: Callable[[torch.Tensor], bool] = _not_yet
+_unwrapped: Callable[[torch.Tensor], torch.Tensor] = _not_yet
+_modes_on_stack: Callable[[], int] = _not_yet
+_without_modes: Callable[[], AbstractContextManager[Any]] = _not_yet
+_takes_numbers: Callable[[str], bool] = _not_yet
+_operator_names: Callable[[], list[str]] = _not_yet
+_eval_frame: Any = _not_yet
+_put_aside: Callable[[str, Any], None] = _not_yet
+_is_aside: Callable[[str], bool] = _not_yet
+_aside: Callable[[str], Any] = _not_yet
+_take_aside: Callable[[str], None] = _not_yet
+_REQUIRED = {
+    "next_node": "_C._autograd._get_sequence_nr",
+    "address": "_C.TensorBase.data_ptr",
+    "storage": "_C.TensorBase.untyped_storage",
+    "storage_ref": "multiprocessing.reductions.StorageWeakRef",
+    "push_hooks": "_C._autograd._push_saved_tensors_default_hooks",
+    "pop_hooks": "_C._autograd._pop_saved_tensors_default_hooks",
+    "top_hooks": "_C._autograd._top_saved_tensors_default_hooks",
+    "plain": "_C.DisableTorchFunction",
+    "transforms_active": "_C._are_functorch_transforms_active",
+    "use_count": "_C.TensorBase._use_count",
+    "_current_node": "_C._current_autograd_node",
+    "_storage_holders": "_C._storage_Use_Count",
+    "_is_wrapped": "_C._functorch.is_functorch_wrapped_tensor",
+    "_unwrapped": "_C._functorch.get_unwrapped",
+    "_modes_on_stack": "_C._len_torch_dispatch_stack",
+    "_without_modes": "utils._python_dispatch._disable_current_modes",
+    "_takes_numbers": "_C._should_allow_numbers_as_tensors",
+    "_operator_names": "_C._dispatch_get_all_op_names",
+    "_eval_frame": "_C._dynamo.eval_frame",
+    "_put_aside": "_C._stash_obj_in_tls",
+    "_is_aside": "_C._is_key_in_tls",
+    "_aside": "_C._get_obj_in_tls",
+    "_take_aside": "_C._remove_obj_from_tls",
+}
+
+# The spare key, for which a TorchDispatchMode stands in where a release lacks any of it.
+KEY: Any = None
+include: Any = None
+KEYS_BELOW: Any = None
+"""What a kernel on the spare key hands a call on to."""
 
 
 def require() -> None:
-    """Raises UnsupportedTorch, naming the release and what it lacks."""
-    absent = missing()
-    if absent:
-        raise UnsupportedTorch(
-            f"noclobber does not know torch {torch.__version__}: it lacks {', '.join(absent)}; "
-            "torch 2.10 to 2.13 are supported"
-        )
+    """Look up the private names that everything stands on. Raises UnsupportedTorch, naming the release and the name."""
+    global KEY, include, KEYS_BELOW
+    for name, path in _REQUIRED.items():
+        globals()[name] = private(path)
+    engine()
+    try:
+        KEY = private("_C._parse_dispatch_key")(KEY_NAME)
+        include = private("_C._dispatch_tls_set_dispatch_key_included")
+        KEYS_BELOW = private("_C._dispatch_keyset_full_after")(KEY)
+        private("_C._dispatch_tls_is_dispatch_key_included")
+    except RuntimeError:  # of the first: it knows no key of that name
+        KEY = None
 
 
-next_node: Callable[[], int] = C._autograd._get_sequence_nr
-"""The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+def has_key() -> bool:
+    """Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
+    return KEY is not None
 
 
 def engine() -> Callable[..., Any]:
     """The one door to the autograd engine, as torch.autograd calls it."""
-    door: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
+    door: Callable[..., Any] = private("autograd._engine_run_backward")
     return door
 
 
 def current_node() -> Any:
     """The node whose backward is running in this thread, None outside of one (set inside an unpack hook)."""
-    return C._current_autograd_node()
+    return _current_node()
 
 
-# Not by their names on a tensor, which may be replaced while noclobber is on (aliases.py).
-address: Callable[[torch.Tensor], int] = C.TensorBase.data_ptr
-storage: Callable[[torch.Tensor], Any] = C.TensorBase.untyped_storage
-"""A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
+_CALL = "noclobber: the backward call under way"
+
+
+def backward_call() -> Any:
+    """What was set with `set_backward_call` for the call that this thread runs or works for; None outside of one.
+
+    A call of the engine takes the thread's own state along, into each thread that runs nodes of it: those of devices,
+    and those that stand in where a backward is nested deeply (torch 2.13; tests/observe/test_threads.py).
+    """
+    return _aside(_CALL) if _is_aside(_CALL) else None
+
+
+def set_backward_call(call: Any) -> None:
+    """Say which backward call this thread makes; None for no call."""
+    if call is not None:
+        _put_aside(_CALL, call)
+    elif _is_aside(_CALL):
+        _take_aside(_CALL)
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
@@ -104,15 +172,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _identity(tensor: torch.Tensor) -> int | None:
     try:
-        while C._functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = C._functorch.get_unwrapped(tensor)
-        return int(storage(tensor)._cdata)
+        return int(storage(unwrapped(tensor))._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
 
-storage_ref: Callable[[Any], Any] = torch.multiprocessing.reductions.StorageWeakRef
-"""Tells by `expired()` whether a storage is still there, without holding its memory (torch leaves it untyped)."""
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor below the wrappers of torch.func."""
+    while _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
@@ -121,11 +190,6 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return int(tensor._version)
     except RuntimeError:
         return None
-
-
-push_hooks: Callable[[Any, Any], None] = C._autograd._push_saved_tensors_default_hooks
-pop_hooks: Callable[[], None] = C._autograd._pop_saved_tensors_default_hooks
-top_hooks: Callable[[bool], Any] = C._autograd._top_saved_tensors_default_hooks
 
 
 def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
@@ -140,14 +204,6 @@ def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
         push_hooks(*others)
 
 
-KEY: Any = C._parse_dispatch_key(KEY_NAME) if hasattr(C, "_parse_dispatch_key") else None
-include: Any = getattr(C, "_dispatch_tls_set_dispatch_key_included", None)
-KEYS_BELOW: Any = C._dispatch_keyset_full_after(KEY) if hasattr(C, "_dispatch_keyset_full_after") else None
-"""What a kernel on the spare key hands a call on to."""
-HAS_KEY: bool = KEY is not None and include is not None and KEYS_BELOW is not None
-"""Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
-
-
 def set_key(on: bool) -> None:
     """Send this thread's operators through the spare key, or stop doing so."""
     include(KEY, on)
@@ -155,7 +211,7 @@ def set_key(on: bool) -> None:
 
 def key_is_set() -> bool:
     """Whether this thread's operators go through the spare key."""
-    return bool(HAS_KEY and C._dispatch_tls_is_dispatch_key_included(KEY))
+    return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
 
 
 @contextmanager
@@ -173,26 +229,14 @@ def unlogged() -> Iterator[None]:
 
 def no_modes() -> AbstractContextManager[Any]:
     """Keep noclobber's own operators from the program's dispatch modes; selective checkpoints count what they see."""
-    if not C._len_torch_dispatch_stack():
-        return nullcontext()
-    hidden: AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
-    return hidden
-
-
-set_eval_frame: Callable[[Any], Any] = C._dynamo.eval_frame.set_eval_frame
-"""By which torch.compile begins (a callback, or False) and ends (None) to look at the frames that this thread runs."""
+    return _without_modes() if _modes_on_stack() else nullcontext()
 
 
 def never_compile(function: Callable[..., Any], *, nor_its_calls: bool = True) -> None:
     """Have torch.compile run a Python function as it is, and what it calls."""
-    eval_frame = C._dynamo.eval_frame
-    skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-    strategy = eval_frame._FrameExecStrategy(skip, skip if nor_its_calls else usual)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
-
-
-plain: Callable[[], AbstractContextManager[None]] = C.DisableTorchFunction
-"""Keeps what noclobber asks of tensors from the program's `__torch_function__` modes."""
+    skip, usual = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
+    strategy = _eval_frame._FrameExecStrategy(skip, skip if nor_its_calls else usual)
+    _eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 @contextmanager
@@ -202,16 +246,12 @@ def aside() -> Iterator[None]:
         yield
 
 
-transforms_active: Callable[[], bool] = C._are_functorch_transforms_active
-"""Whether this thread is inside torch.func."""
-
-
 def let_through() -> None:
     """Make the operators that take functions (`cond`, Functions under torch.func) pass over the spare key.
 
     They look their kernels up in Python and would find none (torch 2.13); those to come copy the list.
     """
-    ops: Any = torch._ops
+    ops = private("_ops")
     passed_over = ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     if KEY not in passed_over:
         passed_over.append(KEY)
@@ -235,19 +275,19 @@ def program_has_hooks() -> bool:
     return bool(RemovableHandle.next_id != _own_hooks)
 
 
-use_count: Callable[[torch.Tensor], int] = C.TensorBase._use_count
-"""How many hold a tensor: whatever refers to it from Python counts as one."""
-
-
 def storage_holders(identity: int) -> int:
     """How many tensors share a storage, given by its `_cdata`; a Python object that stands for it counts as one."""
-    return int(C._storage_Use_Count(identity))
+    return _storage_holders(identity)
+
+
+def storage_at(identity: int) -> Any:
+    """The storage of a `_cdata` that a weak reference holds; None where it is gone."""
+    return private("UntypedStorage._new_with_weak_ptr")(identity)
 
 
 def when_backward_ends(function: Callable[[], None]) -> None:
     """Call a function once the backward under way in this thread has ended, and has freed what is not retained."""
-    executor: Any = torch.autograd.Variable._execution_engine
-    executor.queue_callback(function)
+    private("autograd.Variable._execution_engine").queue_callback(function)
 
 
 def saved_tensor(tensor: torch.Tensor) -> Any:
@@ -269,12 +309,12 @@ def library(namespace: str) -> Any:
 
 def takes_numbers(operator: str) -> bool:
     """Whether the overloads of an operator ("aten::add_") take a Python number where their schema says Tensor."""
-    return bool(C._should_allow_numbers_as_tensors(operator.partition("::")[2]))
+    return _takes_numbers(operator.partition("::")[2])
 
 
 def operator_names() -> list[str]:
     """The full names of all operators that are defined: "aten::add_.Tensor"."""
-    return list(C._dispatch_get_all_op_names())
+    return _operator_names()
 
 
 def operators_may_have_changed() -> tuple[int, ...]:

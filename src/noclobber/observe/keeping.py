@@ -9,7 +9,7 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.clobber import LiveSaves
+from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import graph, internals, testimony
 from noclobber.observe.contents import fingerprint, same
 from noclobber.observe.log import Look

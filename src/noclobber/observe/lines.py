@@ -34,9 +34,9 @@ class Lines:
 
     def __init__(self, passed: Callable[[Place], None], failed: Callable[[Exception], None]) -> None:
         self._passed = passed
-        self._failed = failed
         self._here = _Here()
-        self._engine: _Engine = _Monitored(self._moved) if sys.version_info >= (3, 12) else _Traced(self._moved)
+        engine: type[_Monitored] | type[_Traced] = _Monitored if sys.version_info >= (3, 12) else _Traced
+        self._engine: _Engine = engine(self._moved, failed)
 
     def start(self, frame: FrameType) -> bool:
         """Follow the calling thread, whose stack is `frame`'s; False where a tracer of the program's is in the way."""
@@ -67,10 +67,7 @@ class Lines:
         here = self._here
         before, here.place = here.place, place
         if before is not None:
-            try:
-                self._passed(before)
-            except Exception as failure:
-                self._failed(failure)
+            self._passed(before)
 
 
 class _Engine(Protocol):
@@ -95,11 +92,11 @@ def _is_users(code: CodeType) -> bool:
 class _Traced:
     """sys.settrace, of one thread at a time; leaves alone a tracer that the program has set (a debugger, coverage)."""
 
-    def __init__(self, moved: Callable[[Place | None], None]) -> None:
+    def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
         self._moved = moved
         self._on = False
-        self._in_frame: Any = self._event
-        self.trace: Any = _of_users_only(self._called)
+        self._in_frame: Any = _guarded(self._event, failed)
+        self.trace: Any = _guarded(_of_users_only(self._called), failed)
 
     def follows(self) -> bool:
         return self._on and gettrace() is self.trace
@@ -150,6 +147,19 @@ class _Traced:
         return self._in_frame if self._on else None
 
 
+def _guarded(event: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
+    """What the interpreter may call: an exception would be the program's."""
+
+    def guarded(*about: Any) -> Any:
+        try:
+            return event(*about)
+        except Exception as failure:
+            failed(failure)
+            return None
+
+    return guarded
+
+
 def _of_users_only(called: Callable[[FrameType], Any]) -> Any:
     """A trace function; it runs on every call of a Python function, so what is not the user's must be quick."""
     is_users = _user_files.get
@@ -169,8 +179,9 @@ class _Monitored:
     next, Python 3.13). So `stop` leaves things as they are, until many lines have run for nothing.
     """
 
-    def __init__(self, moved: Callable[[Place | None], None]) -> None:
+    def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
         self._moved = moved
+        self._failed = failed
         self._on = False
         self._idle = 0
         self._tool: int | None = None
@@ -186,7 +197,7 @@ class _Monitored:
                 return False
             self._monitoring.use_tool_id(self._tool, "noclobber")
             for event, call in self._calls():
-                self._monitoring.register_callback(self._tool, event, call)
+                self._monitoring.register_callback(self._tool, event, _guarded(call, self._failed))
             self._monitoring.restart_events()  # else what an earlier tool of this number has disabled stays so
             self._monitoring.set_events(self._tool, sum(event for event, _ in self._calls()))
         self._on, self._idle = True, 0

@@ -5,23 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.model.clobber import LiveSaves
 from noclobber.observe import internals
 from noclobber.observe.memory import Memory
-from noclobber.observe.records import Backward, Record, record
-from noclobber.observe.saves import Handle
+from noclobber.observe.records import record
 from noclobber.observe.sites import place_of
-from noclobber.observe.untracked import Untold
 from noclobber.observe.writes import Written
 
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
 
-def every_write(
-    memory: Memory, backwards: list[Backward], without_storage: Callable[[], None]
-) -> Callable[[Written, torch.Tensor], None]:
+
+WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
+
+
+def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable[[Written, torch.Tensor], None]:
     """For `install`: remember every write."""
     frame_of, storage_key, recent, thread = sys._getframe, internals.storage_key, memory.recent, memory.thread
 
@@ -30,66 +31,49 @@ def every_write(
         if key is None:
             without_storage()
             return
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards)))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards)))
         if len(recent) > memory.limit:
             memory.prune(lambda key: False)
 
     return before
 
 
-Look = Callable[[Written, torch.Tensor, int, FrameType], None]
+Look = Callable[[Written, torch.Tensor, int, FrameType], object]
 
 
-class Careful(Protocol):
-    """Who says whether every write must be looked at, as one may have to be stopped or counts no version.
-
-    `attentive` are those who for the moment want to hear of every write, with the frame it comes from.
-    """
-
-    careful: int
-    attentive: list[Look]
-
-
-def writes_to_saves(
-    live: LiveSaves[Handle],
-    memory: Memory,
-    backwards: list[Backward],
-    asked: Careful,
-    met: Callable[[list[Handle], torch.Tensor, Record], None],
-    untold: Untold,
-    without_storage: Callable[[], None],
-) -> Callable[[Written, torch.Tensor], Callable[[], None] | None]:
-    """For `watch`: hand a write to `met` where its storage has live saves.
+def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Callable[[], object] | None]:
+    """For `watch`: a write whose storage has live saves meets them.
 
     A tensor in the graph shares its version counter with what was saved of it, so remembering the write is enough: the
     moved version will lead to it. One made from `.data` may have a counter of its own.
     """
+    live, memory, untold, without_storage = recorder.live, recorder.memory, recorder.untold, recorder.not_seen
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.recent, memory.thread
-    storage_key, plain, attentive = internals.storage_key, torch.Tensor, asked.attentive
-    tracking, taken = torch.is_grad_enabled, untold.taken
+    storage_key, plain, attentive = internals.storage_key, torch.Tensor, recorder.attentive
+    tracking, taken, meet = torch.is_grad_enabled, untold.taken, recorder.meet
 
-    def before(written: Written, tensor: torch.Tensor) -> Callable[[], None] | None:
+    def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         key = storage_key(tensor)
         if key is None:
-            without_storage()
+            without_storage(WITHOUT_STORAGE)
             return None
         after = untold.before(written, tensor, key, frame_of(1)) if taken or not tracking() else None
         if attentive and (frame := frame_of(1).f_back) is not None:
             for look in tuple(attentive):
                 look(written, tensor, key, frame)
         in_graph = tensor.requires_grad
-        if not in_graph or type(tensor) is not plain or written.uncounted or asked.careful or written.detaches:
+        if not in_graph or type(tensor) is not plain or written.uncounted or recorder.careful or written.detaches:
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
-                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards))
-                met(handles, tensor, noted)
+                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards))
+                meet(handles, tensor, noted)
                 if memory.is_reread(key):
                     recent.append(noted)
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(backwards)))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards)))
         if len(recent) > memory.limit:
             memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
         return after

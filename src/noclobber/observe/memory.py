@@ -10,8 +10,9 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.clobber import LiveSaves
 from noclobber.model.events import Step, Tensor, Write
+from noclobber.model.forks import unlocked_in_child
+from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals, saves
 from noclobber.observe.records import Backward, Record
 from noclobber.observe.sites import Place
@@ -48,6 +49,10 @@ class Thread(threading.local):
         self.hooks: tuple[Any, Any] | None = None
         self.mode: WriteMode | None = None
         self.entered = False
+        self.blocks = 0
+        """How many `watch`, `preserve` and `install` blocks this thread has begun; 1 more where it was begun in one."""
+        self.arming = 0
+        """What number the arming had that this thread was entered in."""
         self.withdrawn = False
         self.step: Step | None = None
         self.muted = False
@@ -55,6 +60,8 @@ class Thread(threading.local):
         """What the custom Functions whose forward is under way were given, innermost last (undeclared.py)."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
+        self.backwards: list[Backward] = []
+        """The backward calls that this thread has under way, innermost last."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
 
@@ -64,9 +71,6 @@ class Watch(saves.Watch, Protocol):
 
     def writes(self, handle: saves.Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
         """Who changed the bytes of a save that is being read."""
-
-    def disarm(self) -> None:
-        """Forget everything."""
 
 
 class Memory:
@@ -84,16 +88,27 @@ class Memory:
         self.aliases: Watch | None = None
         """Who watches over saves whose memory foreign code may hold, where contents are watched."""
         self.thread = Thread()
+        unlocked_in_child(self._unlock)
+
+    def _unlock(self) -> None:
+        self._pruning = threading.Lock()
 
     def prune(self, needed: Callable[[int], bool]) -> None:
         """Called when `recent` has outgrown `limit`: keep the newest, and those whose storage is `needed`.
 
-        The limit then doubles what is left, so that pruning costs each write a constant share.
+        The limit then doubles what is left, so that pruning costs each write a constant share. Other threads go on
+        appending; one that comes here as well leaves the pruning to the first.
         """
-        old, new = self.recent[: -RECENT // 4], self.recent[-RECENT // 4 :]
-        storages = {key: needed(key) for key in {record.key for record in old}}
-        self.recent[:] = [record for record in old if storages[record.key]] + new
-        self.limit = max(RECENT, 2 * len(self.recent))
+        if not self._pruning.acquire(blocking=False):
+            return
+        try:
+            count = len(self.recent)
+            old, new = self.recent[: count - RECENT // 4], self.recent[count - RECENT // 4 : count]
+            storages = {key: needed(key) for key in {record.key for record in old}}
+            self.recent[:count] = [record for record in old if storages[record.key]] + new
+            self.limit = max(RECENT, 2 * len(self.recent))
+        finally:
+            self._pruning.release()
 
     def expect(self, reread: Reread) -> None:
         """Remember writes to this memory while `reread` lives."""
@@ -111,9 +126,6 @@ class Memory:
 
     def forget(self) -> None:
         """Drop what is not kept per thread."""
-        if self.aliases is not None:
-            self.aliases.disarm()
-            self.aliases = None
         self.recent.clear()
         self.limit = RECENT
         self.views.clear()

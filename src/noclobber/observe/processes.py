@@ -18,6 +18,7 @@ from noclobber.model.overlap import Region, overlap
 from noclobber.observe import internals, steps, testimony, writes
 from noclobber.observe.records import geometry
 from noclobber.observe.sites import Place, place_of, site_of
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -101,20 +102,16 @@ def is_shared(tensor: torch.Tensor) -> bool:
         return False
 
 
-_armed: list[Aliases] = []
+_armed: list[tuple[Aliases, Way]] = []
 """The one that is armed in this process, if any."""
 
 
-def arm(aliases: Aliases) -> None:
+def arm(aliases: Aliases, way: Way) -> None:
     """Be there when this process forks."""
-    _armed[:] = [aliases]
+    _armed[:] = [(aliases, way)]
+    way.at_end(_armed.clear)
     if hasattr(os, "register_at_fork"):
         _register()
-
-
-def disarm() -> None:
-    """Forks are of no interest any more."""
-    _armed.clear()
 
 
 @cache
@@ -124,24 +121,29 @@ def _register() -> None:
 
 
 def _before_fork() -> None:
-    for aliases in _armed:
-        aliases.processes.open()
+    for aliases, way in _armed:
+        way.guarded(aliases.processes.open)
 
 
 def _in_child() -> None:
     """The saves of a child are copies that nobody asks about; what it writes to shared memory, the parent may ask."""
+    for aliases, way in _armed:
+        way.guarded(lambda aliases=aliases, way=way: _watch_child(aliases, way))  # type: ignore[misc]
+
+
+def _watch_child(aliases: Aliases, way: Way) -> None:
     sink = writes.sink()
-    for aliases in _armed:
-        aliases.rest()
-        if sink is not None:
-            writes.connect(sink._replace(before=_telling(aliases, sink.before)))
-            internals.hook(register_optimizer_step_pre_hook, _telling_of_steps(aliases))
+    aliases.rest()
+    if sink is not None:
+        writes.connect(sink._replace(before=_telling(aliases, way, sink.before)))
+        internals.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(aliases)))
 
 
-def _telling(aliases: Aliases, before: Any) -> Any:
-    def then_tell(written: Written, tensor: torch.Tensor) -> None:
-        before(written, tensor)
-        aliases.processes.tell(written, tensor, place_of(sys._getframe(1)))
+def _telling(aliases: Aliases, way: Way, before: Any) -> Any:
+    def then_tell(written: Written, tensor: torch.Tensor) -> Any:
+        after = before(written, tensor)
+        way.guarded(lambda: aliases.processes.tell(written, tensor, place_of(sys._getframe(1))))
+        return after
 
     return then_tell
 

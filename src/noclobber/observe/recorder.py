@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-import torch
-
-from noclobber.model.clobber import Clobber, LiveSaves
-from noclobber.model.error import ClobberError
+from noclobber.model.clobber import Clobber
+from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
+from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
+from noclobber.model.live_saves import LiveSaves
+from noclobber.model.report import Lost
 from noclobber.model.silent import Event
 from noclobber.observe import (
     again,
     aliases,
     assigning,
+    backward_calls,
+    changed_saves,
     checkpoints,
     foreign_hooks,
     functions,
     gradients,
-    graph,
     internals,
     keeping,
     log,
+    meanings,
     meeting,
     patches,
     refusals,
@@ -34,17 +37,17 @@ from noclobber.observe import (
     saves,
     steps,
     testimony,
-    words,
+    undeclared,
     writes,
 )
-from noclobber.observe.contents import Contents, Digest, OnDevice, fingerprint, same
+from noclobber.observe.backward_calls import BackwardCalls
+from noclobber.observe.contents import Contents
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record
-from noclobber.observe.saves import Handle, Needed, Suspect
+from noclobber.observe.saves import Handle, Needed
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.untracked import Untold
-
-T = TypeVar("T")
+from noclobber.observe.ways import Way, lost
 
 
 class Listener(Protocol):
@@ -62,7 +65,7 @@ class Listener(Protocol):
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """Called when an operator refuses to write; the error may still be caught by the program."""
 
-    def failed(self, failure: Exception) -> None:
+    def failed(self, lost: Lost) -> None:
         """Called when noclobber itself failed, and the program goes on."""
 
 
@@ -82,93 +85,145 @@ class Recorder:
         self.put_off: set[Handle] = set()
         """Saves of bytes that are out of their memory for the moment, and will be back (reruns.py)."""
         self.attentive: list[log.Look] = []
+        """Who wants to hear of every write for the moment, with the frame that it comes from; each once."""
+        self._attending: dict[log.Look, int] = {}
         self.by_key = True
         self.python_in_backward = False
         """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
         self.live: LiveSaves[Handle] = LiveSaves(internals.storage_key)
         self.memory = Memory()
-        self.backwards: list[Backward] = []
+        self.thread = self.memory.thread
+        self.calls = BackwardCalls()
+        self.meet = partial(meeting.meet, self)
+        """A write met live saves of its storage."""
         self.unseen: dict[str, int] = {}
+        self.lost: dict[Lost, int] = {}
         self.told = 0
         """Clobbers found so far."""
-        self.thread = self.memory.thread
-        self.patches = patches.Patches()
         self.untold = Untold(self)
         self.replaced = replaced.Replaced(self)
         self._moves = keeping.following_moves(self.live)
-        self.meet = partial(meeting.meet, self)
-        """A write met live saves of its storage."""
-        self._without_storage = partial(self.not_seen, "writes to tensors without a storage (sparse, nested)")
-        self._steps = steps.Steps(self.memory, self.backwards, self.meet)
+        self._ways: list[Way] = []
+        self.core = Way("some saves and writes", self.has_failed, lasting=True)
+        """What everything else stands on. A failure there costs no more than the save, write or call that failed."""
+        self._entered = 0
+        self._armings = 0
+        unlocked_in_child(self._unlock)
+
+    def _unlock(self) -> None:
+        self._counting = threading.Lock()
 
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
-        """Start seeing. Raises UnsupportedTorch where this release lacks what is needed."""
+        """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
         internals.require()
+        meanings.of_saves()
         self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
         self.contents = Contents() if contents else None
-        if watching:
-            before = log.writes_to_saves(
-                self.live, self.memory, self.backwards, self, self.meet, self.untold, self._without_storage
-            )
-        else:
-            before = log.every_write(self.memory, self.backwards, self._without_storage)
-        writes.connect(writes.Sink(before, partial(refusals.write_failed, self), self.views_made))
-        patches.around_backward(self.patches, self._around_backward)
-        patches.around_threads(self.patches, self.enter, self.leave)
-        patches.on_new_operators(self.patches, writes.rescan)
-        patches.around_custom_backward(self.patches, self.listening)
-        gradients.arm(self)
-        foreign_hooks.arm(self)
-        if watching:
-            patches.on_saved_tensors(self.patches, saves.originals)
-            assigning.arm(self)
-            replaced.arm(self)
-            aliases.arm(self)
-            checkpoints.arm(self)
-            functions.arm(self)
-            patches.in_preserved_versions(self.patches, self.versions_preserved)
-            patches.around_disabled_hooks(self.patches, self.withdraw, self.put_back)
-        self._steps.listen(self.live if watching else None, self.by_key)
+        self.core = Way("some saves and writes", self.has_failed, lasting=True)
+        try:
+            self._arm_core()
+        except Exception as failure:
+            self.disarm()
+            if isinstance(failure, UnsupportedTorch):
+                raise
+            raise UnsupportedTorch(f"noclobber cannot watch: {lost('', failure).why}") from failure
+        for name, arm in ALWAYS + WATCHING if watching else ALWAYS:
+            way = Way(name, self.has_failed)
+            self._ways.append(way)
+            way.arm(partial(arm, self))
+        self._armings += 1
         self.enter()
+
+    def _arm_core(self) -> None:
+        if self.watching:
+            before = log.writes_to_saves(self)
+        else:
+            before = log.every_write(self.memory, partial(self.not_seen, log.WITHOUT_STORAGE))
+        core = self.core
+        writes.connect(
+            writes.Sink(
+                before, core.entry(partial(refusals.write_failed, self)), core.entry(self.views_made), core.fail
+            )
+        )
+        backward_calls.arm(self, core)
 
     def disarm(self, *, forget: bool = True) -> None:
         """Stop seeing and put PyTorch back as it was found; `forget` what was seen, unless it is to go on otherwise."""
-        self.leave()
+        self.core.guarded(lambda: self.keep(False))
+        self.core.guarded(self.leave)
         writes.disconnect()
-        self._steps.stop()
-        self.patches.undo()
-        self.keep(False)
-        self.watching = self.stop_writes = self.python_in_backward = False
+        for way in (*reversed(self._ways), self.core):
+            way.end()
+        self._ways.clear()
+        self.watching = self.stop_writes = self.keeping = self.python_in_backward = False
         self.careful = 0
+        self.attentive.clear()
+        self._attending.clear()
         self.contents, self.later = None, []
         if forget:
             self.memory.forget()
             self.untold.forget()
             self.replaced.forget()
-            self.unseen = {}
+            self.unseen, self.lost = {}, {}
 
     def keep(self, keeping: bool) -> None:
         """Start or stop to keep what writes change."""
         if keeping == self.keeping:
             return
         self.keeping = keeping
-        self.careful += 1 if keeping else -1
-        (self.attentive.append if keeping else self.attentive.remove)(self._moves)
+        self.be_careful(1 if keeping else -1)
+        (self.attend if keeping else self.ignore)(self._moves)
         if (thread := self.thread).hooks is not None:
             thread.hooks = self._hooks()
             if not thread.withdrawn:
                 internals.remove_hooks(saves.are_ours)
                 internals.push_hooks(*thread.hooks)
 
+    def be_careful(self, more: int) -> None:
+        """One more reason (1) to look at writes to tensors in the graph too, or one less (-1)."""
+        with self._counting:
+            self.careful += more
+
+    def attend(self, look: log.Look) -> None:
+        """Tell `look` of every write, from any thread, until it is ignored as often."""
+        with self._counting:
+            self._attending[look] = count = self._attending.get(look, 0) + 1
+            if count == 1:
+                self.attentive.append(look)
+
+    def ignore(self, look: log.Look) -> None:
+        """Tell `look` of writes no more."""
+        with self._counting:
+            count = self._attending.pop(look, 0)
+            if count > 1:
+                self._attending[look] = count - 1
+            elif count:
+                self.attentive.remove(look)
+
     # -- this thread -------------------------------------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """Arm the calling thread."""
+    def begin_block(self) -> None:
+        """The calling thread is to be watched, whether or not it was begun while watching was on."""
+        self.thread.blocks += 1
+        self.enter()
+
+    def end_block(self) -> None:
+        """One block of this thread less."""
         thread = self.thread
-        if thread.entered:
+        thread.blocks = max(0, thread.blocks - 1)
+        if not thread.blocks:
+            self.leave()
+
+    def enter(self) -> None:
+        """Arm the calling thread; anew where it was armed before everything was."""
+        thread = self.thread
+        if thread.entered and thread.arming == self._armings:
             return
-        thread.entered = True
+        self.leave()
+        thread.entered, thread.arming = True, self._armings
+        with self._counting:
+            self._entered += 1
         if self.by_key:
             internals.set_key(True)
         else:
@@ -178,8 +233,8 @@ class Recorder:
             self.put_back(first=True)
 
     def _hooks(self) -> saves.Hooks:
-        changed = partial(self.changed, silently=not self.keeping)
-        return saves.hooks(self.live, self.thread.history, changed, self.contents, self.memory.aliases)
+        changed = partial(changed_saves.read, self, silently=not self.keeping)
+        return saves.hooks(self.live, self.thread.history, changed, self.contents, self.memory.aliases, self.core.fail)
 
     def leave(self) -> None:
         """Disarm the calling thread."""
@@ -187,6 +242,8 @@ class Recorder:
         if not thread.entered:
             return
         thread.entered = thread.muted = False
+        with self._counting:
+            self._entered -= 1
         thread.step = None
         self.versions_preserved(-thread.preserving)
         if self.by_key:
@@ -214,15 +271,27 @@ class Recorder:
             if not first:
                 self.not_seen("saves inside torch.func transforms")
 
-    def backward_hooks(self) -> None:
-        """The program registered a hook that will run in the midst of a backward."""
-        self.python_in_backward = True
-
     def versions_preserved(self, more: int) -> None:
         """This thread enters (1) or leaves (-1) a block that puts version counters back as they were."""
         if self.thread.preserving + more >= 0:
             self.thread.preserving += more
-            self.careful += more
+            self.be_careful(more)
+
+    def here(self) -> Backward | None:
+        """The backward call that this thread runs, or works for; None outside of one."""
+        call: Backward | None = internals.backward_call()
+        return call
+
+    def reading(self) -> Backward:
+        """The backward call under way; of a save that is read outside of one, where it is read."""
+        return self.here() or Backward(place_of(sys._getframe(1)), (), "access")
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one thread is watched."""
+        return self._entered == 1
+
+    # -- what was seen -----------------------------------------------------------------------------------------------
 
     @property
     def strict(self) -> bool:
@@ -231,149 +300,23 @@ class Recorder:
 
     def stop(self, writes: bool) -> None:
         """Whether to stop writes to what was saved."""
-        self.careful += writes - self.stop_writes
+        self.be_careful(writes - self.stop_writes)
         self.stop_writes = writes
 
     def not_seen(self, what: str) -> None:
         """Count something for the report's coverage."""
         self.unseen[what] = self.unseen.get(what, 0) + 1
 
+    def has_failed(self, lost: Lost) -> None:
+        """A way of seeing is lost, or failed once. Says so, however often it does."""
+        times = self.lost.get(lost, 0)
+        self.lost[lost] = times + 1
+        for listener in () if times else self.listeners:
+            listener.failed(lost)
+
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
         self.memory.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
-
-    # -- reads -------------------------------------------------------------------------------------------------------
-
-    def changed(self, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
-        """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
-        raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
-        """
-        alias, version, current = handle.alias, handle.version, int(handle.alias._version)
-        node, expected = internals.current_node(), saves.version_at_save(handle)
-        if not silently and not testimony.is_read(handle, node):
-            return alias
-        if isinstance(version, Suspect):
-            if version.kept is not None:
-                return version.kept
-            if version.refuses is not None and silently and refusals.is_refused(handle, node):
-                raise refusals.detached(handle, self.reading())
-        if current != expected:
-            if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
-                return alias  # where bytes are preserved: what moved the version was written elsewhere
-            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
-            message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
-            error = ClobberError(message)
-            error.handles = {id(handle)}
-            if clobber is not None:
-                refusals.remember(error, clobber)
-                self.tell([clobber], error)
-            raise error
-        if handle.digest is None:
-            return alias
-        if digest is None:
-            digest = fingerprint(alias)
-        if isinstance(digest, OnDevice) and silently:
-            self.later.append(testimony.later(handle, node, digest, self.reading()))
-        elif not same(digest, handle.digest) and testimony.is_read(handle, node):
-            clobber = self.guarded(lambda: testimony.clobber_of(handle, node, self.reading(), self.memory))
-            stopped = ClobberError(testimony.CHANGED) if self.strict or not silently else None
-            self.tell([clobber] if clobber else [], stopped)
-            if stopped is not None:
-                raise stopped
-        return alias
-
-    def _settle(self) -> None:
-        """Compare the fingerprints that stayed on a device, all at once: the program waits for it only here."""
-        waiting, self.later = self.later, []
-        differ = torch.stack([one.differs.cpu() for one in waiting]).tolist()
-        found = [clobber for one, changed in zip(waiting, differ, strict=True) if changed for clobber in one.clobbers]
-        stopped = ClobberError(testimony.CHANGED) if self.strict and found else None
-        self.tell(found, stopped)
-        if stopped is not None:
-            raise stopped
-
-    def guarded(self, make: Callable[[], T]) -> T | None:
-        """What `make` makes; None where noclobber itself fails, which must not change what the program gets."""
-        try:
-            return make()
-        except Exception as failure:
-            for listener in self.listeners:
-                listener.failed(failure)
-            return None
-
-    def reading(self) -> Backward:
-        """The backward call under way; of a save that is read outside of one, where it is read."""
-        if self.backwards:
-            return self.backwards[-1]
-        return Backward(place_of(sys._getframe(2)), (), "access")
-
-    def _around_backward(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.thread.entered:
-                return engine(t_outputs, *args, **kwargs)
-            self._steps.unmute()
-            call = "backward" if kwargs.get("accumulate_grad") else "grad"
-            backward = Backward(place_of(sys._getframe(1)), t_outputs, call)
-            create_graph = len(args) > 2 and args[2]
-            logged = self.by_key and not self.python_in_backward and internals.key_is_set()
-            quiet = logged and keeping.log_may_rest(self, t_outputs, create_graph)
-            self.replaced.backward_begins(backward, args[3] if len(args) > 3 else ())
-            unseen = self.untold.attach(backward)
-            self.backwards.append(backward)
-            saving = again.saved_as_inputs(self.thread.hooks) if create_graph else nullcontext()
-            if quiet:
-                internals.set_key(False)
-            if self.contents is not None:
-                self.contents.begin(sharing=quiet)
-            try:
-                with saving:
-                    result = engine(t_outputs, *args, **kwargs)
-            except RuntimeError as error:
-                self.backward_failed(backward, error)
-                raise
-            finally:
-                self.backwards.remove(backward)
-                self.untold.detach(unseen)
-                if quiet and self.thread.entered:
-                    internals.set_key(True)
-                if self.contents is not None:
-                    self.contents.begin(sharing=False)
-            if self.later:
-                self._settle()
-            self.thread.boundary = internals.next_node()
-            if call == "backward":
-                self.memory.accumulated.append((self.thread.boundary, backward.place))
-            return result
-
-        return _engine_run_backward
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Log writes again while Python runs inside a backward that goes unlogged."""
-        quiet = bool(self.backwards) and self.by_key and bool(self.listeners) and not internals.key_is_set()
-        if quiet:
-            internals.set_key(True)
-        try:
-            yield
-        finally:
-            if quiet:
-                internals.set_key(False)
-
-    def backward_failed(self, backward: Backward, error: RuntimeError) -> None:
-        """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
-        event, message = refusals.remembered(error), str(error)
-        if words.is_stale(message) and not isinstance(event, Refusal):
-            seen = error.handles if isinstance(error, ClobberError) else set[int]()
-            roots = graph.roots_of(backward.outputs)
-            others = self.guarded(lambda: testimony.stale_saves(roots, backward, self.memory, seen))
-            if event is None and others:
-                refusals.remember(error, others[0])
-            self.tell(others or [], error)
-        elif event is None and refusals.is_freed(message):
-            roots = graph.roots_of(backward.outputs)
-            refusal = self.guarded(lambda: refusals.refusal_of_freed(message, roots, backward, self.memory))
-            if refusal is not None:
-                refusals.remember(error, refusal)
 
     def kept(self, noted: Record, handle: Handle, size: int) -> None:
         """Bytes were kept before a write, for a save."""
@@ -390,11 +333,63 @@ class Recorder:
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Hand clobbers to whoever listens."""
         self.told += len(clobbers)
-        self.untold.explained(clobbers)
         if clobbers:
+            self.untold.explained(clobbers)
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)
 
+
+def _threads(recorder: Recorder, way: Way) -> None:
+    patches.around_threads(way, recorder.enter, recorder.leave)
+
+
+def _operators(recorder: Recorder, way: Way) -> None:
+    patches.on_new_operators(way, writes.rescan)
+
+
+def _custom_backward(recorder: Recorder, way: Way) -> None:
+    patches.around_custom_backward(way, partial(backward_calls.listen, recorder))
+
+
+def _saved_tensors(recorder: Recorder, way: Way) -> None:
+    patches.on_saved_tensors(way, saves.originals)
+
+
+def _untracked(recorder: Recorder, way: Way) -> None:
+    recorder.untold.arm(way)
+
+
+def _preserved_versions(recorder: Recorder, way: Way) -> None:
+    patches.in_preserved_versions(way, recorder.versions_preserved)
+
+
+def _transforms(recorder: Recorder, way: Way) -> None:
+    patches.around_disabled_hooks(way, recorder.withdraw, recorder.put_back)
+
+
+ALWAYS: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
+    ("threads that the program starts", _threads),
+    ("operators that the program defines", _operators),
+    ("custom Functions in backward", _custom_backward),
+    ("writes into gradients", gradients.arm),
+    ("saves under the program's own saved-tensor hooks", foreign_hooks.arm),
+    ("optimizer steps", steps.arm),
+)
+"""The ways of seeing that are armed whenever anybody listens, in this order; what each is called in a report."""
+WATCHING: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
+    ("saves that a backward with create_graph makes of its inputs", again.arm),
+    ("what ctx.saved_tensors gives", _saved_tensors),
+    ("assignments to `.data`", assigning.arm),
+    ("writes that autograd does not know of", _untracked),
+    ("tensors that a write replaced", replaced.arm),
+    ("memory that other code holds (numpy, DLPack)", aliases.arm),
+    ("checkpoint regions", checkpoints.arm),
+    ("custom Functions", functions.arm),
+    ("custom operators", undeclared.arm_operators),
+    ("blocks that put version counters back", _preserved_versions),
+    ("torch.func transforms", _transforms),
+)
+"""Those that are armed where saves are watched."""
 
 RECORDER = Recorder()
 """The one of this process: dispatch keys, hooks and patches are process-wide or thread-wide, never per watch."""

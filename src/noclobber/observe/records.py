@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from noclobber.model.events import Step
+from noclobber.model.source import Site
 from noclobber.observe import internals
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import Written
@@ -31,13 +32,25 @@ class Record(NamedTuple):
     """The sequence number of the next autograd node."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Backward:
-    """A backward call under way; compared by identity."""
+    """A backward call under way; compared by identity. `call` is "backward" or "grad"; "access" of a save that is read
+    outside of one."""
 
     place: Place | None
     outputs: Any
     call: str
+    gradients: Any = ()
+    """What the program passes in."""
+    inputs: Any = ()
+    """What gradients are asked for; empty for all leaves."""
+    create_graph: bool = False
+    quiet: bool = False
+    """Whether the write log rests meanwhile."""
+    deliveries: Any = None
+    """What is known of the gradients that are overwritten in it (deliveries.py)."""
+    explained: list[Site | None] = field(default_factory=list)
+    """Where writes are that were told of in it."""
 
 
 _new = tuple.__new__

@@ -76,11 +76,10 @@ def write_failed(
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
         frame = sys._getframe(2)
-        refusal = recorder.guarded(lambda: refusal_of_write(written.op, tensor, str(error), frame, recorder.memory))
-        if refusal is not None:
-            remember(error, refusal)
-            for listener in recorder.listeners:
-                listener.refused(error, refusal)
+        refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
+        remember(error, refusal)
+        for listener in recorder.listeners:
+            listener.refused(error, refusal)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:

@@ -16,6 +16,7 @@ from noclobber.observe import internals, rereads, reruns, testimony
 from noclobber.observe.contents import Digest, fingerprint
 from noclobber.observe.memory import Reread
 from noclobber.observe.sites import Place, site_of
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -41,8 +42,8 @@ class Region:
     Of what it computes only fingerprints are kept, for a checkpoint is there to give that memory back.
     """
 
-    def __init__(self, recorder: Recorder, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, way: Way, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
+        self.recorder, self.way = recorder, way
         self.memory = recorder.memory
         self.place = place
         self.begin = self.end = self.again = self.memory.mark()

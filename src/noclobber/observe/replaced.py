@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,8 +13,10 @@ import torch
 from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import LostHook, Overwritten
 from noclobber.observe import graph, internals, testimony
+from noclobber.observe.log import Look
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.sites import Place, caller, place_of, site_of
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ class Replaced:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._hooked: list[_Hooked] = []
+        self._looking: Look = self._look
+
+    def arm(self, way: Way) -> None:
+        """Begin."""
+        self._looking = way.entry(self._look)
+        self._recorder.calls.watch(way, self._backward_begins)
 
     def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
         """A hook was registered on a tensor, for which PyTorch has just looked at its node."""
@@ -58,23 +66,23 @@ class Replaced:
         behind = tensor.grad_fn.next_functions[0][0]
         if behind is not None and len(self._hooked) < _MOST:
             about, number = testimony.unnamed(tensor), tensor.grad_fn._sequence_nr()
+            if not self._hooked:
+                self._recorder.attend(self._looking)
             self._hooked.append(_Hooked(about, place, key, number, behind._sequence_nr()))
-            if self._look not in self._recorder.attentive:
-                self._recorder.attentive.append(self._look)
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         recorder = self._recorder
         for hooked in self._hooked:
             if hooked.key == key and hooked.write is None:
-                step, backwards = recorder.thread.step, len(recorder.backwards)
+                step, backwards = recorder.thread.step, len(recorder.thread.backwards)
                 hooked.write = record(written, tensor, key, place_of(frame), step, backwards)
 
-    def backward_begins(self, backward: Backward, inputs: Iterable[Any]) -> None:
+    def _backward_begins(self, backward: Backward) -> None:
         """Tell of hooks that this backward would have run, and of gradients that are not those of the old value."""
         if self._hooked:
             self._tell_of_hooks(backward)
         if backward.call == "grad":
-            for tensor in inputs:
+            for tensor in backward.inputs:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     self._tell_of_input(tensor, backward)
 
@@ -90,7 +98,7 @@ class Replaced:
                 )
         self._hooked = left
         if not left:
-            self.forget()
+            self._recorder.ignore(self._looking)
 
     def _tell_of_input(self, tensor: torch.Tensor, backward: Backward) -> None:
         node, key = tensor.grad_fn, internals.storage_key(tensor)
@@ -107,8 +115,7 @@ class Replaced:
     def forget(self) -> None:
         """Drop what waits."""
         self._hooked.clear()
-        if self._look in self._recorder.attentive:
-            self._recorder.attentive.remove(self._look)
+        self._recorder.ignore(self._looking)
 
 
 def _write(noted: Record, tensor: Tensor) -> Write:
@@ -147,14 +154,15 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "NOP", "EXTENDED_ARG")]
 
 
-def arm(recorder: Recorder) -> None:
+def arm(recorder: Recorder, way: Way) -> None:
     """See the hooks that are registered on tensors until the recorder disarms."""
     register: Callable[..., Any] = vars(torch.Tensor)["register_hook"]
+    recorder.replaced.arm(way)
 
     def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
         handle = register(self, hook)
-        recorder.guarded(lambda: recorder.replaced.registered(self, caller(2)))
+        way.guarded(lambda: recorder.replaced.registered(self, caller(2)))
         return handle
 
     register_hook.__doc__ = register.__doc__
-    recorder.patches.put(torch.Tensor, "register_hook", register_hook)
+    way.patches.put(torch.Tensor, "register_hook", register_hook)

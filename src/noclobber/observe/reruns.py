@@ -11,15 +11,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from noclobber.model.error import ClobberError
 from noclobber.observe import afterwards, dependence, internals, keeping
 from noclobber.observe.records import Record, geometry
 from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.sites import Place, caller
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
-_data: Any = internals.C.TensorBase.data
+LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
 
 
 class Past:
@@ -31,6 +33,7 @@ class Past:
     def __init__(
         self,
         recorder: Recorder,
+        way: Way,
         place: Place | None,
         in_forward: Callable[[], bool],
         reached: Iterable[torch.Tensor],
@@ -38,7 +41,7 @@ class Past:
         *,
         reentrant: bool = False,
     ) -> None:
-        self.recorder, self._place, self._in_forward = recorder, place, in_forward
+        self.recorder, self._way, self._place, self._in_forward = recorder, way, place, in_forward
         self._reentrant = reentrant
         self._reached: set[Needed] = set()
         itself = ref(self)
@@ -48,7 +51,7 @@ class Past:
                 past._reached.discard(needed)
 
         for tensor in reached:
-            if (needed := self._needed(tensor, gone)) is not None:
+            if (needed := self._needed(tensor, way.entry(gone))) is not None:
                 self._reached.add(needed)
         given = list(given)
         self._given = [self._needed(one) if isinstance(one, torch.Tensor) else None for one in given]
@@ -57,7 +60,7 @@ class Past:
         """What was saved when the region last ran anew, by PyTorch's holder."""
         self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def _needed(self, tensor: torch.Tensor, gone: Callable[[Any], None] | None = None) -> Needed | None:
+    def _needed(self, tensor: torch.Tensor, gone: Callable[[Any], object] | None = None) -> Needed | None:
         key, alias = internals.storage_key(tensor), alias_of(tensor)
         version = internals.version_of(alias)
         if key is None or version is None or alias is tensor:
@@ -103,14 +106,14 @@ class Past:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
                     _give(tensor, _copied(kept))
-            for needed in self._reached:
+            for needed in list(self._reached):  # which loses those that die meanwhile
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
             waiting = there - recorder.put_off
             recorder.put_off |= waiting
             undo.callback(recorder.put_off.difference_update, waiting)
             undo.callback(self._keep_what_was_saved, swapped, there)
-            self._stand_ins = [pair for needed in self._reached if (pair := self._instead(needed)) is not None]
+            self._stand_ins = [pair for needed in list(self._reached) if (pair := self._instead(needed)) is not None]
             undo.callback(self._stand_ins.clear)
             elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
@@ -142,10 +145,12 @@ class Past:
         if tensor is None or not isinstance(suspect, Suspect):
             return
         if internals.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
-            undo.callback(_give, tensor, _data.__get__(tensor))  # it was given other memory: `tensor.data = u`, `set_`
+            undo.callback(
+                _give, tensor, _data().__get__(tensor)
+            )  # it was given other memory: `tensor.data = u`, `set_`
             _give(tensor, needed.alias)
         elif suspect.kept is not None:
-            memory = _data.__get__(tensor)
+            memory = _data().__get__(tensor)
             undo.callback(_overwrite, memory, _copied(memory))
             _overwrite(memory, suspect.kept)
             swapped.append((tensor, needed))
@@ -168,13 +173,37 @@ class Past:
     def running_anew_for(self, frame: Any) -> Iterator[None]:
         """A region that is not reentrant is run anew. `frame` is PyTorch's record of it, whose own hooks are on top of
         this thread's."""
-        pack, unpack = internals.top_hooks(True)
-        with ExitStack() as entered:
-            entered.enter_context(afterwards.preserving(self.recorder))
-            entered.enter_context(self.restored())
-            entered.enter_context(self._saving(frame, pack, unpack))
-            entered.enter_context(self.standing_in())
+
+        def enter(stack: ExitStack) -> bool:
+            pack, unpack = internals.top_hooks(True)
+            stack.enter_context(afterwards.preserving(self.recorder))
+            stack.enter_context(self.restored())
+            stack.enter_context(self._saving(frame, pack, unpack))
+            stack.enter_context(self.standing_in())
+            return True
+
+        with self._entered(enter):
             yield
+
+    @contextmanager
+    def _entered(self, enter: Callable[[ExitStack], bool]) -> Iterator[None]:
+        """What `enter` enters. Raises ClobberError where that fails and anything has been overwritten: the region would
+        be run anew with other bytes."""
+        stack, needed = ExitStack(), list(self._reached)
+        leave = self._way.entry(stack.close, also_off=True)
+        try:
+            entered = self._way.guarded(lambda: enter(stack))
+        except ClobberError:
+            leave()
+            raise
+        if not entered:
+            leave()
+            if any(isinstance(one.version, Suspect) for one in needed):
+                raise ClobberError(LOST)
+        try:
+            yield
+        finally:
+            leave()
 
     @contextmanager
     def _saving(self, frame: Any, pack: Any, unpack: Any) -> Iterator[None]:
@@ -187,9 +216,13 @@ class Past:
             count += 1
             if holder is None:
                 return pack(tensor)
+            handle = self._way.guarded(lambda: saved(tensor, holder))
+            return pack(tensor if handle is None else handle.alias)  # the tensor may be given other memory
+
+        def saved(tensor: torch.Tensor, holder: Any) -> Handle:
             self._again[holder] = handle = handle_of(tensor, internals.next_node() - 1, caller(1), None)
             self._file(handle)
-            return pack(handle.alias)  # not the tensor, which may be given other memory
+            return handle
 
         internals.push_hooks(pack_again, unpack)
         try:
@@ -210,8 +243,14 @@ class Past:
     def running_anew(self, ctx: Any, args: Iterable[Any]) -> Iterator[None]:
         """A reentrant region is run anew, in a backward of its node `ctx`. When that backward has ended what the region
         needed may go, unless the graph is retained."""
-        internals.when_backward_ends(lambda: self._release_if_freed(ctx))
-        with afterwards.preserving(self.recorder), self.restored(args):
+
+        def enter(stack: ExitStack) -> bool:
+            internals.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
+            stack.enter_context(afterwards.preserving(self.recorder))
+            stack.enter_context(self.restored(args))
+            return True
+
+        with self._entered(enter):
             yield
 
     def _release_if_freed(self, ctx: Any) -> None:
@@ -254,8 +293,12 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
 
 
+def _data() -> Any:
+    return internals.private("_C.TensorBase.data")
+
+
 def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    _data.__set__(tensor, data)
+    _data().__set__(tensor, data)
 
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:

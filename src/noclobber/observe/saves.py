@@ -11,7 +11,8 @@ from weakref import WeakSet, ref
 
 import torch
 
-from noclobber.model.clobber import LiveSaves
+from noclobber.model.error import ClobberError
+from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
@@ -175,11 +176,13 @@ def hooks(
     history: History,
     changed: Callable[[Handle, Digest], torch.Tensor],
     contents: Contents | None,
-    watch: Watch | None = None,
+    watch: Watch | None,
+    failed: Callable[[Exception], None],
 ) -> Hooks:
     """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.
 
-    `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read.
+    `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read. `failed` is
+    told where noclobber itself fails: then PyTorch's check of the version is what is left of this save.
     Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
     2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
@@ -191,38 +194,42 @@ def hooks(
     handed = {} if watch is None else watch.handed
 
     def pack(tensor: torch.Tensor) -> Handle:
-        handle = new(tensor)
         try:
-            alias = tensor.detach()
-        except (RuntimeError, NotImplementedError, TypeError):
-            alias = alias_of(tensor)
-        handle.alias = alias
-        handle.version = alias._version
-        if at_save is None:
-            handle.digest = None
-        else:
-            handle.shown = memory = shown(alias)
-            if memory is None:
-                handle.digest = at_save(alias)
+            handle = new(tensor)
+            try:
+                alias = tensor.detach()
+            except (RuntimeError, NotImplementedError, TypeError):
+                alias = alias_of(tensor)
+            handle.alias = alias
+            handle.version = alias._version
+            if at_save is None:
+                handle.digest = None
             else:
-                handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-        handle.node = node = next_node() - 1
-        frame: Any = frame_of(1)
-        code = frame.f_code
-        # The common way up, through PyTorch's own frames to a user's, without a call.
-        while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
-            frame = frame.f_back
+                handle.shown = memory = shown(alias)
+                if memory is None:
+                    handle.digest = at_save(alias)
+                else:
+                    handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+            handle.node = node = next_node() - 1
+            frame: Any = frame_of(1)
             code = frame.f_code
-        place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-        handle.place = place
-        unsorted.append(reference(handle))
-        if len(unsorted) > live.limit:
-            live.sweep()
-        add_node(node)
-        add_place(place)
-        if handed and watch is not None:
-            watch.saved(handle)
-        return handle
+            # The common way up, through PyTorch's own frames to a user's, without a call.
+            while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
+                frame = frame.f_back
+                code = frame.f_code
+            place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
+            handle.place = place
+            unsorted.append(reference(handle))
+            if len(unsorted) > live.limit:
+                live.sweep()
+            add_node(node)
+            add_place(place)
+            if handed and watch is not None:
+                watch.saved(handle)
+            return handle
+        except Exception as failure:
+            failed(failure)
+            return _versioned(tensor)
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
@@ -238,18 +245,50 @@ def hooks(
     at_read = contents.at_read
 
     def unpack_and_compare(handle: Handle) -> torch.Tensor:
-        alias, memory = handle.alias, handle.shown
-        if memory is None or address(alias) != memory[1]:  # a storage may have been given back meanwhile
-            version = handle.version
-            digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
-        else:
-            digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+        alias = handle.alias
+        try:
+            memory = handle.shown
+            if memory is None or address(alias) != memory[1]:  # a storage may have been given back meanwhile
+                version = handle.version
+                digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
+            else:
+                digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+        except Exception as failure:
+            failed(failure)
+            digest = handle.digest
         if alias._version != handle.version or digest != handle.digest:
             return changed(handle, digest)
         return alias
 
     internals.never_compile(unpack_and_compare)
     return pack, unpack_and_compare
+
+
+def _versioned(tensor: torch.Tensor) -> Handle:
+    """A handle that knows the version alone."""
+    try:
+        alias = tensor.detach()
+    except (RuntimeError, NotImplementedError, TypeError):
+        alias = tensor
+    handle = Handle(tensor)
+    handle.alias, handle.version, handle.digest, handle.shown = alias, alias._version, None, None
+    handle.node, handle.place = -1, None
+    return handle
+
+
+def checked(handle: Handle) -> torch.Tensor:
+    """A save as PyTorch would give it without hooks. Raises ClobberError where its version moved."""
+    marked = handle.version
+    version = marked.version if isinstance(marked, Suspect) else marked
+    if isinstance(marked, Suspect) and marked.kept is not None:
+        return marked.kept
+    if handle.alias._version != version:
+        raise ClobberError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{handle.alias.type()} {list(handle.alias.shape)}] is at version {handle.alias._version}; "
+            f"expected version {version} instead."
+        )
+    return handle.alias
 
 
 def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:

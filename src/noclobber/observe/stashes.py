@@ -5,22 +5,21 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe import internals, saves, testimony, words
+from noclobber.observe import internals, patches, saves, testimony, words
 from noclobber.observe.contents import OnDevice, fingerprint
-from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import Place, caller
+from noclobber.observe.sites import Place
+from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -76,8 +75,8 @@ def _parts(value: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 class Stashes:
     """The stashes of every ctx alive. The table is weak: a stash lives as long as its ctx, or until it is unset."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self.way = recorder, way
         self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
         self.natives: dict[str, Any] = {}
@@ -142,7 +141,7 @@ class Stashes:
     def changed(self, ctx: Any) -> list[tuple[Stash, Clobber]]:
         """Those whose bytes are not what they were, with what there is to say if they are read."""
         recorder, found = self._recorder, []
-        backward = recorder.backwards[-1] if recorder.backwards else Backward(caller(2), (), "access")
+        backward = recorder.reading()
         for stash in self.of(ctx):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
@@ -183,31 +182,44 @@ def _state(stash: Stash) -> tuple[int, Any]:
     return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
 
 
-def around_backward(recorder: Recorder, kept: Stashes) -> None:
+def around_backward(recorder: Recorder, way: Way, kept: Stashes) -> None:
     """Compare before the backward of each custom Function runs, and tell once it reads what was changed."""
-    for name in ("apply", "apply_boxed"):
-        if hasattr(BackwardCFunction, name):
-            kept.natives[name] = native = getattr(BackwardCFunction, name)
-            recorder.patches.put(BackwardCFunction, name, _comparing(recorder, kept, native))
+
+    def comparing(native: Any) -> Callable[..., Any]:
+        kept.natives[native.__name__] = native
+        return _comparing(recorder, kept, native)
+
+    patches.wrap_custom_backward(way, comparing)
 
 
 def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., Any]:
+    guarded = kept.way.guarded
+
     def apply(self: Any, *args: Any) -> Any:
-        held = kept.of(self)
-        if not held:
+        ended = guarded(lambda: _begun(recorder, kept, self))
+        if ended is None:
             return native(self, *args)
-        changed = (recorder.guarded(lambda: kept.changed(self)) or []) if recorder.listeners else []
-        before = [_state(stash) for stash in held]
         try:
-            with _given_what_was_kept(self, held):
-                if not changed:
-                    return native(self, *args)
-                with _reads(self, lambda name: _tell(recorder, held, changed, name)):
-                    return native(self, *args)
+            return native(self, *args)
         finally:
-            recorder.guarded(lambda: kept.renew(self, before))
+            guarded(ended)
 
     return apply
+
+
+def _begun(recorder: Recorder, kept: Stashes, ctx: Any) -> Callable[[], None] | None:
+    """A backward is about to run that may read stashes; what is returned is called at its end."""
+    held = kept.of(ctx)
+    if not held:
+        return None
+    changed, before = kept.changed(ctx) if recorder.listeners else [], [_state(stash) for stash in held]
+    with ExitStack() as stack:
+        stack.callback(kept.renew, ctx, before)
+        stack.enter_context(_given_what_was_kept(ctx, held))
+        if changed:
+            read = kept.way.entry(lambda name: _tell(recorder, held, changed, name))
+            stack.enter_context(_reads(ctx, read))
+        return stack.pop_all().close
 
 
 @contextmanager
@@ -285,7 +297,7 @@ def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clob
 
 
 @contextmanager
-def _reads(ctx: Any, read: Callable[[str], None]) -> Iterator[None]:
+def _reads(ctx: Any, read: Callable[[str], object]) -> Iterator[None]:
     """Call `read` with the name of each attribute that is asked of a ctx. Dear, so only where a stash has changed."""
     owner: Any = type(ctx)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
@@ -35,17 +36,24 @@ class Subscriber(Listener, Protocol):
 _subscribers: list[Subscriber] = []
 
 
+_changing = threading.RLock()
+
+
 def subscribe(one: Subscriber) -> None:
-    """Send events to a listener from now on."""
-    _subscribers.append(one)
-    _settle()
+    """Send events to a listener from now on, and watch the calling thread. Raises UnsupportedTorch."""
+    with _changing:
+        _subscribers.append(one)
+        _settle()
+        RECORDER.core.guarded(RECORDER.begin_block)
 
 
 def unsubscribe(one: Subscriber) -> Coverage:
     """Stop; returns what was covered."""
-    covered = coverage()
-    _subscribers.remove(one)
-    _settle()
+    with _changing:
+        covered = coverage()
+        _subscribers.remove(one)
+        RECORDER.core.guarded(RECORDER.end_block)
+        _settle()
     return covered
 
 
@@ -63,7 +71,7 @@ def _settle() -> None:
     if _subscribers and not RECORDER.listeners:
         try:
             RECORDER.arm(watching=watching, contents=contents)
-        except RuntimeError:
+        except Exception:
             _subscribers.clear()
             raise
     RECORDER.listeners = list(_subscribers)
@@ -74,14 +82,14 @@ def _settle() -> None:
 def coverage() -> Coverage:
     """What is seen at present."""
     unread = RECORDER.contents.unread if RECORDER.contents is not None else 0
-    counts = dict(RECORDER.unseen)
+    counts = RECORDER.unseen.copy()
     if unread:
         counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
     if regions := _compiled():
         counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
-    return Coverage(by, RECORDER.watching, contents, unseen)
+    return Coverage(by, RECORDER.watching, contents, unseen, tuple(RECORDER.lost))
 
 
 def _compiled() -> int:

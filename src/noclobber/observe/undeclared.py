@@ -12,11 +12,13 @@ import torch
 
 from noclobber.model.events import Write
 from noclobber.model.silent import Undeclared
-from noclobber.observe import graph, internals, patches, testimony
+from noclobber.observe import graph, internals, operators, testimony
+from noclobber.observe.backward_calls import End
 from noclobber.observe.contents import Digest, OnDevice, fingerprint
-from noclobber.observe.records import Record, record
+from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, caller, place_of, site_of
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -56,14 +58,10 @@ class _Overwritten(NamedTuple):
 class Writers:
     """The Functions under way, and the inputs that they overwrote without `mark_dirty`."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self._way = recorder, way
         self._looks: dict[int, Callable[..., None]] = {}
         self._overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
-
-    def arm(self) -> None:
-        """Look for gradients that pass an undeclared write by, at every backward until the recorder disarms."""
-        patches.around_backward(self._recorder.patches, self._around)
 
     def began(self, args: tuple[Any, ...]) -> list[Input]:
         """A forward begins: its inputs in the graph. Leaves are left out: what overwrites them changes no history."""
@@ -75,14 +73,14 @@ class Writers:
                 inputs.append(Input(tensor, node, fingerprint(tensor) if contents else None))
         if inputs:
             self._recorder.thread.given.append(inputs)
-            look = self._looks[id(inputs)] = partial(self._look, inputs)
-            self._recorder.attentive.append(look)
+            look = self._looks[id(inputs)] = self._way.entry(partial(self._look, inputs))
+            self._recorder.attend(look)
         return inputs
 
     def left(self, inputs: list[Input]) -> None:
         """That forward has returned or raised."""
         self._recorder.thread.given.remove(inputs)
-        self._recorder.attentive.remove(self._looks.pop(id(inputs)))
+        self._recorder.ignore(self._looks.pop(id(inputs)))
 
     def _look(self, inputs: list[Input], written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         recorder = self._recorder
@@ -90,7 +88,9 @@ class Writers:
             if one.key == key and any(each is inputs for each in recorder.thread.given):
                 if one.digest is None:
                     one.digest = fingerprint(one.tensor)
-                noted = record(written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.backwards))
+                noted = record(
+                    written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.thread.backwards)
+                )
                 one.writes.append(noted)
 
     def ended(self, inputs: list[Input], dirty: tuple[Any, ...], function: type, place: Place | None) -> None:
@@ -103,25 +103,21 @@ class Writers:
             event = Undeclared(function.__name__, _write(one, place), site_of(place))
             self._overwritten.append(_Overwritten((one.node, one.name, one.output), internals.next_node(), event))
 
-    def _around(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self._recorder
+    def backward_begins(self, call: Backward) -> End | None:
+        """Look for gradients that will pass an undeclared write by; tell of them once the call has ended well."""
+        events = self._passed_by(call.outputs, call.inputs) if self._overwritten else []
 
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._overwritten:
-                return engine(t_outputs, *args, **kwargs)
-            inputs = args[3] if len(args) > 3 else ()
-            events = recorder.guarded(lambda: self._passed_by(t_outputs, inputs)) or []
-            result = engine(t_outputs, *args, **kwargs)
-            for event in events:
-                recorder.notice(event)
-            return result
+        def ended(result: Any, error: BaseException | None) -> None:
+            for event in events if error is None else ():
+                self._recorder.notice(event)
 
-        return _engine_run_backward
+        return ended if events else None
 
     def _passed_by(self, outputs: Any, inputs: Any) -> list[Undeclared]:
         """The writes past which a gradient will flow: of a node that used the overwritten tensor, to what made it."""
-        known = {(one.node, one.since): one for one in self._overwritten}
-        made = {one.node for one in self._overwritten}
+        remembered = list(self._overwritten)
+        known = {(one.node, one.since): one for one in remembered}
+        made = {one.node for one in remembered}
         found: dict[int, Undeclared] = {}
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
@@ -177,21 +173,27 @@ def _leads_to(node: Any, inputs: Any) -> bool:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
+def arm_operators(recorder: Recorder, way: Way) -> None:
+    """Compare around the calls of operators that are not PyTorch's own, until the recorder disarms."""
+    operators.compare(way.entry(Operators(recorder, way).before))
+    way.at_end(lambda: operators.compare(None))
+
+
 class Operators:
     """Compares, around each call of an operator that says it writes nothing, the live saves on its arguments."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self._way = recorder, way
         self._waited: dict[str, int] = {}
 
-    def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
+    def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
         """Called before an operator runs; what is returned is called once it has."""
         recorder = self._recorder
         if recorder.contents is None or not recorder.thread.entered:
             return None
-        return recorder.guarded(lambda: self._looking(op, args, kwargs))
+        return self._looking(op, args, kwargs)
 
-    def _looking(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
+    def _looking(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
         live = self._recorder.live
         tensors = {
             key: one
@@ -212,7 +214,7 @@ class Operators:
                     if version == handle.alias._version and _differ(digest, fingerprint(handle.alias)):
                         self._note(op, handle, tensor, key)
 
-        return (lambda: self._recorder.guarded(after)) if tensors else None
+        return self._way.entry(after) if tensors else None
 
     def _may_wait(self, op: str, tensor: torch.Tensor) -> bool:
         if tensor.device.type == "cpu":
@@ -225,7 +227,7 @@ class Operators:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         written = Written(op, (), uncounted=True, undeclared=True)
-        noted = record(written, tensor, key, caller(), recorder.thread.step, len(recorder.backwards))
+        noted = record(written, tensor, key, caller(), recorder.thread.step, len(recorder.thread.backwards))
         marked.writes.append((noted, int(handle.alias._version)))
 
 

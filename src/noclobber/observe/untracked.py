@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
-from noclobber.model.source import Site
 from noclobber.observe import graph, internals, testimony
+from noclobber.observe.backward_calls import End
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -74,11 +76,15 @@ class Untold:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
-        self._arrived: list[Untracked] = []
-        self._explained: list[Site | None] = []
         self.taken: deque[tuple[_Target, Any]] = deque(maxlen=8)
         """The tensors whose `.data` was taken last, and what tells whether their storage is still there."""
+
+    def arm(self, way: Way) -> None:
+        """Begin."""
+        self._way = way
+        self._recorder.calls.watch(way, self._attach)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -87,8 +93,14 @@ class Untold:
         if tensor.requires_grad and (target := _target(tensor)) is not None:
             self.taken.append((target, internals.storage_ref(internals.storage(tensor))))
 
-    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
+    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
+        if self._way is None:
+            return None
+        after = self._way.guarded(lambda: self._before(written, tensor, key, frame))
+        return None if after is None else self._way.entry(after)
+
+    def _before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
         if any(one.key == key for inputs in self._recorder.thread.given for one in inputs):
             return None  # undeclared.py looks at what a Function does to its inputs
         found = None if written.uncounted else self._reached(tensor, key)
@@ -156,21 +168,21 @@ class Untold:
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         recorder = self._recorder
-        return record(written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.backwards))
+        return record(written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.thread.backwards))
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
-    def attach(self, backward: Backward) -> list[Any]:
-        """A backward begins: look at the gradients that reach what was written unseen. Returns the hooks that do."""
+    def _attach(self, backward: Backward) -> End | None:
+        """A backward begins: look at the gradients that reach what was written unseen, until it has ended."""
         self.taken.clear()
-        if not self._waiting:
-            return []
         waiting = list(self._waiting)
+        if not waiting or self._way is None:
+            return None
         for unseen in waiting:
             unseen.waited += 1
         inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
         leaves = {unseen.target.identity: unseen for unseen in waiting if unseen.target.identity}
-        hooks, seen = [], set()
+        hooks, seen, arrived = list[Any](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
             if (following, index) in seen:
                 continue
@@ -179,46 +191,57 @@ class Untold:
             reached = leaves.get(id(leaf)) if number == graph.UNNUMBERED else inner.get(number)
             if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
                 seen.add((following, index))
-                look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward)
-                hooks.append(internals.hook(following.register_prehook, look))
-        return hooks
+                look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
+                hooks.append(internals.hook(following.register_prehook, self._way.entry(look)))
 
-    def detach(self, hooks: list[Any]) -> None:
-        """The backward has ended: take the hooks off again."""
-        for hook in hooks:
-            hook.remove()
-        while self._waiting and self._waiting[0].waited >= _PATIENCE:
-            self._waiting.popleft()
-        arrived, self._arrived = self._arrived, []
-        for event in arrived:
-            if event.write.site not in self._explained:
-                self._recorder.notice(event)
-        self._explained.clear()
+        def ended(result: Any, error: BaseException | None) -> None:
+            for hook in hooks:
+                hook.remove()
+            for unseen in waiting:
+                if unseen.waited >= _PATIENCE:
+                    self._drop(unseen)
+            for event in arrived:
+                if event.write.site not in backward.explained:
+                    self._recorder.notice(event)
+
+        return ended
+
+    def _drop(self, unseen: _Unseen) -> None:
+        with contextlib.suppress(ValueError):  # another thread may have been quicker
+            self._waiting.remove(unseen)
 
     def explained(self, clobbers: list[Clobber]) -> None:
         """These writes are errors already, for another reason."""
-        self._explained.extend(write.site for clobber in clobbers for write in clobber.writes)
+        if (backward := self._recorder.here()) is not None:
+            backward.explained.extend(write.site for clobber in clobbers for write in clobber.writes)
 
     def forget(self) -> None:
         """Drop what waits."""
         self.taken.clear()
         self._waiting.clear()
-        self._explained.clear()
 
     def _reads(
-        self, unseen: _Unseen, index: int, leaf: torch.Tensor | None, node: str, backward: Backward
+        self,
+        unseen: _Unseen,
+        index: int,
+        leaf: torch.Tensor | None,
+        node: str,
+        backward: Backward,
+        arrived: list[Untracked],
     ) -> Callable[[Any], None]:
         def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
             gradient = gradients[index]
             if gradient is None or unseen not in self._waiting:
                 return
             if unseen.matters_to(gradient):
-                self._waiting = deque((one for one in self._waiting if one.target != unseen.target), maxlen=_MOST)
+                for one in list(self._waiting):
+                    if one.target == unseen.target:
+                        self._drop(one)
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 key = unseen.target.key if leaf is None else internals.storage_key(leaf)
                 tensor = testimony.tensor_of(gradient if leaf is None else leaf, key)
                 read = Read(node, site_of(backward.place), call)
-                self._arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
+                arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives
 

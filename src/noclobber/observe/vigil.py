@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -54,11 +55,12 @@ class Stretch:
 
     def handle(self) -> Handle | None:
         """A live save of these very bytes, a late one; the alias of a save can be given another storage."""
-        while self.handles:
-            handle = self.handles[-1]()
+        for reference in reversed(self.handles):
+            handle = reference()
             if handle is not None and internals.storage_key(handle.alias) == self.key:
                 return handle
-            self.handles.pop()
+            with contextlib.suppress(ValueError):  # another thread may have been quicker
+                self.handles.remove(reference)
         return None
 
     def mark(self, handle: Handle) -> None:
@@ -84,7 +86,7 @@ class Stretch:
         if len(self.changes) > 64 and len(self.changes) > 2 * len(self.handles):
             self.handles = [one for one in self.handles if one() is not None]
             asked = {one.digest for reference in self.handles if (one := reference()) is not None}
-            self.changes = {digest: change for digest, change in self.changes.items() if digest in asked}
+            self.changes = {digest: change for digest, change in self.changes.copy().items() if digest in asked}
 
 
 class Vigil:
@@ -112,7 +114,7 @@ class Vigil:
         stretch = self._known.get(name)
         if stretch is None or stretch.handle() is None:
             if len(self._known) > 2 * len(self._watched) + 64:
-                self._known = {name: one for name, one in self._known.items() if one.handle() is not None}
+                self._known = {name: one for name, one in self._known.copy().items() if one.handle() is not None}
             stretch = self._known[name] = Stretch(handle, key, digest)
         now = digest if fresh else self._now(stretch, handle)
         if now is None:
@@ -134,10 +136,10 @@ class Vigil:
         if self._credit < self._least:
             return True
         with internals.plain():
-            for name, stretch in list(self._watched.items()):
+            for name, stretch in self._watched.copy().items():
                 if stretch.cost <= self._credit and not self._compare(stretch, place):
                     self._watched.pop(name, None)
-        self._least = min((stretch.cost for stretch in self._watched.values()), default=0.0)
+        self._least = min((stretch.cost for stretch in list(self._watched.values())), default=0.0)
         return bool(self._watched)
 
     def change(self, handle: Handle, here: Place | None) -> Change | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,9 +12,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from noclobber.model.error import ClobberError
 from noclobber.observe import internals, operators
-
-C = internals.C
 
 
 class Written(NamedTuple):
@@ -45,12 +45,14 @@ class Written(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """Where the kernels report. `before` is told of each written tensor and may raise to stop the write; what it
-    returns is called after the write, if not None."""
+    """Where the kernels report. `before` is told of each written tensor and may raise ClobberError to stop the write;
+    what it returns is called after the write, if not None. `lost` is told of any other exception of it. The others
+    raise nothing."""
 
-    before: Callable[[Written, torch.Tensor], Callable[[], None] | None]
-    failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], None]
-    views: Callable[[str], None]
+    before: Callable[[Written, torch.Tensor], Callable[[], object] | None]
+    failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], object]
+    views: Callable[[str], object]
+    lost: Callable[[Exception], None]
 
 
 _BATCH_NORM = (
@@ -127,6 +129,8 @@ def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 _registered: set[str] = set()
 _libraries: dict[str, Any] = {}
 _scanned: tuple[int, ...] = ()
+_scanning = threading.Lock()
+"""Held by the thread that registers kernels: another one that defines operators meanwhile is seen by the next look."""
 _sink: Sink | None = None
 
 
@@ -159,15 +163,18 @@ def rescan() -> None:
     """
     global _scanned
     now = internals.operators_may_have_changed()
-    if now == _scanned:
+    if now == _scanned or not _scanning.acquire(blocking=False):
         return
-    _scanned = now
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in internals.operator_names():
-            if name not in _registered:
-                _registered.add(name)
-                _register(name)
+    try:
+        _scanned = now
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in internals.operator_names():
+                if name not in _registered:
+                    _registered.add(name)
+                    _register(name)
+    finally:
+        _scanning.release()
 
 
 def _register(name: str) -> None:
@@ -203,11 +210,16 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
             include(key, False)
             return call(*args, **kwargs)
         after = None
-        if only_first and isinstance(args[0], torch.Tensor):
-            after = sink[0](written, args[0])
-        else:
-            for tensor in tensors(written, args, kwargs):
-                after = sink[0](written, tensor) or after
+        try:
+            if only_first and isinstance(args[0], torch.Tensor):
+                after = sink[0](written, args[0])
+            else:
+                for tensor in tensors(written, args, kwargs):
+                    after = sink[0](written, tensor) or after
+        except ClobberError:
+            raise
+        except Exception as failure:
+            sink[3](failure)
         include(key, False)
         try:
             result = call(*args, **kwargs)
@@ -267,7 +279,6 @@ def disconnect() -> None:
     """Stop reporting. A thread that is still inside leaves by itself at its next write."""
     global _sink
     _sink = None
-    operators.compare(None)
 
 
 class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -275,9 +286,13 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        sink, written = _sink, _written_cache(func)
+        sink, written = _sink, None
         if sink is None:
             return func(*args, **kwargs)
+        try:
+            written = _written_cache(func)
+        except Exception as failure:
+            sink.lost(failure)
         if written is None:
             if operators.is_foreign(func.namespace):
                 return operators.around(func._schema.name, args, kwargs, lambda: func(*args, **kwargs))
@@ -286,8 +301,13 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sink.views(written)
             return func(*args, **kwargs)
         after = None
-        for tensor in tensors(written, args, kwargs):
-            after = sink.before(written, tensor) or after
+        try:
+            for tensor in tensors(written, args, kwargs):
+                after = sink.before(written, tensor) or after
+        except ClobberError:
+            raise
+        except Exception as failure:
+            sink.lost(failure)
         try:
             with internals.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
@@ -328,18 +348,18 @@ def _written_cache(func: Any) -> Written | str | None:
 @cache
 def key_answers() -> bool:
     """Self-test: does a kernel on the spare key see an `add_` in this release?"""
-    if not internals.HAS_KEY:
+    if not internals.has_key():
         return False
     seen: list[str] = []
     before = _sink
     try:
-        connect(Sink(lambda written, tensor: seen.append(written.op), lambda *args: None, lambda name: None))
+        connect(Sink(lambda written, tensor: seen.append(written.op), *[lambda *_: None] * 3))
         internals.set_key(True)
         try:
             torch.zeros(1).add_(1)
         finally:
             internals.set_key(False)
-    except (RuntimeError, AttributeError):
+    except Exception:
         return False
     finally:
         _restore(before)

@@ -45,7 +45,7 @@ def footer(report: Report, *, color: bool = False) -> str:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     summary = _counts(report) if report.findings else _watched(report.coverage)
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
-    rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in report.coverage.unseen]
+    rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
         code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
@@ -116,6 +116,11 @@ def _watched(coverage: Coverage) -> str:
     if not parts:
         return "nothing found, as nothing was watched"
     return f"nothing found; watched: {' and '.join(parts)}"
+
+
+def _not_watched(coverage: Coverage) -> list[str]:
+    lost = [f"{one.way}: {f'noclobber failed there ({one.why})' if one.internal else one.why}" for one in coverage.lost]
+    return [*coverage.unseen, *lost]
 
 
 def _painted(row: Row, styles: dict[str, str]) -> str:

@@ -1,0 +1,155 @@
+"""Backward calls: the one wrapper of the engine. It reads the engine's arguments once, and tells who watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from noclobber.model.error import ClobberError
+from noclobber.model.events import Refusal
+from noclobber.observe import changed_saves, graph, internals, keeping, refusals, steps, testimony, words
+from noclobber.observe.records import Backward
+from noclobber.observe.sites import place_of
+from noclobber.observe.ways import Way
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+End = Callable[[Any, BaseException | None], None]
+"""Called when a backward call has ended, with what it returned, or with what it raised."""
+Begin = Callable[[Backward], End | None]
+"""Called when a backward call is about to begin."""
+
+
+class BackwardCalls:
+    """Who hears of backward calls."""
+
+    def __init__(self) -> None:
+        self._watching: list[tuple[Way, Begin]] = []
+
+    def watch(self, way: Way, begin: Begin) -> None:
+        """Tell `begin` of every call, until the way is taken off."""
+        entry = (way, begin)
+        self._watching.append(entry)
+        way.at_end(lambda: self._watching.remove(entry))
+
+    def begin(self, call: Backward) -> list[tuple[Way, End]]:
+        """A call begins; gives who wants to hear of its end."""
+        ends = [(way, way.guarded(partial(begin, call))) for way, begin in tuple(self._watching)]
+        return [(way, end) for way, end in ends if end is not None]
+
+
+def read(outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
+    """The engine's arguments, as `torch.autograd.backward` and `grad` pass them (torch 2.13; meanings.py tries it).
+
+    They are (outputs, gradients, retain_graph, create_graph, inputs), and `accumulate_grad` by its name.
+    """
+    gradients, _, create_graph, inputs = (*args, *(None,) * 4)[:4]
+    call = "backward" if kwargs.get("accumulate_grad") else "grad"
+    return Backward(
+        place_of(sys._getframe(1)), outputs, call, gradients or (), inputs or (), create_graph=bool(create_graph)
+    )
+
+
+def arm(recorder: Recorder, way: Way) -> None:
+    """Be there at every backward call of a thread that is watched."""
+    engine = internals.engine()
+
+    def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # PyTorch's own name for it: whoever walks the stack knows the engine by that.
+        ended = way.guarded(lambda: _begins(recorder, t_outputs, args, kwargs))
+        if ended is None:
+            return engine(t_outputs, *args, **kwargs)
+        try:
+            result = engine(t_outputs, *args, **kwargs)
+        except BaseException as error:
+            way.guarded(partial(ended, None, error))
+            raise
+        way.guarded(partial(ended, result, None))
+        return result
+
+    way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
+
+
+def _begins(recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> End | None:
+    """A backward call is about to begin in this thread; what is returned is called at its end."""
+    thread = recorder.thread
+    if not thread.entered or not recorder.listeners:
+        if recorder.listeners:
+            recorder.not_seen("backward calls in threads that ran before watching began")
+        return None
+    recorder.enter()
+    steps.unmute(thread)
+    call = read(outputs, args, kwargs)
+    ends = recorder.calls.begin(call)  # who may find hooks, which are to be listened to
+    logged = recorder.by_key and not recorder.python_in_backward and internals.key_is_set()
+    call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
+    if recorder.contents is not None:
+        recorder.contents.begin(sharing=call.quiet and recorder.is_alone)
+    thread.backwards.append(call)
+    internals.set_backward_call(call)
+    if call.quiet:
+        internals.set_key(False)
+    return partial(_has_ended, recorder, call, ends)
+
+
+def _has_ended(
+    recorder: Recorder, call: Backward, ends: list[tuple[Way, End]], result: Any, error: BaseException | None
+) -> None:
+    thread = recorder.thread
+    if call.quiet and thread.entered:
+        internals.set_key(True)
+    thread.backwards.remove(call)
+    internals.set_backward_call(thread.backwards[-1] if thread.backwards else None)
+    if recorder.contents is not None:
+        recorder.contents.begin(sharing=False)
+    for way, end in reversed(ends):
+        way.guarded(partial(end, result, error))
+    if error is not None:
+        if isinstance(error, RuntimeError):
+            _has_failed(recorder, call, error)
+        return
+    thread.boundary = internals.next_node()
+    if call.call == "backward":
+        recorder.memory.accumulated.append((thread.boundary, call.place))
+    if recorder.later:
+        changed_saves.settle(recorder)
+
+
+def _has_failed(recorder: Recorder, call: Backward, error: RuntimeError) -> None:
+    """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
+    event, message = refusals.remembered(error), str(error)
+    if words.is_stale(message) and not isinstance(event, Refusal):
+        seen = error.handles if isinstance(error, ClobberError) else set[int]()
+        others = testimony.stale_saves(graph.roots_of(call.outputs), call, recorder.memory, seen)
+        if event is None and others:
+            refusals.remember(error, others[0])
+        recorder.tell(others, error)
+    elif event is None and refusals.is_freed(message):
+        roots = graph.roots_of(call.outputs)
+        refusals.remember(error, refusals.refusal_of_freed(message, roots, call, recorder.memory))
+
+
+def listen(recorder: Recorder) -> Callable[[], None] | None:
+    """Log writes again while Python runs inside a backward that goes unlogged; what is returned ends that."""
+    call = recorder.here() if recorder.by_key and recorder.listeners else None
+    if call is None or not call.quiet or internals.key_is_set():
+        return None
+    internals.set_key(True)
+    return partial(internals.set_key, False)
+
+
+@contextmanager
+def listening(recorder: Recorder) -> Iterator[None]:
+    """The same for a block."""
+    end = listen(recorder)
+    try:
+        yield
+    finally:
+        if end is not None:
+            end()

@@ -1,0 +1,79 @@
+"""A save is read: whether its version or its bytes are others than when it was saved, and what is then raised."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from noclobber.model.error import ClobberError
+from noclobber.observe import internals, refusals, saves, testimony, words
+from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
+from noclobber.observe.saves import Handle, Suspect
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
+    """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
+    raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
+
+    Where noclobber itself fails, what is left is PyTorch's own check of the version.
+    """
+    try:
+        return _read(recorder, handle, digest, silently=silently)
+    except ClobberError:
+        raise
+    except Exception as failure:
+        recorder.core.fail(failure)
+    return saves.checked(handle)
+
+
+def _read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
+    alias, version, current = handle.alias, handle.version, int(handle.alias._version)
+    node, expected = internals.current_node(), saves.version_at_save(handle)
+    if not silently and not testimony.is_read(handle, node):
+        return alias
+    if isinstance(version, Suspect):
+        if version.kept is not None:
+            return version.kept
+        if version.refuses is not None and silently and refusals.is_refused(handle, node):
+            raise refusals.detached(handle, recorder.reading())
+    guarded = recorder.core.guarded
+    if current != expected:
+        if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
+            return alias  # where bytes are preserved: what moved the version was written elsewhere
+        clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
+        message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
+        error = ClobberError(message)
+        error.handles = {id(handle)}
+        if clobber is not None:
+            refusals.remember(error, clobber)
+            guarded(partial(recorder.tell, [clobber], error))
+        raise error
+    if handle.digest is None:
+        return alias
+    if digest is None:
+        digest = fingerprint(alias)
+    if isinstance(digest, OnDevice) and silently:
+        recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
+    elif not same(digest, handle.digest) and testimony.is_read(handle, node):
+        clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
+        stopped = ClobberError(testimony.CHANGED) if recorder.strict or not silently else None
+        guarded(partial(recorder.tell, [clobber] if clobber else [], stopped))
+        if stopped is not None:
+            raise stopped
+    return alias
+
+
+def settle(recorder: Recorder) -> None:
+    """Compare the fingerprints that stayed on a device, all at once: the program waits for it only here."""
+    waiting, recorder.later = recorder.later, []
+    differ = torch.stack([one.differs.cpu() for one in waiting]).tolist()
+    found = [clobber for one, changed in zip(waiting, differ, strict=True) if changed for clobber in one.clobbers]
+    stopped = ClobberError(testimony.CHANGED) if recorder.strict and found else None
+    recorder.tell(found, stopped)
+    if stopped is not None:
+        raise stopped
