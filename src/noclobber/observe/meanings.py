@@ -67,10 +67,12 @@ def _of_engine(x: torch.Tensor) -> None:
 
     copied = {**vars(torch.autograd), "_engine_run_backward": engine}
     gradient = torch.ones((), device="cpu")
-    FunctionType(torch.autograd.grad.__code__, copied, "grad", torch.autograd.grad.__defaults__)(
+    grad, backward = torch.autograd.grad, torch.autograd.backward
+    if any(getattr(one, "__globals__", None) is not vars(torch.autograd) for one in (grad, backward)):
+        return  # the program has put others in their place
+    FunctionType(grad.__code__, copied, "grad", grad.__defaults__)(
         x, (x,), gradient, retain_graph=False, create_graph=True
     )
-    backward = torch.autograd.backward
     FunctionType(backward.__code__, copied, "backward", backward.__defaults__)(x, gradient, False, True, inputs=(x,))
     for (args, kwargs), accumulates in zip(calls, (False, True), strict=True):
         outputs, gradients, _, create_graph, inputs = args[:5]

@@ -116,12 +116,12 @@ class Recorder:
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
         internals.require()
-        meanings.of_saves()
-        self.by_key = writes.key_answers() if by_key is None else by_key
         self.watching = watching
         self.contents = Contents() if contents else None
         self.core = Way("some saves and writes", self.has_failed, lasting=True)
         try:
+            meanings.of_saves()
+            self.by_key = writes.key_answers() if by_key is None else by_key
             self._arm_core()
         except Exception as failure:
             self.disarm()
