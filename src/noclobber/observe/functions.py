@@ -38,18 +38,18 @@ class _Calls(threading.local):
 
 def arm(recorder: Recorder) -> None:
     """See every call of a custom Function until the recorder disarms; PyTorch's own Functions are not looked at."""
-    native: Any = vars(Function)["apply"].__func__
+    native: Any = vars(Function)["apply"]  # a Python classmethod, and from torch 2.15 on one written in C++
     calls, kept, writers = _Calls(), stashes.Stashes(recorder), undeclared.Writers(recorder)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         ours = not recorder.thread.entered or cls.__module__.startswith("torch.") or internals.transforms_active()
         if ours:
-            return native(cls, *args, **kwargs)
+            return native.__get__(None, cls)(*args, **kwargs)
         call = Call(cls)
         calls.under_way.append(call)
         inputs = recorder.guarded(lambda: writers.began(args))
         try:
-            result = native(cls, *args, **kwargs)
+            result = native.__get__(None, cls)(*args, **kwargs)
         finally:
             calls.under_way.pop()
             if inputs:
