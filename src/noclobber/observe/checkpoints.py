@@ -13,9 +13,8 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import dependence, graph, internals, outside, refusals, reruns, testimony
+from noclobber.observe import arguments, dependence, graph, internals, outside, reruns, testimony
 from noclobber.observe.regions import Packed, Region
-from noclobber.observe.saves import Argument, Handle, are_ours
 from noclobber.observe.sites import place_of
 
 if TYPE_CHECKING:
@@ -43,73 +42,8 @@ def arm(recorder: Recorder) -> None:
         return hooks
 
     recorder.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
-    _give_back_arguments(recorder, module._CheckpointFrame)
+    arguments.arm(recorder)
     _watch_reentrant(recorder, module.CheckpointFunction)
-
-
-def _give_back_arguments(recorder: Recorder, frame_type: Any) -> None:
-    """Run a region that is not reentrant anew with the very tensors it was given, as PyTorch does without hooks.
-
-    What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
-    or was told to require none. PyTorch refuses an argument that had a node and has lost it. One that can't be asked
-    for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
-    """
-    save, unpacked = frame_type.save_inputs, frame_type.get_inputs
-
-    def save_inputs(frame: Any, *args: Any) -> None:
-        passed = _all_pass(save, frame, *args)
-        if recorder.thread.entered and passed:
-            for saved in frame.saved_args:
-                if isinstance(saved, _SavedTensor) and type(saved.data) is Handle:
-                    saved.data.__class__ = Argument
-            frame.noclobber_given = [(one, _may_be_detached(one)) for one in args]
-
-    def get_inputs(frame: Any) -> list[Any]:
-        given = getattr(frame, "noclobber_given", None)
-        if given is None:
-            inputs: list[Any] = unpacked(frame)
-            return inputs
-        return [_given(recorder, saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
-
-    recorder.patches.put(frame_type, "save_inputs", save_inputs)
-    recorder.patches.put(frame_type, "get_inputs", get_inputs)
-
-
-def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
-    """Whether arguments could be saved with our hooks: else they are without."""
-    ours = internals.top_hooks(True)
-    try:
-        save(frame, *args)
-        return True
-    except RuntimeError:
-        if not are_ours(ours):
-            raise
-    internals.pop_hooks()
-    try:
-        save(frame, *args)
-    finally:
-        internals.push_hooks(*ours)
-    return False
-
-
-def _may_be_detached(given: Any) -> bool:
-    """Whether an argument has a node that it can lose. A view can't, and asking for its node can change a program."""
-    return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
-
-
-def _given(recorder: Recorder, saved: Any, given: Any, had_node: bool) -> Any:
-    """What a region is run anew with for one argument; `saved` is what PyTorch kept of it."""
-    if not isinstance(saved, _SavedTensor):
-        return saved
-    handle = saved.data
-    if not isinstance(handle, Handle):
-        return saved.unpack()
-    if had_node and given.grad_fn is None and recorder.listeners and not recorder.keeping:
-        raise refusals.detached(handle, recorder.reading())
-    tensor = saved.unpack()
-    if recorder.keeping and given.requires_grad != tensor.requires_grad:
-        return tensor
-    return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
 
 
 def _region(recorder: Recorder, frame: Any, *given: Any) -> Region | None:
@@ -217,7 +151,6 @@ def _matters(holder: Any, node: Any) -> bool:
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
 """What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
 _Holder: Any = torch.utils.checkpoint._Holder
-_SavedTensor: Any = torch._C._autograd.SavedTensor
 
 
 def _watch_reentrant(recorder: Recorder, function: Any) -> None:
