@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import arguments, dependence, graph, internals, outside, reruns, testimony
+from noclobber.observe import arguments, dependence, foreign_hooks, graph, internals, outside, reruns, testimony
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.sites import place_of
 
@@ -42,6 +42,9 @@ def arm(recorder: Recorder) -> None:
         return hooks
 
     recorder.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
+    if (asks := getattr(module, "_current_user_saved_tensors_hooks", None)) is not None:
+        # From torch 2.15 on a selective checkpoint warns of the program's hooks, or passes what it keeps through them.
+        recorder.patches.put(module, "_current_user_saved_tensors_hooks", lambda: foreign_hooks.theirs(asks))
     arguments.arm(recorder)
     _watch_reentrant(recorder, module.CheckpointFunction)
 
@@ -80,6 +83,7 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
     recorder = region.recorder
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
+    @functools.wraps(pack)  # with the marks by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> Any:
         holder = pack(tensor)
         if recorder.thread.entered:
