@@ -118,15 +118,21 @@ def test_a_region_gets_the_very_arguments_again(reentrant):
 
 
 def test_the_refusal_names_the_lines():
+    """Torch 2.10 refuses later: run anew with what was detached, the region saves nothing."""
+    old = torch.__version__ < "2.11"
+
     def program():
         x = torch.ones(3, requires_grad=True) * 2
         y = checkpoint(torch.exp, x, use_reentrant=False)
         x.detach_()
-        with pytest.raises(RuntimeError, match="detached in-place") as caught:
+        with pytest.raises(RuntimeError, match="different number of tensors" if old else "detached in-place") as caught:
             y.sum().backward()
         return refusals.remembered(caught.value)
 
     _, refusal = hear(program)
+    if old:
+        assert refusal is None
+        return
     assert refusal.call == "backward"
     assert refusal.written is not None
     assert refusal.saved is not None
@@ -151,21 +157,20 @@ def test_an_argument_that_was_assigned_is_told(contents):
 
 @WITNESSES
 def test_one_of_several_views_whose_base_was_written(contents):
-    """A region may take it as long as it does not ask autograd for its place in the graph."""
+    """A region may take it as long as it does not ask autograd for its place in the graph; on torch 2.10 PyTorch
+    itself asks."""
 
     def program():
-        kept = []
         first, second = torch.ones(4, requires_grad=True).mul(2).chunk(2)
         with torch.no_grad():
             first.mul_(3)
-        kept.append(checkpoint(lambda h: h.data * 2, second, use_reentrant=False))
-        return kept, outcome(lambda: second.sum())
+        made = outcome(lambda: checkpoint(lambda h: h.data * 2, second, use_reentrant=False).tolist())
+        return made, outcome(lambda: second.sum())
 
-    (kept,), text = hear(program, contents)[1]
-    (right,), same = program()
-    assert torch.equal(kept, right)
+    made, text = hear(program, contents)[1]
+    assert (made, text) == program()
     assert "is a view and its base" in text[1]
-    assert text == same
+    assert made == (text if torch.__version__ < "2.11" else [4.0, 4.0])
 
 
 @WITNESSES

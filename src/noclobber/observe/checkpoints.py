@@ -14,10 +14,19 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe import dependence, graph, internals, meanings, outside, refusals, reruns, testimony
+from noclobber.observe import (
+    arguments,
+    dependence,
+    foreign_hooks,
+    graph,
+    internals,
+    meanings,
+    outside,
+    reruns,
+    testimony,
+)
 from noclobber.observe.memory import Mark
 from noclobber.observe.regions import Packed, Region
-from noclobber.observe.saves import Argument, Handle, are_ours
 from noclobber.observe.sites import place_of
 from noclobber.observe.ways import Way
 
@@ -31,9 +40,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     Programs import `checkpoint` by name before; it looks up what is replaced here when it is called (torch 2.13).
     """
     native = internals.private("utils.checkpoint._checkpoint_hook")
-    frame_type = internals.private("utils.checkpoint._CheckpointFrame")
     internals.private("utils.checkpoint._Holder")
-    internals.private("_C._autograd.SavedTensor")
     meanings.of_checkpoints()
 
     def began(hooks: Any, frame: Any, caller: FrameType) -> None:
@@ -49,87 +56,13 @@ def arm(recorder: Recorder, way: Way) -> None:
         way.guarded(lambda: began(hooks, frame, caller))
         return hooks
 
-    way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
-    _give_back_arguments(recorder, way, frame_type)
-    _watch_reentrant(recorder, way, torch.utils.checkpoint.CheckpointFunction)
-
-
-def _give_back_arguments(recorder: Recorder, way: Way, frame_type: Any) -> None:
-    """Run a region that is not reentrant anew with the very tensors it was given, as PyTorch does without hooks.
-
-    What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
-    or was told to require none. PyTorch refuses an argument that had a node and has lost it. One that can't be asked
-    for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
-    """
-    save, unpacked = frame_type.save_inputs, frame_type.get_inputs
-    saved_tensor = internals.private("_C._autograd.SavedTensor")
-
-    def save_inputs(frame: Any, *args: Any) -> None:
-        if _all_pass(save, frame, *args):
-            way.guarded(lambda: saved_inputs(frame, args))
-
-    def saved_inputs(frame: Any, args: Any) -> None:
-        if recorder.thread.entered:
-            given = [(one, _may_be_detached(one)) for one in args]
-            for saved in frame.saved_args:
-                if isinstance(saved, saved_tensor) and type(saved.data) is Handle:
-                    saved.data.__class__ = Argument
-            frame.noclobber_given = given
-
-    def get_inputs(frame: Any) -> list[Any]:
-        given = getattr(frame, "noclobber_given", None)
-        if given is None:
-            inputs: list[Any] = unpacked(frame)
-            return inputs
-        return [unpack(saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
-
-    def unpack(saved: Any, given: Any, had_node: bool) -> Any:
-        if not isinstance(saved, saved_tensor):
-            return saved
-        handle = saved.data
-        if not isinstance(handle, Handle):
-            return saved.unpack()
-        way.guarded(lambda: _refuse_detached(recorder, handle, given, had_node))
-        tensor = saved.unpack()  # which PyTorch may refuse
-        instead = way.guarded(lambda: _given(recorder, tensor, given))
-        return tensor if instead is None else instead
-
-    way.patches.put(frame_type, "save_inputs", save_inputs)
-    way.patches.put(frame_type, "get_inputs", get_inputs)
-
-
-def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
-    """Whether arguments could be saved with our hooks: else they are without."""
-    ours = internals.top_hooks(True)
-    try:
-        save(frame, *args)
-        return True
-    except RuntimeError:
-        if not are_ours(ours):
-            raise
-    internals.pop_hooks()
-    try:
-        save(frame, *args)
-    finally:
-        internals.push_hooks(*ours)
-    return False
-
-
-def _may_be_detached(given: Any) -> bool:
-    """Whether an argument has a node that it can lose. A view can't, and asking for its node can change a program."""
-    return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
-
-
-def _refuse_detached(recorder: Recorder, handle: Handle, given: torch.Tensor, had_node: bool) -> None:
-    if had_node and given.grad_fn is None and recorder.listeners and not recorder.keeping:
-        raise refusals.detached(handle, recorder.reading())
-
-
-def _given(recorder: Recorder, tensor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """What a region is run anew with for one argument, of which `tensor` was kept."""
-    if recorder.keeping and given.requires_grad != tensor.requires_grad:
-        return tensor
-    return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
+    module: Any = torch.utils.checkpoint
+    way.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
+    if (asks := getattr(module, "_current_user_saved_tensors_hooks", None)) is not None:
+        # From torch 2.15 on a selective checkpoint warns of the program's hooks, or passes what it keeps through them.
+        way.patches.put(module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: foreign_hooks.theirs(asks)))
+    arguments.arm(recorder, way)
+    _watch_reentrant(recorder, way, module.CheckpointFunction)
 
 
 def _region(recorder: Recorder, way: Way, frame: Any, *given: Any) -> Region:
@@ -163,6 +96,7 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
     recorder, guarded = region.recorder, region.way.guarded
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
+    @functools.wraps(pack)  # with the marks by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> Any:
         holder = pack(tensor)
         if recorder.thread.entered:

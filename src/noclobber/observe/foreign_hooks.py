@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -94,10 +95,24 @@ def _to_put_back(recorder: Recorder) -> saves.Hooks | None:
 
 def _is_exempt(pack: Any) -> bool:
     """Checkpoints are watched in a way of their own; hooks in the form of a graph are for the compiler to look into."""
-    return getattr(pack, "__module__", "") in _OF_CHECKPOINTS or isinstance(pack, torch.fx.GraphModule)
+    return getattr(pack, "__module__", "") == "torch.utils.checkpoint" or isinstance(pack, torch.fx.GraphModule)
 
 
-_OF_CHECKPOINTS = ("torch.utils.checkpoint", "noclobber.observe.checkpoints")
+_wrapping: WeakKeyDictionary[Pack, tuple[Pack, Unpack]] = WeakKeyDictionary()
+"""By the pack hook that wraps theirs, their own pair."""
+
+
+def theirs(ask: Callable[[], Any]) -> Any:
+    """What `ask` gives, which looks at the pair on top of this thread's stack, where noclobber has put none there."""
+    ours = internals.top_hooks(True)
+    if saves.are_ours(ours):
+        internals.pop_hooks()
+        try:
+            return theirs(ask)
+        finally:
+            internals.push_hooks(*ours)
+    pair = ask()
+    return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
 
 
 def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
@@ -118,6 +133,7 @@ def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[
                 return old
         return tensor
 
+    _wrapping[pack_and_keep] = pack, unpack
     return pack_and_keep, unpack_and_compare
 
 

@@ -39,7 +39,7 @@ class _Calls(threading.local):
 
 def arm(recorder: Recorder, way: Way) -> None:
     """See every call of a custom Function until the recorder disarms; PyTorch's own Functions are not looked at."""
-    native: Any = vars(Function)["apply"].__func__
+    native: Any = vars(Function)["apply"]  # a Python classmethod, and from torch 2.15 on one written in C++
     calls, kept, writers = _Calls(), stashes.Stashes(recorder, way), undeclared.Writers(recorder, way)
 
     def began(cls: Any, args: Any) -> _Begun | None:
@@ -57,10 +57,10 @@ def arm(recorder: Recorder, way: Way) -> None:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         begun = way.guarded(lambda: began(cls, args))
         if begun is None:
-            return native(cls, *args, **kwargs)
+            return native.__get__(None, cls)(*args, **kwargs)
         calls.under_way.append(begun.call)
         try:
-            result = native(cls, *args, **kwargs)
+            result = native.__get__(None, cls)(*args, **kwargs)
         finally:
             calls.under_way.pop()
             if begun.inputs:

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing.reductions
@@ -292,7 +292,29 @@ def when_backward_ends(function: Callable[[], None]) -> None:
 
 def saved_tensor(tensor: torch.Tensor) -> Any:
     """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
-    return C._autograd._make_saved_tensor(tensor, is_output=False)
+    if hasattr(C._autograd, "_make_saved_tensor"):
+        return C._autograd._make_saved_tensor(tensor, is_output=False)
+    return _SavedByNode(tensor)
+
+
+class _SavedByNode:
+    """Stands in on torch 2.10, which makes a save nowhere but in a node."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
+        with torch.enable_grad(), unlogged(), no_modes(), plain():
+            self._made = apply(tensor)  # not its node: that lives as long as this
+
+    def unpack(self) -> torch.Tensor:
+        (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
+        return cast(torch.Tensor, tensor)
+
+
+class _Saving(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return tensor.new_empty(0)
 
 
 def counting() -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from noclobber.observe import graph, internals
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
@@ -111,7 +111,7 @@ def is_refused(handle: Handle, node: Any) -> bool:
     nor where the tensor was given a new node since (saved_variable.cpp of torch 2.13).
     """
     tensor = handle.tensor()
-    if node is None or isinstance(node, BackwardCFunction):
+    if node is None or isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode):
         return False
     return tensor is None or tensor.grad_fn is None
 

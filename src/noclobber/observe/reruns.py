@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -210,6 +211,7 @@ class Past:
         """Keep what such a region saves, as any save."""
         count = 0
 
+        @functools.wraps(pack)
         def pack_again(tensor: torch.Tensor) -> Any:
             nonlocal count
             holder = frame.weak_holders[count]() if count < len(frame.weak_holders) else None
@@ -229,6 +231,9 @@ class Past:
             yield
         finally:
             internals.pop_hooks()
+            vars(pack_again).pop(
+                "_user_hooks", None
+            )  # the graph holds what packs, and must not hold these (torch 2.15)
 
     def saved(self, holder: Any, tensor: torch.Tensor) -> torch.Tensor:
         """What was saved under PyTorch's holder when the region ran anew, where it has found `tensor` there."""

@@ -64,6 +64,12 @@ class Argument(Handle):
     __slots__ = ()
 
 
+class ArgumentOfNode(Argument):
+    """The same on torch 2.10, where a custom Function of PyTorch's own keeps the arguments; none of them is refused."""
+
+    __slots__ = ()
+
+
 class Needed(Argument):
     """A tensor that a checkpointed region can reach, where bytes are preserved: as it was when its forward began.
 

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from noclobber.observe import graph
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 
+_CALL = "set_detect_anomaly(True)" if torch.__version__ < "2.11" else "set_detect_anomaly(True, check_nan=False)"
 _HINTS = (
     "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-    "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+    f"torch.autograd.{_CALL}.",
     "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!",
 )
+_NAMES_IN_FULL = torch.__version__ < "2.13"
+"""Whether PyTorch names a node "AddBackward0" in this error, and not "Add"."""
 
 
 def is_stale(message: str) -> bool:
@@ -24,16 +27,21 @@ def is_stale(message: str) -> bool:
 
 
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
-    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.13), which hooks make it leave unsaid."""
+    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.10 on), which hooks make it leave unsaid."""
     clause = ""
     if producer is not None:
-        name = re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", producer[0])
-        clause = f", which is output {producer[1]} of {name},"
+        clause = f", which is output {producer[1]} of {_shown(producer[0])},"
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{_type(tensor)} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
         + _HINTS[torch.is_anomaly_enabled()]
     )
+
+
+def _shown(node: str) -> str:
+    if _NAMES_IN_FULL:
+        return node
+    return re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node)
 
 
 def _type(tensor: torch.Tensor) -> str:
@@ -63,7 +71,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
         return node.name(), int(result or 0)
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
-        return node.name(), 0  # a custom Function's own node stands in for the one that is lost
+        # A custom Function's own node stands in for the one that is lost.
+        return "_NoopSaveInputsBackward" if isinstance(handle, ArgumentOfNode) else node.name(), 0
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)

@@ -1,0 +1,141 @@
+"""The arguments of a checkpointed region that is not reentrant: it is run anew with the very tensors it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from noclobber.observe import internals, refusals
+from noclobber.observe.saves import Argument, ArgumentOfNode, Handle, are_ours
+from noclobber.observe.ways import Way
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+def arm(recorder: Recorder, way: Way) -> None:
+    """Give regions what they were given, until the recorder disarms, as PyTorch does without hooks.
+
+    What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
+    or was told to require none. PyTorch refuses an argument that had a node and has lost it. One that can't be asked
+    for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
+    """
+    frame_type = internals.private("utils.checkpoint._CheckpointFrame")
+    if hasattr(frame_type, "save_inputs"):
+        _from_frames(recorder, way, frame_type)
+    else:  # torch 2.10
+        _from_nodes(recorder, way, internals.private("utils.checkpoint._NoopSaveInputs"))
+
+
+def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
+    """PyTorch's record of a region saves the arguments, each by itself."""
+    save, unpacked = frame_type.save_inputs, frame_type.get_inputs
+    saved_tensor = internals.private("_C._autograd.SavedTensor")
+
+    def save_inputs(frame: Any, *args: Any) -> None:
+        if _all_pass(save, frame, *args):
+            way.guarded(lambda: saved_inputs(frame, args))
+
+    def saved_inputs(frame: Any, args: Any) -> None:
+        if recorder.thread.entered:
+            given = [(one, _may_be_detached(one)) for one in args]
+            _mark((one for one in frame.saved_args if isinstance(one, saved_tensor)), Argument)
+            frame.noclobber_given = given
+
+    def get_inputs(frame: Any) -> list[Any]:
+        given = getattr(frame, "noclobber_given", None)
+        if given is None:
+            inputs: list[Any] = unpacked(frame)
+            return inputs
+        return [unpack(saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
+
+    def unpack(saved: Any, given: Any, had_node: bool) -> Any:
+        if not isinstance(saved, saved_tensor):
+            return saved
+        handle = saved.data
+        way.guarded(lambda: refuse_detached(handle, given, had_node))
+        tensor = saved.unpack()  # which PyTorch may refuse
+        instead = way.guarded(lambda: _either(recorder, handle, given, tensor))
+        return tensor if instead is None else instead
+
+    def refuse_detached(handle: Any, given: Any, had_node: bool) -> None:
+        refuses = isinstance(handle, Handle) and recorder.listeners and not recorder.keeping
+        if refuses and had_node and given.grad_fn is None:
+            raise refusals.detached(handle, recorder.reading())
+
+    way.patches.put(frame_type, "save_inputs", save_inputs)
+    way.patches.put(frame_type, "get_inputs", get_inputs)
+
+
+def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
+    """Whether arguments could be saved with our hooks: else they are without."""
+    ours = internals.top_hooks(True)
+    try:
+        save(frame, *args)
+        return True
+    except RuntimeError:
+        if not are_ours(ours):
+            raise
+    internals.pop_hooks()
+    try:
+        save(frame, *args)
+    finally:
+        internals.push_hooks(*ours)
+    return False
+
+
+def _may_be_detached(given: Any) -> bool:
+    """Whether an argument has a node that it can lose. A view can't, and asking for its node can change a program."""
+    return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
+
+
+def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
+    """A Function of PyTorch's own saves the arguments, and its node is asked for all of them at once.
+
+    It gets one that was detached since, and none of several views whose base was written, as without hooks.
+    """
+    save = function.apply
+    unpacked = internals.private("_C._FunctionBase.saved_tensors")
+
+    def apply(*args: Any) -> Any:
+        result = save(*args)
+        way.guarded(lambda: saved_by(result.grad_fn, args))
+        return result
+
+    def saved_by(node: Any, args: Any) -> None:
+        if recorder.thread.entered and node is not None:
+            _mark(node._raw_saved_tensors, ArgumentOfNode)
+            node.noclobber_given = [one for one in args if isinstance(one, torch.Tensor)]
+
+    def saved_tensors(node: Any) -> tuple[Any, ...]:
+        tensors: tuple[Any, ...] = unpacked.__get__(node)
+        given = getattr(node, "noclobber_given", None)
+        if given is None:
+            return tensors
+        return way.guarded(lambda: instead(node, given, tensors)) or tensors
+
+    def instead(node: Any, given: Any, tensors: Any) -> tuple[Any, ...]:
+        rows = zip(node._raw_saved_tensors, given, tensors, strict=True)
+        return tuple(_either(recorder, saved.data, one, tensor) for saved, one, tensor in rows)
+
+    way.patches.put(function, "apply", staticmethod(apply))
+    way.patches.put(function._backward_cls, "saved_tensors", property(saved_tensors))
+
+
+def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
+    """What hooks have kept of arguments is no save of a node that runs."""
+    for one in saved:
+        if type(one.data) is Handle:
+            one.data.__class__ = kind
+
+
+def _either(recorder: Recorder, handle: Any, given: Any, tensor: Any) -> Any:
+    """What a region is run anew with for one argument: it, or `tensor`, which hooks have unpacked."""
+    if not isinstance(handle, Handle):
+        return tensor
+    if recorder.keeping and given.requires_grad != tensor.requires_grad:
+        return tensor
+    return given if internals.storage_key(tensor) == internals.storage_key(given) else tensor
