@@ -168,7 +168,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
         return
     node = internals.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
-    current = max(memory.version, tensor._version, 0 if original is None else original._version)
+    current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
     if not testimony.is_read(kept, node):

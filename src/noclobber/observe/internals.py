@@ -81,6 +81,11 @@ storage: Callable[[torch.Tensor], Any] = C.TensorBase.untyped_storage
 """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
 
 
+take: Callable[[torch.Tensor], torch.Tensor] = C.TensorBase.data.__get__
+give: Callable[[torch.Tensor, torch.Tensor], None] = C.TensorBase.data.__set__
+"""What `tensor.data` and `tensor.data = other` do."""
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """What tells whether two tensors share memory: where their storage begins; None without one (sparse, opaque).
 
@@ -197,9 +202,18 @@ plain: Callable[[], AbstractContextManager[None]] = C.DisableTorchFunction
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes."""
-    with torch.no_grad(), unlogged(), no_modes(), plain():
+    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes.
+
+    Out of inference mode too: what is made there has no version counter, and can be written nowhere else (torch 2.13;
+    tests/observe/test_inference.py).
+    """
+    with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
         yield
+
+
+def usual() -> AbstractContextManager[Any]:
+    """Leave the program's inference mode. What is made inside requires a gradient again, but for `no_grad`."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 transforms_active: Callable[[], bool] = C._are_functorch_transforms_active

@@ -19,8 +19,6 @@ from noclobber.observe.sites import Place, caller
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
-_data: Any = internals.C.TensorBase.data
-
 
 class Past:
     """The tensors that one region can reach, to be put back for as long as it runs anew.
@@ -102,7 +100,7 @@ class Past:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
-                    _give(tensor, _copied(kept))
+                    internals.give(tensor, _copied(kept))
             for needed in self._reached:
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
@@ -115,7 +113,7 @@ class Past:
             elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
                 if isinstance(tensor, torch.Tensor) and internals.storage_key(tensor) in elsewhere:
-                    _give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
+                    internals.give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
             yield
 
     def standing_in(self) -> AbstractContextManager[Any]:
@@ -142,10 +140,12 @@ class Past:
         if tensor is None or not isinstance(suspect, Suspect):
             return
         if internals.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
-            undo.callback(_give, tensor, _data.__get__(tensor))  # it was given other memory: `tensor.data = u`, `set_`
-            _give(tensor, needed.alias)
+            undo.callback(
+                internals.give, tensor, internals.take(tensor)
+            )  # it was given other memory: `tensor.data = u`, `set_`
+            internals.give(tensor, needed.alias)
         elif suspect.kept is not None:
-            memory = _data.__get__(tensor)
+            memory = internals.take(tensor)
             undo.callback(_overwrite, memory, _copied(memory))
             _overwrite(memory, suspect.kept)
             swapped.append((tensor, needed))
@@ -252,10 +252,6 @@ def _first_write(handle: Handle) -> Record | None:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     with internals.aside():
         return tensor.detach().clone()
-
-
-def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    _data.__set__(tensor, data)
 
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:

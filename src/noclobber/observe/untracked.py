@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from noclobber.observe.recorder import Recorder
 
-How = Literal["no_grad", "data", "assigned"]
+How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """A constant that is added has no part in the gradient, so these may go unseen."""
 _LARGEST = 1 << 22
@@ -115,7 +115,7 @@ class Untold:
         if not torch.is_grad_enabled():
             whole = tensor._base if tensor._is_view() else tensor
             if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
-                return target, "no_grad"
+                return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
         if tensor.requires_grad:
             return None
         there = (taken for taken, storage in reversed(self.taken) if taken.key == key and not storage.expired())
