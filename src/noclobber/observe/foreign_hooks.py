@@ -135,7 +135,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
         kept.memory = Reread(key, tensor)
-        kept.storage = internals.storage_ref(tensor.untyped_storage())
+        kept.storage = internals.storage_ref(tensor)
         recorder.memory.expect(kept.memory)
         if recorder.contents is not None:
             kept.digest = fingerprint(tensor)

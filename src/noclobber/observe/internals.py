@@ -77,6 +77,8 @@ def current_node() -> Any:
 
 # Not by their names on a tensor, which may be replaced while noclobber is on (aliases.py).
 address: Callable[[torch.Tensor], int] = C.TensorBase.data_ptr
+identity: Callable[[torch.Tensor], int] = C.TensorBase._cdata.__get__
+"""What tells a tensor, whatever Python object stands for it, while it is there. It is used again then."""
 storage: Callable[[torch.Tensor], Any] = C.TensorBase.untyped_storage
 """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
 
@@ -109,15 +111,25 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _identity(tensor: torch.Tensor) -> int | None:
     try:
-        while C._functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = C._functorch.get_unwrapped(tensor)
-        return int(storage(tensor)._cdata)
+        return int(storage(_unwrapped(tensor))._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
 
-storage_ref: Callable[[Any], Any] = torch.multiprocessing.reductions.StorageWeakRef
-"""Tells by `expired()` whether a storage is still there, without holding its memory (torch leaves it untyped)."""
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What the wrappers of functorch are around."""
+    while C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def storage_ref(tensor: torch.Tensor) -> Any:
+    """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
+
+    Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
+    not forbid `swap_tensors` (torch 2.13; tests/observe/test_untracked.py).
+    """
+    return torch.multiprocessing.reductions.StorageWeakRef(storage(_unwrapped(tensor)))  # type: ignore[no-untyped-call]
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -38,6 +38,8 @@ class _Hooked:
     tensor: Tensor
     place: Place | None
     key: int
+    storage: Any
+    """Tells whether the memory that `key` means is still there."""
     node: int
     behind: int
     write: Record | None = None
@@ -58,14 +60,15 @@ class Replaced:
         behind = tensor.grad_fn.next_functions[0][0]
         if behind is not None and len(self._hooked) < _MOST:
             about, number = testimony.unnamed(tensor), tensor.grad_fn._sequence_nr()
-            self._hooked.append(_Hooked(about, place, key, number, behind._sequence_nr()))
+            storage = internals.storage_ref(tensor)
+            self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
             if self._look not in self._recorder.attentive:
                 self._recorder.attentive.append(self._look)
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         recorder = self._recorder
         for hooked in self._hooked:
-            if hooked.key == key and hooked.write is None:
+            if hooked.key == key and hooked.write is None and not hooked.storage.expired():
                 step, backwards = recorder.thread.step, len(recorder.backwards)
                 hooked.write = record(written, tensor, key, place_of(frame), step, backwards)
 
