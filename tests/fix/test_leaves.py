@@ -1,5 +1,7 @@
 """A leaf has the same name in two runs of a program, wherever the program keeps it."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -16,9 +18,7 @@ def test_names_lead_through_modules_containers_and_plain_objects():
     loose, params, holder = torch.ones(2), [torch.ones(2)], Holder(torch.ones(2))
     found = leaves.names()
     here = "test_names_lead_through_modules_containers_and_plain_objects: "
-    got = [
-        found.tensors[id(one)].removeprefix(here) for one in (net[0].weight, loose, params[0], holder.weights["first"])
-    ]
+    got = [found.name_of(one).removeprefix(here) for one in (net[0].weight, loose, params[0], holder.weights["first"])]
     assert got == ["net.0.weight", "loose", "params[0]", "holder.weights['first']"]
     assert found.modules[here + "net"] is net
 
@@ -32,3 +32,21 @@ def test_a_view_is_not_asked_whether_it_is_a_leaf():
     leaves.names()
     with pytest.raises(RuntimeError, match="leaf"):
         second.mul_(2)
+
+
+class MadeWhenAsked(Mapping):
+    def __getitem__(self, key):
+        return torch.ones(2)
+
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2
+
+
+def test_what_a_mapping_makes_when_asked_lends_its_name_to_nothing_else():
+    made = MadeWhenAsked()
+    found = leaves.names()
+    assert len(made) == 2
+    assert {found.name_of(torch.ones(2)) for _ in range(100)} == {""}

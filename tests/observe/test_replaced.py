@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import noclobber
+from tests.observe.used_again import until_used_again
 
 
 def warned(program):
@@ -141,3 +142,17 @@ def test_a_captured_activation():
         return torch.autograd.grad(score, kept.pop())
 
     assert warned(attribute) == ["NC209"]
+
+
+def test_other_memory_at_the_address_of_a_view_that_had_a_hook():
+    def program():
+        x = torch.ones(64, 64, requires_grad=True)
+        base = x * 2
+        view = base.flatten()
+        view.register_hook(print)
+        loss, was = base.sum(), base.data_ptr()
+        del base, view
+        until_used_again(lambda: torch.ones(64, 64), torch.Tensor.data_ptr, was).add_(1)
+        loss.backward()
+
+    assert warned(program) == []

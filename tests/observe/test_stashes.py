@@ -5,6 +5,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tests.observe.hearing import bare, hear, is_marked
+from tests.observe.used_again import until_used_again
 
 
 class Square(torch.autograd.Function):
@@ -198,3 +199,21 @@ def test_right_gradients_are_quiet(function, write, contents):
     heard, gradient = hear(gradient_of(function, write), contents)
     assert torch.equal(gradient, bare(gradient_of(function, nothing)))
     assert not heard.clobbers
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_another_tensor_put_where_one_was(contents):
+    """Its `id` is that of the one which the Function put there."""
+
+    def program():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        y = Listed.apply(x * 1.5)
+        kept = y.grad_fn.all
+        was = id(kept.pop())
+        kept.append(until_used_again(lambda: torch.zeros(3), id, was))
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program, contents)
+    assert torch.equal(gradient, bare(program))
+    assert heard.clobbers == []

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
+from tests.observe.used_again import until_used_again
 
 
 def warned(program):
@@ -331,6 +332,40 @@ def without_grad(net, mean):
 def initialised(net, mean):
     net[0].weight.data.normal_(0, 0.1)
     nn.init.zeros_(net[0].bias)
+
+
+def copied(leaf, source):
+    leaf.data.copy_(source)
+
+
+def given(leaf, source):
+    leaf.data = source
+
+
+@pytest.mark.parametrize("write", [copied, given])
+def test_another_leaf_where_one_was_that_had_been_written(write):
+    source = nn.Parameter(torch.ones(3))
+
+    def program():
+        gone, data = nn.Parameter(torch.zeros(3)), torch.zeros(3)
+        write(gone, source * 2)
+        was = id(gone)
+        del gone
+        leaf = until_used_again(lambda: nn.Parameter(data), id, was)
+        (leaf * 2).sum().backward()
+
+    assert warned(program) == []
+
+
+def test_the_leaf_that_was_written_is_told_of_though_it_was_swapped():
+    def program():
+        leaf, other, source = (nn.Parameter(torch.ones(3)) for _ in range(3))
+        leaf.data.copy_(source * 2)
+        torch.utils.swap_tensors(leaf, other)
+        (leaf * 2).sum().backward()
+        (other * 2).sum().backward()
+
+    assert warned(program) == ["NC208"]
 
 
 @pytest.mark.parametrize(

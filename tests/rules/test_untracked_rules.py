@@ -81,7 +81,11 @@ UNTRACKED = Program("""
 
 
 def untracked(
-    piece: str, op: str, how: Literal["no_grad", "data", "assigned"], tensor: Tensor, source: Tensor | None = None
+    piece: str,
+    op: str,
+    how: Literal["no_grad", "inference_mode", "data", "assigned"],
+    tensor: Tensor,
+    source: Tensor | None = None,
 ) -> Finding:
     read = Read("", UNTRACKED.at("loss.backward()"))
     finding = the(Untracked(write(op, UNTRACKED.at(piece), version_after=0), how, tensor, read, source))
@@ -98,6 +102,12 @@ def test_a_mask_under_no_grad() -> None:
     assert "without the derivative of `mul_`" in finding.notes[0]
     assert UNTRACKED.edited(finding).splitlines()[:2] == ["h = h.mul(keep)", "g.data *= 2"]
     assert "`h = h + (new - h).detach()`" in helped(finding)
+
+
+def test_a_mask_under_inference_mode() -> None:
+    finding = untracked("h.mul_(keep)", "aten::mul_", "inference_mode", Tensor((4,), name="h"))
+    assert finding.message == "`h` is changed under `inference_mode`: the gradient is as if that had not happened"
+    assert finding.notes[0].startswith("under `inference_mode` nothing is recorded")
 
 
 def test_a_change_through_data() -> None:

@@ -54,12 +54,13 @@ class Undeclared:
 class Untracked:
     """A tensor in the graph was given values that autograd knows nothing of, and was then differentiated through.
 
-    `how`: under `no_grad`, through `.data`, or by `t.data = u`. `source` is the value written, where that itself is in
-    a graph, which is cut off there; None where the write has a derivative of its own (`mul_`, `relu_`): it is left out.
+    `how`: under `no_grad` or `inference_mode`, through `.data`, or by `t.data = u`. `source` is the value written,
+    where that itself is in a graph, which is cut off there; None where the write has a derivative of its own (`mul_`,
+    `relu_`): it is left out.
     """
 
     write: Write
-    how: Literal["no_grad", "data", "assigned"]
+    how: Literal["no_grad", "inference_mode", "data", "assigned"]
     tensor: Tensor
     read: Read
     source: Tensor | None = None

@@ -65,8 +65,23 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
 
 def _assigned(recorder: Recorder, handles: list[saves.Handle], tensor: torch.Tensor) -> None:
     for handle in handles:
-        _moved(handle, saves.alias_of(tensor))
+        _moved(handle, _alias_of(tensor, handle.alias))
         recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+
+
+def _alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """An alias of a tensor that was given other memory; `old` is the one that it had before.
+
+    Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
+    and the engine refuses to take it from a hook (torch 2.13; tests/observe/test_inference.py).
+    """
+    if not tensor.is_inference():
+        return saves.alias_of(tensor)
+    with internals.aside():
+        alias, shown = old.detach(), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        shown.set_(internals.storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        internals.give(alias, shown)
+    return alias
 
 
 def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:

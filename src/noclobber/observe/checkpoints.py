@@ -60,7 +60,9 @@ def arm(recorder: Recorder, way: Way) -> None:
     way.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
     if (asks := getattr(module, "_current_user_saved_tensors_hooks", None)) is not None:
         # From torch 2.15 on a selective checkpoint warns of the program's hooks, or passes what it keeps through them.
-        way.patches.put(module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: foreign_hooks.theirs(asks)))
+        way.patches.put(
+            module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: foreign_hooks.theirs(asks))
+        )
     arguments.arm(recorder, way)
     _watch_reentrant(recorder, way, module.CheckpointFunction)
 

@@ -14,7 +14,7 @@ from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe import graph, internals, testimony
 from noclobber.observe.contents import fingerprint
-from noclobber.observe.records import Backward, geometry
+from noclobber.observe.records import Backward, geometry, tensor_on
 from noclobber.observe.ways import Way
 
 Notice = Callable[[GradientWrite], None]
@@ -40,7 +40,7 @@ class Spoil:
         self._all = given.nbytes == given.untyped_storage().nbytes()
         self.counted = False
         """Whether the node ran, and `others` is known."""
-        self.storage = internals.storage_ref(tensor.untyped_storage())
+        self.storage = internals.storage_ref(tensor)
         self.told = False
         self.changed: bool | None = None
         """Whether the bytes are others; None until the code that wrote has returned."""
@@ -91,13 +91,9 @@ class Spoil:
             self.others = max(self.others, 0) + sharing - views
 
     def _fingerprint(self) -> Any:
-        storage = internals.storage_at(self.storage.cdata)
-        if storage is None:
-            return None
-        offset, shape, strides, dtype = self._geometry
         with internals.aside():
-            shown: Any = torch.empty(0, dtype=dtype, device=storage.device)
-            return fingerprint(shown.set_(storage, offset, shape, strides))
+            shown = tensor_on(self.storage, self._geometry)
+            return None if shown is None else fingerprint(shown)
 
     def keep(self) -> bool:
         """Remember the bytes as this backward leaves them; False where nobody holds them any more."""

@@ -129,7 +129,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = written_by(func._schema)
-        versions = [(one, one._version) for one in _tensors(args)] if "_foreach_" in func._schema.name else []
+        several = _tensors(args) if "_foreach_" in func._schema.name else []
+        versions = [(one, version) for one in several if (version := internals.version_of(one)) is not None]
         result = func(*args, **kwargs)
         for tensor, version in versions if written is not None else ():
             if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from noclobber.observe import graph, internals, leaves, patches, saves
 from noclobber.observe.fresh import Fresh
+from noclobber.observe.records import Geometry, geometry, tensor_on
 
 Truncation = Literal["", "step", "backward"]
 """What of a leaf's gradient counts: all of it, or only what flowed since an optimizer last stepped it, or since the
@@ -54,7 +55,8 @@ class Evidence:
         self._most, self._until = most, time.monotonic() + seconds
         self._retaining, self._wanted, self._whole = retaining, wanted, whole
         self._fresh = Fresh(truncation) if truncation else None
-        self._named: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._named: dict[str, tuple[Any, Geometry]] = {}
+        """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
         self._depth = 0
         self._process = os.getpid()
@@ -82,7 +84,7 @@ class Evidence:
 
     def ended(self) -> None:
         """The program has come to its own end: record what its leaves, and the modules that were there, hold now."""
-        alive = {name: leaf for name, one in self._named.items() if (leaf := one()) is not None}
+        alive = {name: leaf for name, one in self._named.items() if (leaf := tensor_on(*one)) is not None}
         for name, held in self._modules.items():
             if (module := held()) is not None:
                 alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_parameters(module))
@@ -106,7 +108,11 @@ class Evidence:
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
             call = _Call(t_outputs, roots, copied if whole else sketch)
-            self._named.update((name, weakref.ref(leaf)) for name, leaf in call.named.items())
+            self._named.update(
+                (name, (internals.storage_ref(leaf), geometry(leaf)))
+                for name, leaf in call.named.items()
+                if internals.storage_key(leaf) is not None
+            )
             self._modules.update((name, weakref.ref(one)) for name, one in call.modules.items())
             if self._fresh is not None:
                 call.hooks += self._fresh.cut(roots)
@@ -165,13 +171,14 @@ class _Call:
             self.roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, str, list[Any]]] = []
         self.hooks: list[Any] = []
-        named, self.modules = leaves.names()
+        found = leaves.names()
+        self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
         for node in graph.walk(roots):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.Tensor):
                 got: list[Any] = []
-                name = named.get(id(leaf), "")
+                name = found.name_of(leaf)
                 if name:
                     self.named[name] = leaf
                 with torch.no_grad():

@@ -170,7 +170,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
         kept.memory = Reread(key, tensor)
-        kept.storage = internals.storage_ref(tensor.untyped_storage())
+        kept.storage = internals.storage_ref(tensor)
         recorder.memory.expect(kept.memory)
         if recorder.contents is not None:
             kept.digest = fingerprint(tensor)
@@ -203,7 +203,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
         return
     node = internals.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
-    current = max(memory.version, tensor._version, 0 if original is None else original._version)
+    current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
     if not testimony.is_read(kept, node):

@@ -18,6 +18,7 @@ class Fresh:
     def __init__(self, since: Literal["step", "backward"]) -> None:
         self._since = since
         self._bounds: dict[int, int] = {}
+        """By the `id` of a leaf. Where it is used again, nothing is older than the step that the new leaf goes into."""
         self._bound = 0
 
     def arm(self) -> None:

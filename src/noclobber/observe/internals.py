@@ -41,8 +41,9 @@ address: Callable[[torch.Tensor], int] = _not_yet
 """Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py)."""
 storage: Callable[[torch.Tensor], Any] = _not_yet
 """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
-storage_ref: Callable[[Any], Any] = _not_yet
-"""Tells by `expired()` whether a storage is still there, without holding its memory (torch leaves it untyped)."""
+_storage_ref: Callable[[Any], Any] = _not_yet
+_data: Any = _not_yet
+_cdata: Any = _not_yet
 push_hooks: Callable[[Any, Any], None] = _not_yet
 pop_hooks: Callable[[], None] = _not_yet
 top_hooks: Callable[[bool], Any] = _not_yet
@@ -69,7 +70,9 @@ _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
     "storage": "_C.TensorBase.untyped_storage",
-    "storage_ref": "multiprocessing.reductions.StorageWeakRef",
+    "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
+    "_data": "_C.TensorBase.data",
+    "_cdata": "_C.TensorBase._cdata",
     "push_hooks": "_C._autograd._push_saved_tensors_default_hooks",
     "pop_hooks": "_C._autograd._pop_saved_tensors_default_hooks",
     "top_hooks": "_C._autograd._top_saved_tensors_default_hooks",
@@ -149,6 +152,22 @@ def set_backward_call(call: Any) -> None:
         _take_aside(_CALL)
 
 
+def take(tensor: torch.Tensor) -> torch.Tensor:
+    """What `tensor.data` gives."""
+    taken: torch.Tensor = _data.__get__(tensor)
+    return taken
+
+
+def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """What `tensor.data = data` does."""
+    _data.__set__(tensor, data)
+
+
+def identity(tensor: torch.Tensor) -> int:
+    """What tells a tensor, whatever Python object stands for it, while it is there. It is used again then."""
+    return int(_cdata.__get__(tensor))
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """What tells whether two tensors share memory: where their storage begins; None without one (sparse, opaque).
 
@@ -182,6 +201,15 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
+
+
+def storage_ref(tensor: torch.Tensor) -> Any:
+    """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
+
+    Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
+    not forbid `swap_tensors` (torch 2.13; tests/observe/test_untracked.py).
+    """
+    return _storage_ref(storage(unwrapped(tensor)))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
@@ -241,9 +269,18 @@ def never_compile(function: Callable[..., Any], *, nor_its_calls: bool = True) -
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes."""
-    with torch.no_grad(), unlogged(), no_modes(), plain():
+    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes.
+
+    Out of inference mode too: what is made there has no version counter, and can be written nowhere else (torch 2.13;
+    tests/observe/test_inference.py).
+    """
+    with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
         yield
+
+
+def usual() -> AbstractContextManager[Any]:
+    """Leave the program's inference mode. What is made inside requires a gradient again, but for `no_grad`."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def let_through() -> None:

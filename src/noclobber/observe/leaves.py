@@ -19,10 +19,14 @@ _DEEP = 3
 
 
 class Names(NamedTuple):
-    """`tensors` by `id`: "train: net.fc.weight". `modules` by their own name: "train: net"."""
+    """`tensors`, each with its name, by `id`: "train: net.fc.weight". `modules` by their own name: "train: net"."""
 
-    tensors: dict[int, str]
+    tensors: dict[int, tuple[str, torch.Tensor]]
     modules: dict[str, torch.nn.Module]
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """What a tensor is called; empty where nothing leads to it."""
+        return self.tensors.get(id(tensor), ("", None))[0]
 
 
 def names() -> Names:
@@ -37,11 +41,11 @@ def names() -> Names:
             for label, value in islice(list(scope.items()), _MOST_VALUES):
                 for name, one in _below(f"{frame.f_code.co_name}: {label}", value, _DEEP):
                     if isinstance(one, torch.Tensor):
-                        found.tensors.setdefault(id(one), name)
+                        found.tensors.setdefault(id(one), (name, one))
                         continue
                     found.modules.setdefault(name, one)
                     for path, parameter in torch.nn.Module.named_parameters(one):
-                        found.tensors.setdefault(id(parameter), f"{name}.{path}")
+                        found.tensors.setdefault(id(parameter), (f"{name}.{path}", parameter))
     return found
 
 

@@ -19,14 +19,14 @@ _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, Builti
 def tensors_read(*values: Any) -> list[torch.Tensor]:
     """The tensors that can be reached from functions, modules, containers and plain objects, each once."""
     found: dict[int, torch.Tensor] = {}
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}
     waiting = [(value, _DEEPEST) for value in values]
     while waiting:
         value, depth = waiting.pop()
         if isinstance(value, torch.Tensor):
             found[id(value)] = value
         elif not isinstance(value, _LEAVES) and id(value) not in seen and depth:
-            seen.add(id(value))
+            seen[id(value)] = value
             waiting.extend((inner, depth - 1) for inner in _inside(value))
     return list(found.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -62,6 +62,17 @@ def geometry(tensor: torch.Tensor) -> Geometry:
         return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
     except (RuntimeError, NotImplementedError):
         return (None, tensor.shape, None, tensor.dtype)
+
+
+def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
+    """The tensor of a geometry on what `internals.storage_ref` gave for its storage; None once that is gone."""
+    memory: Any = internals.storage_at(storage.cdata)
+    if memory is None:
+        return None
+    offset, shape, strides, dtype = geometry
+    shown: Any = torch.empty(0, dtype=dtype, device=memory.device)
+    shown.set_(memory, offset, shape, strides)
+    return cast(torch.Tensor, shown)
 
 
 def record(

@@ -101,7 +101,7 @@ class Region:
         """
         if packed.digest is not None:
             return self.digest(tensor) != packed.digest
-        current, key = int(tensor._version), internals.storage_key(tensor)
+        current, key = internals.version_of(tensor) or 0, internals.storage_key(tensor)
         if current <= packed.version or key is None:
             return False
         reread = self.source(tensor)
@@ -121,7 +121,7 @@ class Region:
         known = testimony.tensor_of(tensor, reread.alias)
         begin = self.again if reread.alias not in self.outside else self.begin
         reread.version = version
-        return rereads.writes_to(reread, rereads.since(self.memory, begin), known, int(tensor._version))
+        return rereads.writes_to(reread, rereads.since(self.memory, begin), known, internals.version_of(tensor) or 0)
 
     def _kept_again(self) -> Iterator[tuple[Reread, torch.Tensor]]:
         """What a reentrant region, run anew, has saved of the memory outside."""
@@ -189,7 +189,7 @@ class Region:
         """
         self.told = True
         backward = self.recorder.reading()
-        key, current = internals.storage_key(tensor), int(tensor._version)
+        key, current = internals.storage_key(tensor), internals.version_of(tensor) or 0
         known, name = testimony.tensor_of(tensor, key), node.name() if node is not None else ""
         read = Read(name, site_of(backward.place), testimony.call_of(backward))
         is_own = not reentrant and key is not None and self.source(tensor) is None

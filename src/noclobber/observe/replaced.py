@@ -40,6 +40,8 @@ class _Hooked:
     tensor: Tensor
     place: Place | None
     key: int
+    storage: Any
+    """Tells whether the memory that `key` means is still there."""
     node: int
     behind: int
     write: Record | None = None
@@ -68,12 +70,13 @@ class Replaced:
             about, number = testimony.unnamed(tensor), tensor.grad_fn._sequence_nr()
             if not self._hooked:
                 self._recorder.attend(self._looking)
-            self._hooked.append(_Hooked(about, place, key, number, behind._sequence_nr()))
+            storage = internals.storage_ref(tensor)
+            self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         recorder = self._recorder
         for hooked in self._hooked:
-            if hooked.key == key and hooked.write is None:
+            if hooked.key == key and hooked.write is None and not hooked.storage.expired():
                 step, backwards = recorder.thread.step, len(recorder.thread.backwards)
                 hooked.write = record(written, tensor, key, place_of(frame), step, backwards)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from noclobber.model.events import Tensor, Write
-from noclobber.observe import testimony
+from noclobber.observe import internals, testimony
 from noclobber.observe.memory import Mark, Memory, Reread
 from noclobber.observe.records import Record
 
@@ -58,7 +58,7 @@ def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Wri
         if tensor is None or not numbers:
             continue
         known = testimony.tensor_of(tensor, reread.alias)
-        writes = writes_to(reread, [records[index] for index in numbers], known, int(tensor._version))
+        writes = writes_to(reread, [records[index] for index in numbers], known, internals.version_of(tensor) or 0)
         for index, write in zip(numbers, writes, strict=True):
             place = records[index].place
             if place not in found or found[place][0] > index:

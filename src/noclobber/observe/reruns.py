@@ -106,7 +106,7 @@ class Past:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
-                    _give(tensor, _copied(kept))
+                    internals.give(tensor, _copied(kept))
             for needed in list(self._reached):  # which loses those that die meanwhile
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
@@ -119,7 +119,7 @@ class Past:
             elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
                 if isinstance(tensor, torch.Tensor) and internals.storage_key(tensor) in elsewhere:
-                    _give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
+                    internals.give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
             yield
 
     def standing_in(self) -> AbstractContextManager[Any]:
@@ -147,11 +147,11 @@ class Past:
             return
         if internals.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
             undo.callback(
-                _give, tensor, _data().__get__(tensor)
+                internals.give, tensor, internals.take(tensor)
             )  # it was given other memory: `tensor.data = u`, `set_`
-            _give(tensor, needed.alias)
+            internals.give(tensor, needed.alias)
         elif suspect.kept is not None:
-            memory = _data().__get__(tensor)
+            memory = internals.take(tensor)
             undo.callback(_overwrite, memory, _copied(memory))
             _overwrite(memory, suspect.kept)
             swapped.append((tensor, needed))
@@ -296,14 +296,6 @@ def _first_write(handle: Handle) -> Record | None:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     with internals.aside():
         return tensor.detach().clone()
-
-
-def _data() -> Any:
-    return internals.private("_C.TensorBase.data")
-
-
-def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    _data().__set__(tensor, data)
 
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:

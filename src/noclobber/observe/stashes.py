@@ -35,7 +35,7 @@ class Stash(Handle):
     """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
 
     The tensor is looked up on the ctx when asked for: a weak reference to it would keep `swap_tensors` from working.
-    `identity` tells whether it is the same object still.
+    `identity` is its `id`, which helps to tell whether it is the same object still.
     """
 
     __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
@@ -145,7 +145,7 @@ class Stashes:
         for stash in self.of(ctx):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
-            if value is None or (elsewhere and id(value) != stash.identity):
+            if value is None or (elsewhere and not _is_the_same(stash, value)):
                 continue  # another tensor was put in its place
             if _kept(stash) is not None:
                 continue
@@ -249,7 +249,7 @@ def _old(stash: Stash) -> torch.Tensor | None:
     value = stash.tensor()
     if value is None or not isinstance(stash.version, Suspect):
         return None
-    if id(value) != stash.identity or not _is_elsewhere(stash, value):
+    if not _is_elsewhere(stash, value) or not _is_the_same(stash, value):
         return None
     if _kept(stash) is None and not _is_spared(stash):
         return None
@@ -272,6 +272,18 @@ def _is_spared(stash: Stash) -> bool:
 def _is_elsewhere(stash: Stash, value: torch.Tensor) -> bool:
     """Whether the tensor on the ctx lies on other memory than when forward had ended."""
     return internals.storage_key(value) != internals.storage_key(stash.alias)
+
+
+def _is_the_same(stash: Stash, value: torch.Tensor) -> bool:
+    """Whether a tensor that lies elsewhere than the stash's alias is what was kept: it was seen to be given that other
+    memory, or to be written there and a copy made. Its `id` alone says nothing, as it may have been used again."""
+    suspect, version = stash.version, stash.alias._version
+    if id(value) != stash.identity:
+        return False
+    if saves.version_at_save(stash) != version == internals.version_of(value):
+        return True  # they share a counter, and `set_` counts
+    key, writes = internals.storage_key(value), suspect.writes if isinstance(suspect, Suspect) else ()
+    return any(noted.written.only_moves or noted.key == key for noted, _ in writes)
 
 
 def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:

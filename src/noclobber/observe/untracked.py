@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from noclobber.observe.recorder import Recorder
 
-How = Literal["no_grad", "data", "assigned"]
+How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """A constant that is added has no part in the gradient, so these may go unseen."""
 _LARGEST = 1 << 22
@@ -36,13 +36,30 @@ _MOST = 64
 
 
 class _Target(NamedTuple):
-    """A tensor of the graph, without holding it: a weak reference would forbid `swap_tensors`."""
+    """A tensor of the graph, without holding it: a weak reference to it would forbid `swap_tensors`."""
 
     key: int
+    storage: Any
+    """Tells whether the memory that `key` means is still there."""
     identity: int
-    """The `id` of a leaf, 0 for others."""
+    """What tells a leaf, as long as its memory is there; 0 for others."""
     node: int
     """The sequence number of the node that it is an output of; UNNUMBERED for a leaf."""
+
+    def is_leaf(self, tensor: Any) -> bool:
+        """Whether this is that leaf. Both of its addresses are used again once it is gone, but not with its storage."""
+        if not self.identity or not isinstance(tensor, torch.Tensor) or internals.identity(tensor) != self.identity:
+            return False
+        return self.is_on(internals.storage_key(tensor))
+
+    def is_on(self, key: int | None) -> bool:
+        """Whether this is the memory of the tensor."""
+        return self.key == key and not self.storage.expired()
+
+    def moved_to(self, value: torch.Tensor) -> _Target | None:
+        """The same tensor once it has the memory of another; None where that has none."""
+        key = internals.storage_key(value)
+        return None if key is None else self._replace(key=key, storage=internals.storage_ref(value))
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +95,8 @@ class Untold:
         self._recorder = recorder
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
-        self.taken: deque[tuple[_Target, Any]] = deque(maxlen=8)
-        """The tensors whose `.data` was taken last, and what tells whether their storage is still there."""
+        self.taken: deque[_Target] = deque(maxlen=8)
+        """The tensors whose `.data` was taken last."""
 
     def arm(self, way: Way) -> None:
         """Begin."""
@@ -91,7 +108,7 @@ class Untold:
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
         if tensor.requires_grad and (target := _target(tensor)) is not None:
-            self.taken.append((target, internals.storage_ref(internals.storage(tensor))))
+            self.taken.append(target)
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
@@ -127,11 +144,10 @@ class Untold:
         if not torch.is_grad_enabled():
             whole = tensor._base if tensor._is_view() else tensor
             if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
-                return target, "no_grad"
+                return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
         if tensor.requires_grad:
             return None
-        there = (taken for taken, storage in reversed(self.taken) if taken.key == key and not storage.expired())
-        return next(((taken, "data") for taken in there), None)
+        return next(((taken, "data") for taken in reversed(self.taken) if taken.is_on(key)), None)
 
     def _into_leaf(
         self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
@@ -154,17 +170,19 @@ class Untold:
             if value.requires_grad:
                 self._cut_off(noted, "assigned", target, value)
             return
+        if (target := target.moved_to(value)) is None:
+            return
         source = testimony.unnamed(value) if value.requires_grad else None
-        target = target._replace(key=internals.storage_key(value) or 0)
         unseen = _Unseen(noted, "assigned", target, testimony.unnamed(tensor), source)
         small = tensor.shape == value.shape and value.nbytes <= _LARGEST
         if not small or unseen.has_changed(value, tensor):
             self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
-        if value.grad_fn is not None and not _only_of(value.grad_fn, leaf.identity):
+        there = leaf.moved_to(value)
+        if there is not None and value.grad_fn is not None and not _only_of(value.grad_fn, leaf):
             about = testimony.unnamed(value)
-            self._waiting.append(_Unseen(noted, how, leaf, about, source=about))
+            self._waiting.append(_Unseen(noted, how, there, about, source=about))
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         recorder = self._recorder
@@ -181,14 +199,17 @@ class Untold:
         for unseen in waiting:
             unseen.waited += 1
         inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
-        leaves = {unseen.target.identity: unseen for unseen in waiting if unseen.target.identity}
+        leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, seen, arrived = list[Any](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
             if (following, index) in seen:
                 continue
             number = following._sequence_nr()
             leaf = getattr(following, "variable", None)
-            reached = leaves.get(id(leaf)) if number == graph.UNNUMBERED else inner.get(number)
+            if number == graph.UNNUMBERED:
+                reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
+            else:
+                reached = inner.get(number)
             if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
                 seen.add((following, index))
                 look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
@@ -285,16 +306,16 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     key = internals.storage_key(tensor)
     if key is None or tensor._is_view():
         return None
-    producer = tensor.grad_fn
+    producer, storage = tensor.grad_fn, internals.storage_ref(tensor)
     if producer is None:
-        return _Target(key, id(tensor), graph.UNNUMBERED)
-    return _Target(key, 0, producer._sequence_nr())
+        return _Target(key, storage, internals.identity(tensor), graph.UNNUMBERED)
+    return _Target(key, storage, 0, producer._sequence_nr())
 
 
-def _only_of(root: Any, leaf: int) -> bool:
+def _only_of(root: Any, leaf: _Target) -> bool:
     """Whether a small graph depends on one leaf alone: a parameter put back into bounds, which means no gradient."""
     for count, node in enumerate(graph.walk([root])):
         variable = getattr(node, "variable", None)
-        if count > 4 or (variable is not None and id(variable) != leaf):
+        if count > 4 or (variable is not None and not leaf.is_leaf(variable)):
             return False
     return True

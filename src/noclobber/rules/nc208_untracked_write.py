@@ -1,13 +1,14 @@
 """NC208 untracked-write: a tensor in the graph is given values that autograd does not know of
 
 What happens
-    A tensor that was computed from parameters is changed under `torch.no_grad()` or through `.data`, or is given
-    another tensor's values by `t.data = u`. The program goes on with it and calls backward. The gradient is that
-    of a computation in which the change did not happen, or the tensor whose values were taken gets none.
+    A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
+    through `.data`, or is given another tensor's values by `t.data = u`. The program goes on with it and calls
+    backward. The gradient is that of a computation in which the change did not happen, or the tensor whose values
+    were taken gets none.
 
 Why
-    Autograd differentiates what it has recorded. Under `no_grad`, and for `.data`, nothing is recorded: the
-    values change and the graph doesn't. PyTorch can't know whether that was meant.
+    Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data`, nothing is
+    recorded: the values change and the graph doesn't. PyTorch can't know whether that was meant.
 
 Example
     import torch
@@ -57,7 +58,12 @@ MESSAGES = ()
 
 _WHOLE = ("copy_", "data=", "set_", "index_put_", "masked_scatter_", "")
 """Operators that take the values of another tensor as they are."""
-_WHERE = {"no_grad": "under `no_grad`", "data": "through `.data`", "assigned": "by `t.data = u`"}
+_WHERE = {
+    "no_grad": "under `no_grad`",
+    "inference_mode": "under `inference_mode`",
+    "data": "through `.data`",
+    "assigned": "by `t.data = u`",
+}
 
 
 def find(event: Event) -> Finding | None:
@@ -106,8 +112,12 @@ def _bare(node: ast.expr) -> str:
 
 
 def _unrecorded(event: Untracked, write: Write) -> str:
-    how = {"no_grad": "under `no_grad` nothing is recorded", "data": "of a write through `.data` nothing is recorded"}
-    recorded = how.get(event.how, "an assignment to `.data` is not recorded")
+    recorded = {
+        "no_grad": "under `no_grad` nothing is recorded",
+        "inference_mode": "under `inference_mode` nothing is recorded",
+        "data": "of a write through `.data` nothing is recorded",
+        "assigned": "an assignment to `.data` is not recorded",
+    }[event.how]
     if event.source is not None:
         return f"{recorded}: backward takes the new values for constants, and ends here"
     left_out = writer_in_words(write)
