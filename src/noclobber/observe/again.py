@@ -33,10 +33,10 @@ def arm(recorder: Recorder, way: Way) -> None:
         internals.push_hooks(*instead)
 
         def ended(result: Any, error: BaseException | None) -> None:
-            forget()
-            if saves.are_ours(internals.top_hooks(True)):
+            if internals.top_hooks(True) == instead:
                 internals.pop_hooks()
                 internals.push_hooks(*hooks)
+            forget()
 
         return ended
 

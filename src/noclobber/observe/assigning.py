@@ -23,7 +23,7 @@ _ASSIGNED = Written("data=", (), True)
 def arm(recorder: Recorder, way: Way) -> None:
     """See every assignment, and where `.data` is read, until the recorder disarms."""
     native = internals.private("_C.TensorBase.data")
-    take, data_taken = native.__get__, recorder.untold.data_taken
+    take, data_taken, live = native.__get__, way.entry(recorder.untold.data_taken), recorder.live
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
         data_taken(tensor)
@@ -31,10 +31,17 @@ def arm(recorder: Recorder, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        assigned = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
+        handles = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
         native.__set__(tensor, value)
-        if assigned:
-            way.guarded(lambda: _assigned(recorder, assigned, tensor))
+        if handles:
+            way.guarded(lambda: _assigned(recorder, handles, tensor))
+        if not way.on and recorder.watching:
+            # What backward reads is to be what PyTorch would read, all the same.
+            for table in (live.unsorted, *list(live.by_storage.values())):
+                for reference in table:
+                    handle = reference()
+                    if handle is not None and handle() is tensor and tensor.grad_fn is None:
+                        handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
 
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 

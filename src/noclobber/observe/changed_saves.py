@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals, saves, testimony, words
@@ -19,29 +20,23 @@ if TYPE_CHECKING:
 def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
     """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
     raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
-
-    Where noclobber itself fails, what is left is PyTorch's own check of the version.
     """
-    try:
-        return _read(recorder, handle, digest, silently=silently)
-    except ClobberError:
-        raise
-    except Exception as failure:
-        recorder.core.fail(failure)
-    return saves.checked(handle)
-
-
-def _read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
     alias, version, current = handle.alias, handle.version, int(handle.alias._version)
     node, expected = internals.current_node(), saves.version_at_save(handle)
+    guarded = recorder.core.guarded
     if not silently and not testimony.is_read(handle, node):
         return alias
     if isinstance(version, Suspect):
         if version.kept is not None:
             return version.kept
-        if version.refuses is not None and silently and refusals.is_refused(handle, node):
-            raise refusals.detached(handle, recorder.reading())
-    guarded = recorder.core.guarded
+        # PyTorch refuses an input that was detached in place; but not to custom Functions, nor outside of a backward:
+        # there it unpacks with a node that stands in for the lost one; nor where the tensor was given a new node since
+        # (saved_variable.cpp of torch 2.13).
+        asks = node is not None and not isinstance(node, BackwardCFunction)
+        if version.refuses is not None and silently and asks and ((saved := handle()) is None or saved.grad_fn is None):
+            error = ClobberError(version.refuses)
+            guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, str(error), recorder.reading())))
+            raise error
     if current != expected:
         if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
             return alias  # where bytes are preserved: what moved the version was written elsewhere

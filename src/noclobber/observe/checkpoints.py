@@ -27,6 +27,7 @@ from noclobber.observe import (
 )
 from noclobber.observe.memory import Mark
 from noclobber.observe.regions import Packed, Region
+from noclobber.observe.saves import Suspect
 from noclobber.observe.sites import place_of
 from noclobber.observe.ways import Way
 
@@ -83,8 +84,16 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     region.past = past = reruns.Past(region.recorder, region.way, region.place, in_forward, reached)
 
     def recompute_fn(*args: Any) -> None:
-        with past.running_anew_for(weak()):
+        stack = ExitStack()
+        leave = region.way.entry(stack.close, also_off=True)
+        try:
+            if not region.way.guarded(lambda: past.enter_for(stack, weak())):
+                leave()
+                if any(isinstance(one.version, Suspect) for one in list(past.reached)):
+                    raise ClobberError(reruns.LOST)
             native(*args)
+        finally:
+            leave()
 
     frame.recompute_fn = recompute_fn
 
@@ -109,6 +118,8 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
         before = guarded(lambda: (recorder.memory.mark(), recorder.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
         read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
+        if read is None and region.past is not None and region.past.has_put_back:
+            raise ClobberError(reruns.LOST)
         return tensor if read is None else read
 
     hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
@@ -216,7 +227,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         ctx.noclobber_region = (region, packed, before, run_function)
         if region.past is not None:
             region.past.forward_ended()
-            ctx.run_function = _with_past(region, region.past, packed, before, ref(ctx), run_function)
+            ctx.run_function = functools.partial(_run_anew, region, packed, before, ref(ctx), run_function, None)
 
     @functools.wraps(backward)
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
@@ -224,13 +235,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         region, packed, before, run = watched
         if region is None or region.past is not None or not recorder.listeners:
             return backward(ctx, *gradients)
-        told = recorder.told
-
-        def run_and_compare(*args: Any) -> Any:
-            region.told |= recorder.told > told
-            return _run_and_compare(region, packed, before, ctx, run, args)
-
-        ctx.run_function = run_and_compare
+        ctx.run_function = functools.partial(_run_anew, region, packed, before, lambda: ctx, run, recorder.told)
         try:
             return backward(ctx, *gradients)
         finally:
@@ -248,28 +253,37 @@ def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -
     return reruns.Past(region.recorder, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
-def _with_past(region: Region, past: reruns.Past, packed: list[Packed], before: Any, ctx: ref[Any], run: Any) -> Any:
-    """How a reentrant region is run anew where bytes are preserved, also once the block that does so has ended."""
+def _run_anew(
+    region: Region,
+    packed: list[Packed],
+    before: dependence.Before | None,
+    node: Callable[[], Any],
+    run: Any,
+    told: int | None,
+    *args: Any,
+) -> Any:
+    """Run a reentrant region anew, where bytes are preserved also once the block that does so has ended. `told`: how
+    much had been told when its backward began, None where that is no matter. Raises ClobberError where it drifts though
+    its bytes are to be preserved.
 
-    def run_and_compare(*args: Any) -> Any:
-        node: Any = ctx()
-        with past.running_anew(node, args):
-            return _run_and_compare(region, packed, before, node, run, args)
-
-    return run_and_compare
-
-
-def _run_and_compare(region: Region, packed: list[Packed], before: Any, ctx: Any, run: Any, args: Any) -> Any:
-    """Run a reentrant region anew. Raises ClobberError where it drifts though its bytes are to be preserved."""
-    guarded, following = region.way.guarded, ExitStack()
-    with following:
-        derived = guarded(lambda: _followed(region, before, ctx, run, args, following)) or _Followed(None, None)
+    PyTorch calls this: nothing but `run` may raise anything else here.
+    """
+    guarded, past, stack = region.way.guarded, region.past, ExitStack()
+    leave = region.way.entry(stack.close, also_off=True)
+    try:
+        followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
+        if followed is None:
+            leave()
+            if past is not None and any(isinstance(one.version, Suspect) for one in list(past.reached)):
+                raise ClobberError(reruns.LOST)
         outputs = run(*args)
-    if not region.told:
-        guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *derived))
-    if region.must_raise():
-        raise ClobberError(testimony.CHANGED)
-    return outputs
+        if followed is not None and not region.told:
+            guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
+        if region.told and (region.recorder.keeping or past is not None):
+            raise ClobberError(testimony.CHANGED)
+        return outputs
+    finally:
+        leave()
 
 
 class _Followed(NamedTuple):
@@ -280,16 +294,26 @@ class _Followed(NamedTuple):
 
 
 def _followed(
-    region: Region, before: dependence.Before | None, ctx: Any, run: Any, args: Any, following: ExitStack
+    region: Region,
+    before: dependence.Before | None,
+    ctx: Any,
+    run: Any,
+    told: int | None,
+    args: Any,
+    following: ExitStack,
 ) -> _Followed:
+    if region.past is not None:
+        region.past.enter(following, ctx, args)
+    if told is not None:
+        region.told |= region.recorder.told > told
     region.again = region.memory.mark()
     now = _now(region, before, ctx, run, args) if before is not None else None
     standing_in = region.past.standing_in() if region.past is not None else nullcontext()
     changed, moved = None, None
     if now is not None and now.calls_for_a_look(region.statistics()):
-        changed = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
+        changed = following.enter_context(dependence.Derived(now, region.way, ctx.preserve_rng_state))
     if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
-        moved = following.enter_context(dependence.Derived(now, True, moved=True))
+        moved = following.enter_context(dependence.Derived(now, region.way, True, moved=True))
     following.enter_context(standing_in)
     return _Followed(changed, moved)
 

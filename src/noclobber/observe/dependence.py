@@ -16,6 +16,7 @@ from noclobber.observe.contents import Digest, fingerprint
 from noclobber.observe.foreign_hooks import Kept
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written, tensors, written_by
 
 Parts = dict[int, list[Geometry]]
@@ -116,9 +117,9 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     what comes of tensors that were `moved` in the graph.
     """
 
-    def __init__(self, now: Now, random_is_kept: bool, *, moved: bool = False) -> None:
+    def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = now
+        self.now, self._way = now, way
         self.lost = False
         self._found, self._moved = now.moved if moved else now.changed, moved
         self._changed, self._known = set[int](), set(now.known)
@@ -128,15 +129,15 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written = written_by(func._schema)
-        several = _tensors(args) if "_foreach_" in func._schema.name else []
-        versions = [(one, version) for one in several if (version := internals.version_of(one)) is not None]
+        written = self._way.guarded(lambda: written_by(func._schema))
+        several = self._way.guarded(lambda: _tensors(args)) if written is not None and "_foreach_" in written.op else ()
+        versions = [(one, one._version) for one in several or () if not one.is_inference()]
         result = func(*args, **kwargs)
-        for tensor, version in versions if written is not None else ():
+        for tensor, version in versions:
             if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode
                 torch.autograd.graph.increment_version(tensor)
         with internals.plain():
-            self._follow(func, written, (args, kwargs), result)
+            self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
 
     def _follow(self, func: Any, written: Written | None, given: Any, result: Any) -> None:

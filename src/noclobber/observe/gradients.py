@@ -37,7 +37,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     patches.on_backward_hooks(way, gradients.registered)
     recorder.calls.watch(way, gradients.begin)
     if recorder.watching:
-        patches.wrap_custom_backward(way, gradients.around_function)
+        recorder.customs.watch(way, gradients.function_begins)
 
 
 class Gradients:
@@ -88,20 +88,15 @@ class Gradients:
             call = call.deliveries.outer
         return found
 
-    def around_function(self, native: Any) -> Callable[..., Any]:
+    def function_begins(self, function: Any, args: tuple[Any, ...]) -> Callable[[Any], None]:
         """What a custom Function returns may be what it was given: then that is how others come by it."""
 
-        def apply(function: Any, *args: Any) -> Any:
-            result = native(function, *args)
-            self._way.guarded(lambda: self._ran(function, args, result))
-            return result
+        def ran(result: Any) -> None:
+            for run in self._under_way() if result is not None else ():
+                if run.spoils:
+                    run.ran(function, args, result)
 
-        return apply
-
-    def _ran(self, function: Any, args: Any, result: Any) -> None:
-        for run in self._under_way():
-            if run.spoils:
-                run.ran(function, args, result)
+        return ran
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         if frame.f_code.co_name == _ENGINE or (node := internals.current_node()) is None:

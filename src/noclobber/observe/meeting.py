@@ -11,7 +11,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Handle, Suspect, is_result
+from noclobber.observe.saves import Argument, Handle, Suspect
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -26,6 +26,15 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the counter
     of its saves; one made from `.data` or wrapped in a Parameter may have its own.
     """
+    # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses the
+    # write to a view at once, and asking that for its node may raise something else.
+    producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
+    number = None if producer is None else producer._sequence_nr()
+    for handle in handles if number is not None else ():
+        if handle() is tensor and (handle.node != number or isinstance(handle, Argument)):
+            if not isinstance(handle.version, Suspect):
+                handle.version = Suspect(handle.version)
+            handle.version.refuses = refusals.DETACHED
     preserving = recorder.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
@@ -48,8 +57,6 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
             written.append(entry)
         else:
             written[-1] = entry
-    if noted.written.detaches:
-        _forbid_detached(tensor, handles)
     if recorder.keeping:
         keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
@@ -63,16 +70,3 @@ def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:
         refusals.remember(error, found[0])
         recorder.tell(found, error)
         raise error
-
-
-def _forbid_detached(tensor: torch.Tensor, handles: list[Handle]) -> None:
-    """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
-    if tensor._is_view():
-        return  # PyTorch refuses that at once, and asking for its node may raise something else
-    producer = tensor.grad_fn
-    if producer is None:
-        return
-    for handle in handles:
-        marked = handle.version
-        if handle.tensor() is tensor and not is_result(handle, producer._sequence_nr()) and isinstance(marked, Suspect):
-            marked.refuses = refusals.DETACHED

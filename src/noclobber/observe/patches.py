@@ -90,14 +90,19 @@ def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
     way.patches.put(type(torch.ops), "load_library", then_rescan(type(torch.ops).load_library))
 
 
-def around_disabled_hooks(way: Way, withdraw: Callable[[], None], put_back: Callable[[], None]) -> None:
-    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards."""
+def around_disabled_hooks(
+    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], Any]
+) -> None:
+    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards. `ours` gives the
+    pair of this thread."""
     autograd = internals.private("_C._autograd")
     disable = internals.private("_C._autograd._saved_tensors_hooks_disable")
     enable = internals.private("_C._autograd._saved_tensors_hooks_enable")
 
     def _saved_tensors_hooks_disable(*args: Any, **kwargs: Any) -> None:
         way.guarded(withdraw)
+        if not way.on and (pair := ours()) is not None and internals.top_hooks(True) == pair:
+            internals.pop_hooks()  # PyTorch would refuse
         disable(*args, **kwargs)
 
     def _saved_tensors_hooks_enable() -> None:
@@ -139,32 +144,6 @@ def on_saved_tensors(way: Way, restore: Callable[[Any, tuple[Any, ...]], tuple[A
         return unpacked if restored is None else restored
 
     way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
-
-
-def around_custom_backward(way: Way, listen: Callable[[], Callable[[], None] | None]) -> None:
-    """Call `listen` before the backward of every custom Function, the only Python that autograd calls unasked; and
-    what that returns after it."""
-
-    def around(native: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(self: Any, *args: Any) -> Any:
-            end = way.guarded(listen)
-            try:
-                return native(self, *args)
-            finally:
-                if end is not None:
-                    end()
-
-        return apply
-
-    wrap_custom_backward(way, around)
-
-
-def wrap_custom_backward(way: Way, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the methods by which the engine runs the backward of a custom Function."""
-    owner = internals.private("autograd.function.BackwardCFunction")
-    for name in ("apply", "apply_boxed"):
-        if hasattr(owner, name):
-            way.patches.put(owner, name, wrap(getattr(owner, name)))
 
 
 _HOOKS = (

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
@@ -23,6 +22,7 @@ from noclobber.observe import (
     backward_calls,
     changed_saves,
     checkpoints,
+    custom_backwards,
     foreign_hooks,
     functions,
     gradients,
@@ -42,12 +42,13 @@ from noclobber.observe import (
 )
 from noclobber.observe.backward_calls import BackwardCalls
 from noclobber.observe.contents import Contents
+from noclobber.observe.custom_backwards import CustomBackwards
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record
 from noclobber.observe.saves import Handle, Needed
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.untracked import Untold
-from noclobber.observe.ways import Way, lost
+from noclobber.observe.ways import Way
 
 
 class Listener(Protocol):
@@ -74,7 +75,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
-        self.watching = False
+        self.armed = self.watching = False
         self.contents: Contents | None = None
         self.later: list[testimony.Later] = []
         self.stop_writes = False
@@ -94,6 +95,7 @@ class Recorder:
         self.memory = Memory()
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
+        self.customs = CustomBackwards()
         self.meet = partial(meeting.meet, self)
         """A write met live saves of its storage."""
         self.unseen: dict[str, int] = {}
@@ -116,20 +118,18 @@ class Recorder:
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
         internals.require()
-        self.watching = watching
+        self.armed, self.watching = True, watching
         self.contents = Contents() if contents else None
         self.core = Way("some saves and writes", self.has_failed, lasting=True)
         try:
             meanings.of_saves()
             self.by_key = writes.key_answers() if by_key is None else by_key
             self._arm_core()
-        except Exception as failure:
+        except Exception:
             self.disarm()
-            if isinstance(failure, UnsupportedTorch):
-                raise
-            raise UnsupportedTorch(f"noclobber cannot watch: {lost('', failure).why}") from failure
+            raise
         for name, arm in ALWAYS + WATCHING if watching else ALWAYS:
-            way = Way(name, self.has_failed)
+            way = Way(name, self.has_failed, lasting=arm is _threads)
             self._ways.append(way)
             way.arm(partial(arm, self))
         self._armings += 1
@@ -147,24 +147,25 @@ class Recorder:
             )
         )
         backward_calls.arm(self, core)
+        custom_backwards.arm(self, core)
 
     def disarm(self, *, forget: bool = True) -> None:
         """Stop seeing and put PyTorch back as it was found; `forget` what was seen, unless it is to go on otherwise."""
-        self.core.guarded(lambda: self.keep(False))
-        self.core.guarded(self.leave)
-        writes.disconnect()
+        guarded = self.core.guarded
+        guarded(lambda: self.keep(False))
+        guarded(self.leave)
+        guarded(writes.disconnect)
         for way in (*reversed(self._ways), self.core):
-            way.end()
+            guarded(way.end)
         self._ways.clear()
-        self.watching = self.stop_writes = self.keeping = self.python_in_backward = False
+        self.armed = self.watching = self.stop_writes = self.keeping = self.python_in_backward = False
         self.careful = 0
         self.attentive.clear()
         self._attending.clear()
         self.contents, self.later = None, []
         if forget:
-            self.memory.forget()
-            self.untold.forget()
-            self.replaced.forget()
+            for one in (self.memory, self.untold, self.replaced):
+                guarded(one.forget)
             self.unseen, self.lost = {}, {}
 
     def keep(self, keeping: bool) -> None:
@@ -241,19 +242,22 @@ class Recorder:
         thread = self.thread
         if not thread.entered:
             return
-        thread.entered = thread.muted = False
+        # What PyTorch knows of us goes first, whatever may fail after it.
+        hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
+        thread.entered = thread.muted = thread.withdrawn = False
+        thread.hooks = thread.mode = thread.step = None
+        if self.by_key:
+            internals.include(internals.KEY, False)
+        elif mode is not None:
+            writes.leave_mode(mode)
+        if hooks is not None and not withdrawn:
+            if internals.top_hooks(True) == hooks:
+                internals.pop_hooks()
+            else:
+                internals.remove_hooks(saves.are_ours)
         with self._counting:
             self._entered -= 1
-        thread.step = None
         self.versions_preserved(-thread.preserving)
-        if self.by_key:
-            internals.set_key(False)
-        elif thread.mode is not None:
-            writes.leave_mode(thread.mode)
-            thread.mode = None
-        if thread.hooks is not None and not thread.withdrawn:
-            internals.remove_hooks(saves.are_ours)
-        thread.hooks, thread.withdrawn = None, False
 
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
@@ -347,8 +351,8 @@ def _operators(recorder: Recorder, way: Way) -> None:
     patches.on_new_operators(way, writes.rescan)
 
 
-def _custom_backward(recorder: Recorder, way: Way) -> None:
-    patches.around_custom_backward(way, partial(backward_calls.listen, recorder))
+def _listening(recorder: Recorder, way: Way) -> None:
+    recorder.customs.watch(way, partial(backward_calls.listen, recorder))
 
 
 def _saved_tensors(recorder: Recorder, way: Way) -> None:
@@ -364,13 +368,13 @@ def _preserved_versions(recorder: Recorder, way: Way) -> None:
 
 
 def _transforms(recorder: Recorder, way: Way) -> None:
-    patches.around_disabled_hooks(way, recorder.withdraw, recorder.put_back)
+    patches.around_disabled_hooks(way, recorder.withdraw, recorder.put_back, lambda: recorder.thread.hooks)
 
 
 ALWAYS: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
     ("threads that the program starts", _threads),
     ("operators that the program defines", _operators),
-    ("custom Functions in backward", _custom_backward),
+    ("writes of custom Functions in backward", _listening),
     ("writes into gradients", gradients.arm),
     ("saves under the program's own saved-tensor hooks", foreign_hooks.arm),
     ("optimizer steps", steps.arm),

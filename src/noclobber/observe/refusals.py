@@ -8,17 +8,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward
-from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
+from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
@@ -102,25 +100,6 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
     except RuntimeError:
         return None
     return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
-
-
-def is_refused(handle: Handle, node: Any) -> bool:
-    """Whether PyTorch refuses an input that was detached in place, once `node` reads it.
-
-    Not to custom Functions, nor outside of a backward: there it unpacks with a node that stands in for the lost one;
-    nor where the tensor was given a new node since (saved_variable.cpp of torch 2.13).
-    """
-    tensor = handle.tensor()
-    if node is None or isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode):
-        return False
-    return tensor is None or tensor.grad_fn is None
-
-
-def detached(handle: Handle, backward: Backward) -> ClobberError:
-    """The error that PyTorch would raise, and what it is about."""
-    error = ClobberError(DETACHED)
-    remember(error, refusal_of_read(handle, DETACHED, backward))
-    return error
 
 
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:

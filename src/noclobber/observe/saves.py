@@ -240,7 +240,13 @@ def hooks(
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
         if alias._version != handle.version:
-            return changed(handle, None)
+            try:
+                return changed(handle, None)
+            except ClobberError:
+                raise
+            except Exception as failure:
+                failed(failure)
+            return checked(handle)
         return alias
 
     internals.never_compile(pack)
@@ -259,12 +265,14 @@ def hooks(
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+            if alias._version != handle.version or digest != handle.digest:
+                return changed(handle, digest)
+            return alias
+        except ClobberError:
+            raise
         except Exception as failure:
             failed(failure)
-            digest = handle.digest
-        if alias._version != handle.version or digest != handle.digest:
-            return changed(handle, digest)
-        return alias
+        return checked(handle)
 
     internals.never_compile(unpack_and_compare)
     return pack, unpack_and_compare

@@ -201,15 +201,18 @@ def _register(name: str) -> None:
 
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
-    call, include, key = _caller(op), internals.include, internals.KEY
+    call, include, key = op._op, internals.include, internals.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
+    by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        sink = _sink
+        sink, run, after = _sink, call, None
+        for i in may_be_numbers:
+            if i < len(args) and isinstance(args[i], _NUMBERS):
+                run = by_name
         if sink is None:
             include(key, False)
-            return call(*args, **kwargs)
-        after = None
+            return run(*args, **kwargs)
         try:
             if only_first and isinstance(args[0], torch.Tensor):
                 after = sink[0](written, args[0])
@@ -222,7 +225,7 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
             sink[3](failure)
         include(key, False)
         try:
-            result = call(*args, **kwargs)
+            result = run(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
@@ -235,26 +238,20 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
     return kernel
 
 
-def _caller(op: Any) -> Callable[..., Any]:
-    """How a kernel hands a call on.
+_NUMBERS = (int, float, complex)
+
+
+def _may_be_numbers(op: Any) -> tuple[int, ...]:
+    """The positions of tensors that may come to a kernel as numbers which the overload does not take back.
 
     Inside PyTorch `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number; to a Python
     kernel it comes as a plain number, which only a few overloads take back (torch 2.13; tests/observe/test_numbers.py).
     The others are called by their name, which finds the overload for a number.
     """
-    call, name = op._op, op._schema.name
-    others = [i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and a.alias_info is None]
-    if not others or internals.takes_numbers(name):
-        return cast(Callable[..., Any], call)
-    by_name = op._overloadpacket._op
-
-    def hand_on(*args: Any, **kwargs: Any) -> Any:
-        for i in others:
-            if i < len(args) and isinstance(args[i], (int, float, complex)):
-                return by_name(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return hand_on
+    if internals.takes_numbers(op._schema.name):
+        return ()
+    arguments = enumerate(op._schema.arguments)
+    return tuple(i for i, one in arguments if str(one.type) == "Tensor" and one.alias_info is None)
 
 
 def _views_kernel(op: Any, name: str) -> Callable[..., Any]:
@@ -294,9 +291,11 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as failure:
             sink.lost(failure)
         if written is None:
-            if operators.is_foreign(func.namespace):
-                return operators.around(func._schema.name, args, kwargs, lambda: func(*args, **kwargs))
-            return func(*args, **kwargs)
+            after = operators.before(func._schema.name, args, kwargs) if operators.is_foreign(func.namespace) else None
+            result = func(*args, **kwargs)
+            if after is not None:
+                after()
+            return result
         if isinstance(written, str):
             sink.views(written)
             return func(*args, **kwargs)
