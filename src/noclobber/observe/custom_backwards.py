@@ -24,11 +24,12 @@ class CustomBackwards:
     def __init__(self) -> None:
         self._watching: list[tuple[Way, Begin]] = []
 
-    def watch(self, way: Way, begin: Begin) -> None:
-        """Tell `begin` of every call, until the way is taken off."""
+    def watch(self, way: Way, begin: Begin, *, for_good: bool = False) -> None:
+        """Tell `begin` of every call, until the recorder disarms, or `for_good`."""
         entry = (way, begin)
         self._watching.append(entry)
-        way.at_end(lambda: self._watching.remove(entry))
+        if not for_good:
+            way.at_end(lambda: self._watching.remove(entry))
 
     def begin(self, node: Any, args: tuple[Any, ...]) -> list[tuple[Way, End]]:
         """A backward begins; gives who wants to hear of its end. Raises ClobberError where it lacks what it needs."""

@@ -125,7 +125,7 @@ class Stashes:
     def _keep_comparing(self, ctx: Any) -> None:
         """Its backward gets what was kept also once the block has ended."""
         weak, customs = ref(ctx), CustomBackwards()
-        customs.watch(self.way, partial(backward_begins, self._recorder, self))
+        customs.watch(self.way, partial(backward_begins, self._recorder, self), for_good=True)
         self._by_themselves.add(ctx)
         for name in custom_backwards.natives():
             _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
