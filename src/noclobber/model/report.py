@@ -18,12 +18,14 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that."""
+    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that. `notes` say
+    what else a reader must know to trust the rest."""
 
     writes: str = "dispatch key"
     saves: bool = True
     contents: bool = False
     unseen: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Report:
                 "saves": self.coverage.saves,
                 "contents": self.coverage.contents,
                 "unseen": list(self.coverage.unseen),
+                "notes": list(self.coverage.notes),
             },
             "program": self.program,
         }
@@ -67,7 +70,13 @@ class Report:
             coverage = document["coverage"]
             return Report(
                 tuple(_finding_in(finding) for finding in document["findings"]),
-                Coverage(coverage["writes"], coverage["saves"], coverage["contents"], tuple(coverage["unseen"])),
+                Coverage(
+                    coverage["writes"],
+                    coverage["saves"],
+                    coverage["contents"],
+                    tuple(coverage["unseen"]),
+                    tuple(coverage.get("notes", ())),
+                ),
                 document["program"],
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -12,6 +12,8 @@ import torch
 import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
+from noclobber.observe import releases
+
 C: Any = torch._C
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
@@ -56,7 +58,7 @@ def require() -> None:
     if absent:
         raise UnsupportedTorch(
             f"noclobber does not know torch {torch.__version__}: it lacks {', '.join(absent)}; "
-            "torch 2.10 to 2.13 are supported"
+            f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
         )
 
 

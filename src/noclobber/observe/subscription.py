@@ -8,7 +8,7 @@ from typing import Protocol
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import afterwards, refusals
+from noclobber.observe import afterwards, refusals, releases
 from noclobber.observe.recorder import RECORDER, Listener
 
 
@@ -81,7 +81,7 @@ def coverage() -> Coverage:
         counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
-    return Coverage(by, RECORDER.watching, contents, unseen)
+    return Coverage(by, RECORDER.watching, contents, unseen, releases.notes())
 
 
 def _compiled() -> int:
