@@ -13,6 +13,7 @@ import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.observe import releases
 
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
@@ -26,7 +27,8 @@ def private(name: str) -> Any:
     try:
         return operator.attrgetter(name)(torch)
     except AttributeError:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`") from None
+        supported = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
+        raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`; {supported}") from None
 
 
 def _not_yet(*_: Any) -> Any:

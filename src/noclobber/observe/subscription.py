@@ -10,7 +10,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import afterwards, refusals, ways
+from noclobber.observe import afterwards, refusals, releases, ways
 from noclobber.observe.recorder import RECORDER, Listener
 
 
@@ -94,7 +94,7 @@ def coverage() -> Coverage:
         counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
-    return Coverage(by, RECORDER.watching, contents, unseen, tuple(RECORDER.lost))
+    return Coverage(by, RECORDER.watching, contents, unseen, releases.notes(), tuple(RECORDER.lost))
 
 
 def _compiled() -> int:

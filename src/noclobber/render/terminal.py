@@ -46,6 +46,7 @@ def footer(report: Report, *, color: bool = False) -> str:
     summary = _counts(report) if report.findings else _watched(report.coverage)
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
     rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
+    rows += [[("note", "note"), ("", f": {one_line(note)}")] for note in report.coverage.notes]
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
         code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
