@@ -72,11 +72,11 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
 
 def _assigned(recorder: Recorder, handles: list[saves.Handle], tensor: torch.Tensor) -> None:
     for handle in handles:
-        _moved(handle, _alias_of(tensor, handle.alias))
+        moved(handle, alias_of(tensor, handle.alias))
         recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
 
 
-def _alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+def alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """An alias of a tensor that was given other memory; `old` is the one that it had before.
 
     Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
@@ -91,7 +91,7 @@ def _alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
+def moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     """The save lies on other memory now. Fingerprints are of bytes in their order: it is taken anew for another layout,
     of the old bytes where these are still what was saved."""
     old, before = handle.alias, handle.digest

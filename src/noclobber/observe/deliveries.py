@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -36,7 +35,7 @@ class Spoil:
         """How many others hold the gradient that the node was given, or show the same bytes."""
         self.passed = 0
         """How many of these are what a backward call under way was given, and holds to its end."""
-        self._given = ref(given)
+        self._given = internals.Weak(given)
         self._all = given.nbytes == given.untyped_storage().nbytes()
         self.counted = False
         """Whether the node ran, and `others` is known."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +28,7 @@ class Before:
 
     def __init__(self, function: Any, args: Iterable[Any]) -> None:
         args = list(args)
-        self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
+        self._reached = [(internals.Weak(one), _digest(one)) for one in _reached(function, args)]
         self._nodes = [node_of(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
         self._required = [one.requires_grad for one in args if isinstance(one, torch.Tensor)]

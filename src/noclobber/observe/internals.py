@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.multiprocessing.reductions
@@ -33,6 +34,15 @@ def private(name: str) -> Any:
 
 def _not_yet(*_: Any) -> Any:
     raise RuntimeError("nothing is armed: call `internals.require` first")
+
+
+Thing = TypeVar("Thing")
+
+
+class Weak(weakref.ref[Thing]):
+    """A weak reference of noclobber's own to a tensor of the program, which is not to notice it (swapping.py)."""
+
+    __slots__ = ()
 
 
 # What everything stands on: without one of these nothing can be watched. `require` looks them up.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import ref
 
 import torch
 
@@ -47,7 +46,7 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         if base is not None and (marked.base is None or marked.base() is None) and handle() is None:
-            marked.base = ref(base)
+            marked.base = internals.Weak(base)
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
             with internals.no_modes():
                 handle.digest = fingerprint(handle.alias)

@@ -30,7 +30,7 @@ class Reread:
 
     def __init__(self, key: int, tensor: torch.Tensor) -> None:
         self.alias = key
-        self.tensor = ref(tensor)
+        self.tensor = internals.Weak(tensor)
         self.version = internals.version_of(tensor) or 0
 
 

@@ -21,7 +21,7 @@ HISTORY = 16_384
 """Places of past saves kept for graphs that were freed, newest last."""
 
 
-class Handle(ref[torch.Tensor]):
+class Handle(internals.Weak[torch.Tensor]):
     """What the pack hook returns instead of the tensor: a weak reference to the very tensor that is saved.
 
     It is the reference itself rather than an object that has one, since what survives until backward is looked at by
@@ -94,6 +94,12 @@ def is_result(handle: Handle, producer: int) -> bool:
     return handle.node == producer and not isinstance(handle, Argument)
 
 
+class Aside(Handle):
+    """What was kept besides PyTorch's own save of it, which holds it or not, whatever noclobber does."""
+
+    __slots__ = ()
+
+
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
@@ -120,7 +126,7 @@ def version_at_save(handle: Handle) -> int:
 
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
     """A handle made outside of our own pack hook."""
-    handle = Handle(tensor)
+    handle = Aside(tensor)
     handle.alias = alias_of(tensor)
     handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
     handle.node, handle.place = node, place

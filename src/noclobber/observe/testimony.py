@@ -258,9 +258,12 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
     return tuple(made)
 
 
+_MOVES: dict[str, Via] = {"data=": "set_data", "swap_tensors": "swap"}
+
+
 def _via(record: Record, counted: bool) -> Via:
-    if record.written.op == "data=":
-        return "set_data"
+    if record.written.op in _MOVES:
+        return _MOVES[record.written.op]
     if record.written.undeclared:
         return "undeclared"
     if not counted:

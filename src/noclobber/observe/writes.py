@@ -31,7 +31,7 @@ class Written(NamedTuple):
     @property
     def only_moves(self) -> bool:
         """Whether it changes where a tensor looks, and no bytes."""
-        return self.op == "data=" or self.op.partition("::")[2] in _MOVING
+        return self.op in ("data=", "swap_tensors") or self.op.partition("::")[2] in _MOVING
 
     @property
     def is_statistics(self) -> bool:
