@@ -9,7 +9,7 @@ PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench fuzz fuzz-preserve lock changelog clean
+.PHONY: demo test check format bench fuzz fuzz-preserve conformance lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -41,6 +41,13 @@ fuzz: $(READY)  ## half an hour for 100000; fails on a wrong gradient without a 
 fuzz-preserve: $(READY)  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
 		--preserve --without "hook,grad write"
+
+# PyTorch's own databases of operators, modules and optimizers, bare and in each mode: `make conformance ONLY="operator a*"`.
+ONLY :=
+PART := 1
+
+conformance: $(READY)  ## an hour for all of it; fails on anything that differs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --jobs $(JOBS)
 
 lock:
 	$(PYTHON) requirements/lock.py
