@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe import graph, internals, saves, testimony
+from noclobber.observe import graph, internals, saves
 from noclobber.observe.records import geometry
 
 
@@ -51,7 +51,7 @@ def _inputs_of(node: Any) -> Iterator[saves.Handle]:
     """What a node has saved of its inputs."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
-        if isinstance(held, saves.Handle) and not testimony.is_output(saved.field, node):
+        if isinstance(held, saves.Handle) and graph.output_of(node, saved.field) is None:
             yield held
 
 
