@@ -11,13 +11,13 @@ LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
 # `make test TORCH=2.15.0` (or `oldest`, `newest`) runs all tests with that release, in an environment of its own; so do
-# `make fuzz` and `make fuzz-preserve`. `make release` makes the environment only, and prints the version.
+# `make fuzz`, `make fuzz-preserve` and `make conformance`. `make release` makes the environment only, and prints the version.
 TORCH :=
 # `make test TESTS=tests/rules` runs these alone.
 TESTS :=
 RUN = OMP_NUM_THREADS=1 $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
-.PHONY: demo test check format bench fuzz fuzz-preserve release lock changelog clean
+.PHONY: demo test check format bench fuzz fuzz-preserve conformance release lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -52,6 +52,13 @@ fuzz: $(if $(TORCH),,$(READY))  ## half an hour for 100000; fails on a wrong gra
 fuzz-preserve: $(if $(TORCH),,$(READY))  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
 	$(RUN) -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
 		--preserve --without "hook,grad write"
+
+# PyTorch's own databases of operators, modules and optimizers, bare and in each mode: `make conformance ONLY="operator a*"`.
+ONLY :=
+PART := 1
+
+conformance: $(if $(TORCH),,$(READY))  ## an hour for all of it; fails on anything that differs
+	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --jobs $(JOBS)
 
 lock:
 	$(FOUND) requirements/lock.py

@@ -163,7 +163,7 @@ def _is_empty(region: Region, frame: Any, holder: Any, packed: Packed, node: Any
     stopped before that operator, as nothing more was to be saved. So it is with the noise of `rrelu` (torch 2.13)."""
     if not frame.early_stop or packed.node != region.last or testimony.is_read(holder, node):
         return False
-    return not any(testimony.is_output(saved.field, node) for saved in graph.saves_of_or_gone(node))
+    return not any(graph.output_of(node, saved.field) is not None for saved in graph.saves_of_or_gone(node))
 
 
 def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, Any, Any, Packed, torch.Tensor]]:

@@ -13,7 +13,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
-from noclobber.observe import internals, rereads, saves, testimony
+from noclobber.observe import graph, internals, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
 from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
@@ -224,9 +224,8 @@ def _clobber(recorder: Recorder, kept: Kept, memory: Reread, tensor: torch.Tenso
     backward = recorder.reading()
     field, name = testimony.field_of(kept, node), node.name() if node is not None else ""
     known = testimony.tensor_of(tensor, memory.alias)
-    save = Save(
-        name, field, known, memory.version, site_of(kept.place), testimony.is_output(field, node), unchecked="hooks"
-    )
+    is_output = graph.output_of(node, field) is not None
+    save = Save(name, field, known, memory.version, site_of(kept.place), is_output, unchecked="hooks")
     writes = rereads.writes_to(memory, rereads.since(recorder.memory, kept.mark), known, current)
     if not any(write.overlaps for write in writes):
         writes = writes if kept.digest is None and writes else (Write("", via="foreign"),)

@@ -12,7 +12,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
-from noclobber.observe import internals, rereads, reruns, testimony
+from noclobber.observe import graph, internals, rereads, reruns, testimony
 from noclobber.observe.contents import Digest, fingerprint
 from noclobber.observe.memory import Reread
 from noclobber.observe.sites import Place, site_of
@@ -194,7 +194,7 @@ class Region:
         read = Read(name, site_of(backward.place), testimony.call_of(backward))
         is_own = not reentrant and key is not None and self.source(tensor) is None
         clobbered = is_own and current > packed.version
-        is_output = testimony.is_output(field, node)
+        is_output = graph.output_of(node, field) is not None
         save = Save(name, field, known, packed.version, site_of(packed.place), is_output, "hooks" if clobbered else "")
         if clobbered and key is not None:
             writes = self._writes_to(Reread(key, tensor), tensor, packed.version)

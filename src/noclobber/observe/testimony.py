@@ -23,22 +23,6 @@ from noclobber.observe.writes import Written
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
-_OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
-_GIVEN_INDICES = ("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Embedding", "Take", "Put")
-
-
-def is_output(field: str, node: Any) -> bool:
-    """Whether a node keeps what it computed itself under this name.
-
-    The `indices` of indexing are what it was given, and so is the `output` of what computes a backward: the result of
-    the forward (derivatives.yaml of torch 2.13; tests/observe/test_never_wrong.py).
-    """
-    name = node.name() if node is not None else ""
-    if field == "indices" and name.startswith(_GIVEN_INDICES):
-        return False
-    if field == "output" and name.count("Backward") > 1:
-        return False
-    return field.startswith(_OUTPUTS)
 
 
 def region(geometry: Geometry | None) -> Region | None:
@@ -204,7 +188,7 @@ def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
     name, site = node.name() if node is not None else "", site_of(handle.place)
     tensor = tensor_of(handle.alias, key)
     applied = site_of(handle.applied)
-    return Save(name, field, tensor, version, site, is_output(field, node), handle.unchecked, applied)
+    return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
 
 
 def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
@@ -292,7 +276,9 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
     place = memory.thread.history.place_of(number)
-    save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=is_output(field, node))
+    save = Save(
+        node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
+    )
     entries = _from_recent(memory, key, stale.expected, stale.current, number)
     message = words.stale_message(stale.tensor, words.produced(stale.tensor), stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), call_of(backward))

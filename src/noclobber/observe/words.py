@@ -67,8 +67,7 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
     """
     if node is not None and output:
-        result = field.removeprefix("result") if field.startswith("result") else ""
-        return node.name(), int(result or 0)
+        return node.name(), graph.output_of(node, field) or 0
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
         # A custom Function's own node stands in for the one that is lost.

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable
-
-from rich.cells import cell_len
-from rich.color import ColorSystem
-from rich.style import Style
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
 from noclobber.render.text import MENDING, advice, broken, fix_command, one_line, visible
+
+
+@contextmanager
+def _random_as_it_was() -> Iterator[None]:
+    """Give the program's random numbers back: rich 15 draws one when it is imported, from the generator of all."""
+    state = random.getstate()
+    yield
+    random.setstate(state)
+
+
+with _random_as_it_was():
+    from rich.cells import cell_len
+    from rich.color import ColorSystem
+    from rich.style import Style
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
