@@ -310,7 +310,7 @@ class _Module:
 
     _initialized = True
 
-    class device(contextlib.nullcontext):  # noqa: N801 - PyTorch's name
+    class device(contextlib.nullcontext):
         """There is one device only."""
 
     def is_available(self) -> bool:
@@ -379,7 +379,7 @@ _libraries: list[Any] = []
 
 
 def _register(namespace: str, kernels: Iterable[tuple[str, Callable[..., Any]]], key: str = "PrivateUse1") -> None:
-    library: Any = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept for good, below
+    library: Any = torch.library.Library(namespace, "IMPL")
     _libraries.append(library)
     for name, kernel in kernels:
         library.impl(name, kernel, key)
@@ -390,7 +390,7 @@ def arrive() -> str:
     if _libraries:
         return NAME
     _setup_privateuseone_for_python_backend(NAME, _Module(), device_guard=_Guard())
-    anything: Any = torch.library.Library("_", "IMPL")  # noqa: TOR901
+    anything: Any = torch.library.Library("_", "IMPL")
     _libraries.append(anything)
     anything.fallback(_compute, "PrivateUse1")
     anything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
