@@ -57,6 +57,8 @@ def _read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool)
         return alias
     if digest is None:
         digest = fingerprint(alias)
+    if digest is None:
+        return alias  # nothing can be read now
     if isinstance(digest, OnDevice) and silently:
         if testimony.is_read(handle, node):
             recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
