@@ -259,6 +259,16 @@ def _lstm_cell_backward(of_hidden: Any, of_cell: Any, before: Any, cell: Any, ga
     return of_gates, of_cell * forget, of_gates.sum(0) if has_bias else torch.empty(0, device=NAME)
 
 
+_native_clone = torch.UntypedStorage.clone
+
+
+def _cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """What copies a storage allocates it without an operator, and there is no allocator."""
+    if storage.device.type != NAME:
+        return _native_clone(storage)
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME).untyped_storage().copy_(storage)
+
+
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 _generator = torch.Generator()
@@ -415,6 +425,7 @@ def arrive() -> str:
     casts += [(name, _autocast(_overload(name), higher)) for name in _HIGHER]
     _register("aten", casts, "AutocastPrivateUse1")
     torch.autograd.Variable._execution_engine = _Engine()
+    torch.UntypedStorage.clone = _cloned  # type: ignore[method-assign]
     return NAME
 
 

@@ -2,6 +2,7 @@
 
 python -m tests.fuzz.drive --programs 100000 [--seed 7] [--jobs 2] [--without numpy,hook]
 python -m tests.fuzz.drive --preserve --without "hook,grad write"
+python -m tests.fuzz.drive --device sham
 python -m tests.fuzz.drive --judge program.py
 """
 
@@ -23,11 +24,12 @@ from typing import NamedTuple
 
 import torch
 
+from tests.device import sham
 from tests.fuzz import preserved
 from tests.fuzz.judge import FAULTS, Outcome, Verdict, judge
 from tests.fuzz.programs import random_program
 from tests.fuzz.shrink import shrunk
-from tests.fuzz.statements import KINDS
+from tests.fuzz.statements import KINDS, ON_THE_CPU, moved
 
 ALIKE = 3
 """Faults of one kind that a worker shrinks; the others are only counted."""
@@ -47,9 +49,11 @@ class Task(NamedTuple):
     step: int
     without: tuple[str, ...]
     preserve: bool = False
+    device: str = "cpu"
 
     def source(self, number: int) -> str:
-        return random_program(f"{self.seed}-{number}", self.without)
+        program = random_program(f"{self.seed}-{number}", self.without)
+        return program if self.device == "cpu" else moved(program, self.device)
 
     def judge(self, source: str) -> Verdict:
         """What is to be said of a program: of watching it, or of preserving what it saves."""
@@ -67,6 +71,8 @@ class Fault(NamedTuple):
 def work(pipe: Connection, task: Task) -> None:
     """In a worker: judge the next programs of a task; send each one's number and outcome, and the faults, shrunk."""
     torch.set_num_threads(1)
+    if task.device == sham.NAME:
+        sham.arrive()
     seen: Counter[tuple[object, ...]] = Counter()
     for number in range(task.first, task.end, task.step)[:LIFE]:
         source = task.source(number)
@@ -102,7 +108,7 @@ def events(tasks: list[Task]) -> Iterator[tuple[int, str] | Fault]:
                 del running[pipe]
                 guilty = last + task.step
                 if guilty < task.end:
-                    yield guilty, CRASH if runs_bare(task.source(guilty)) else CRASHES_BARE
+                    yield guilty, CRASH if runs_bare(runnable(task.source(guilty), task.device)) else CRASHES_BARE
                     start(task._replace(first=guilty + task.step))
                 continue
             if event is None:
@@ -123,27 +129,34 @@ def runs_bare(source: str) -> bool:
         return subprocess.run([sys.executable, file.name], capture_output=True, timeout=120).returncode in (0, 1)
 
 
+def runnable(source: str, device: str) -> str:
+    """A program as a script, to be run from the project's folder."""
+    return f"from tests.device import sham\n\nsham.arrive()\n{source}" if device == sham.NAME else source
+
+
 def say(text: str) -> None:
     """To the person at the terminal, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def drive(programs: int, seed: str, jobs: int, without: tuple[str, ...], preserve: bool) -> int:
+def drive(programs: int, jobs: int, like: Task) -> int:
     """Judge this many programs and print what came of it; returns the exit status, 1 if anything is wrong."""
-    say(f"{programs} programs of seed {seed}, {jobs} at a time" + (f", without {', '.join(without)}" * bool(without)))
-    tasks = [Task(seed, first, programs, jobs, without, preserve) for first in range(min(jobs, programs))]
+    without = f", without {', '.join(like.without)}" if like.without else ""
+    say(f"{programs} programs of seed {like.seed} on {like.device}, {jobs} at a time{without}")
+    tasks = [like._replace(first=first, end=programs, step=jobs) for first in range(min(jobs, programs))]
     counts: Counter[str] = Counter()
     began = time.monotonic()
     with contextlib.closing(events(tasks)) as coming:
         for event in coming:
             if isinstance(event, Fault):
-                say(shown(event.number, f"{event.verdict.outcome.value} {event.verdict.why}", event.source))
+                source = runnable(event.source, like.device)
+                say(shown(event.number, f"{event.verdict.outcome.value} {event.verdict.why}", source))
                 continue
             number, outcome = event
             counts[outcome] += 1
             if outcome == CRASH:
-                say(shown(number, "the interpreter died", tasks[0].source(number)))
+                say(shown(number, "the interpreter died", runnable(tasks[0].source(number), like.device)))
             if counts.total() % 10_000 == 0:
                 say(f"{counts.total()} programs in {time.monotonic() - began:.0f} s")
     took = time.monotonic() - began
@@ -167,8 +180,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--without", default="", help=f"kinds of statements to leave out: {', '.join(KINDS)}")
     parser.add_argument("--preserve", action="store_true", help="judge `preserve` instead of `watch`")
+    parser.add_argument(
+        "--device", default="cpu", help=f"where the tensors are: cpu, {sham.NAME} (see tests/device), cuda"
+    )
     parser.add_argument("--judge", type=Path, help="judge one script instead")
     options = parser.parse_args()
+    if options.device == sham.NAME:
+        sham.arrive()
     if options.judge:
         verdict = (preserved.judge if options.preserve else judge)(options.judge.read_text())
         say(f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}")
@@ -176,7 +194,10 @@ def main() -> int:
     without = tuple(kind for kind in options.without.split(",") if kind)
     if unknown := set(without) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
-    return drive(options.programs, options.seed or secrets.token_hex(4), options.jobs, without, options.preserve)
+    if options.device != "cpu":
+        without = tuple(dict.fromkeys((*without, *ON_THE_CPU)))
+    seed = options.seed or secrets.token_hex(4)
+    return drive(options.programs, options.jobs, Task(seed, 0, 0, 1, without, options.preserve, options.device))
 
 
 if __name__ == "__main__":

@@ -89,8 +89,9 @@ returns requires a gradient where its argument does, and is never that argument:
 PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
 
 
-IDENTITY = ((r"save_on_cpu\(\)|saved_tensors_hooks\(lambda s: s, lambda s: s\)", "saved_tensors_hooks(keep, give)"),)
-"""What the program's own hooks come to where everything is on the CPU already."""
+IDENTITY = r"saved_tensors_hooks\(lambda s: s, lambda s: s\)"
+ON_CPU = r"save_on_cpu\(\)"
+"""Where everything is on the CPU already, these hooks come to the same."""
 
 
 def rewritten(source: str, rewrites: tuple[tuple[str, str], ...]) -> str:
@@ -191,7 +192,8 @@ def changed_saves(source: str) -> int:
         changed += _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
         return kept[0]
 
-    seen_through = rewritten(source, IDENTITY)
+    identity = IDENTITY if "device=" in source else f"{IDENTITY}|{ON_CPU}"
+    seen_through = rewritten(source, ((identity, "saved_tensors_hooks(keep, give)"),))
     for form in (seen_through, rewritten(source, PLAIN_SAVES[2:]), rewritten(source, PLAIN_SAVES)):
         names = {"keep": keep, "give": give}
         run(form, lambda: saved_tensors_hooks(pack, unpack), names)
@@ -217,14 +219,17 @@ def changed_recomputations(source: str) -> int:
     changed = 0
 
     def checkpoint(region: Callable[[Any], Any], given: torch.Tensor, use_reentrant: bool) -> Any:
-        random, first = torch.get_rng_state(), list[torch.Tensor]()
+        random, first = _random_states(), list[torch.Tensor]()
 
         def saves() -> list[torch.Tensor]:
-            again = list[torch.Tensor]()
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(random)
-                with saved_tensors_hooks(lambda saved: again.append(_kept(saved)), lambda at: None):
+            again, here = list[torch.Tensor](), _random_states()
+            _draw_from(random)
+            hooks = saved_tensors_hooks(lambda saved: again.append(_kept(saved)), lambda at: None)
+            try:
+                with torch.enable_grad(), hooks:
                     region(given.detach().requires_grad_(given.requires_grad))
+            finally:
+                _draw_from(here)
             return again
 
         def pack(saved: torch.Tensor) -> int:
@@ -242,6 +247,18 @@ def changed_recomputations(source: str) -> int:
     for which in (r"use_reentrant=False", r"use_reentrant=\w+"):
         run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), names={"rerun": checkpoint})
     return changed
+
+
+def _random_states() -> list[tuple[Any, torch.Tensor]]:
+    """The states of the CPU's random numbers and of the accelerator's."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    places = [torch] if accelerator is None else [torch, torch.get_device_module(accelerator)]
+    return [(place, place.get_rng_state()) for place in places]
+
+
+def _draw_from(states: list[tuple[Any, torch.Tensor]]) -> None:
+    for place, state in states:
+        place.set_rng_state(state)
 
 
 def changed_gradients(source: str) -> int:

@@ -10,6 +10,8 @@ operand, `untyped_storage().resize_(0)`, and batch norm on (N, C) with a strided
 
 from __future__ import annotations
 
+import re
+
 PRELUDE = """\
 import ctypes
 import numpy as np
@@ -27,7 +29,8 @@ c = torch.randn(3, 4, dtype=torch.float64)
 buf = np.linspace(-1, 1, 12).reshape(3, 4)
 t = torch.from_numpy(buf)
 mean, var = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
-mask, idx, cols = c > 0, torch.tensor([2, 0, 1]), torch.tensor([[0, 3, 1, 2]] * 3)
+mask, idx = c > 0, torch.tensor([2, 0, 1], dtype=torch.int64)
+cols = torch.tensor([[0, 3, 1, 2]] * 3, dtype=torch.int64)
 grads = {}
 def gradients():
     return [None if p.grad is None else p.grad.clone() for p in (x, w, b, k)]
@@ -164,6 +167,11 @@ EDITS = """
     opt.zero_grad(set_to_none=False) | if w.grad is not None: w.grad.zero_()
     if x.grad is not None: x.grad.data.mul_(0.5)
 """
+TRANSFERS = """
+    {r} = {a}.cpu().to({a}.device) | {r} = {a}.cpu().sin().to({a}.device) * {b} | {r} = {a} + {b}.cpu().to({a}.device)
+    {a}.copy_({b}.cpu()) | {a}.data.copy_({b}.detach().cpu() * 0.5) | {r} = {b}.new_empty({b}.shape).copy_({a}.cpu())
+    {r} = {a}.to({b}, copy=True)
+"""
 LOSSES = ["{a}.sum()", "{a}.square().sum()", "({a} * {a}).mean()", "{a}.sin().sum()", "({a} * 2).sum()"]
 
 
@@ -196,11 +204,20 @@ TABLES: dict[str, tuple[int, list[str]]] = {
     "hook": (2, ["{a}.register_hook(lambda g: g.mul_(0.5))"]),
     "step": (3, ["opt.step()"]),
     "grad edit": (1, _rows(EDITS)),
+    "transfer": (2, _rows(TRANSFERS)),
 }
 """Each kind of statement with its weight. The strategy's `without` leaves kinds out."""
 FORWARD = ("unary", "binary", "reduction", "matrix", "view")
 BLOCKS = {"no_grad": 4, "saved hooks": 2, "checkpoint": 5, "reentrant": 2, "backward": 4, "grad": 2, "penalty": 1}
 KINDS = (*TABLES, *BLOCKS)
+ON_THE_CPU = ("numpy", "buffer", "dlpack", "ctypes")
+"""What looks at a tensor's memory from outside of torch."""
+
+
+def moved(program: str, device: str) -> str:
+    """A program, which has nothing of ON_THE_CPU, with all its tensors on a device."""
+    program = program.replace("torch.from_numpy(buf)", f'torch.from_numpy(buf).to("{device}")')
+    return re.sub(r"dtype=torch\.\w+", rf'\g<0>, device="{device}"', program)
 
 
 def function(name: str) -> str:

@@ -52,8 +52,11 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
         return alias
     if digest is None:
         digest = fingerprint(alias)
+    if digest is None:
+        return alias  # nothing can be read now
     if isinstance(digest, OnDevice) and silently:
-        recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
+        if testimony.is_read(handle, node):
+            recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
     elif not same(digest, handle.digest) and testimony.is_read(handle, node):
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
         stopped = ClobberError(testimony.CHANGED) if recorder.strict or not silently else None

@@ -55,7 +55,7 @@ class OnDevice:
 
 
 Digest = int | OnDevice | None
-"""None where there are no bytes to read: meta, fake and sparse tensors, subclasses."""
+"""None where there are no bytes to read: meta, fake and sparse tensors, subclasses, while a CUDA graph is captured."""
 
 
 NEVER: Digest = -1
@@ -79,8 +79,7 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
         return None
     try:
         if not tensor.is_cpu:
-            strided = tensor.layout is torch.strided and not tensor.is_meta
-            return OnDevice(weighted(tensor.detach())) if strided else None
+            return _on_device(tensor)
         address = internals.address(tensor)
         if not address:
             return 0 if 0 in tensor.shape else None
@@ -90,6 +89,15 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
         return _scattered(tensor) if plan is None else digest_of((plan.at(address), address, plan.pieces))
     except _UNREADABLE:
         return None
+
+
+def _on_device(tensor: torch.Tensor) -> Digest:
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # what is computed now becomes part of the program's graph, and nobody may wait for it
+    with internals.aside():
+        return OnDevice(weighted(tensor))
 
 
 Shown = tuple[Any, int, Callable[[Any], Iterable[bytes]] | None]
@@ -158,17 +166,20 @@ def _has_memory(kind: type) -> bool:
 
 def _scattered(tensor: torch.Tensor) -> int:
     """The fingerprint of a tensor whose bytes lie in many pieces, by way of copies."""
+    state = xxhash.xxh3_64()
+    with internals.aside():
+        _feed(state, _in_order(tensor))
+    return int(state.intdigest())
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Each element of a tensor once, the longest strides first, so that as much as possible lies in one piece."""
     once = tensor.detach()
     for dimension, stride in enumerate(once.stride()):
         if stride == 0:
-            once = once.narrow(dimension, 0, 1)
-    # The longest strides first, so that as much as possible is copied in one piece.
+            once = once.narrow(dimension, 0, min(1, once.shape[dimension]))
     strides = once.stride()
-    once = once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
-    state = xxhash.xxh3_64()
-    with internals.aside():
-        _feed(state, once)
-    return int(state.intdigest())
+    return once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
 
 
 def _feed(state: Any, tensor: torch.Tensor) -> None:
@@ -190,7 +201,7 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     The bytes as 64-bit numbers in rows of 4096, times odd weights of their row and of their column: tells a swap of two
     elements and changes that cancel, which a plain sum does not (capture-mechanisms 1 (o)).
     """
-    words = tensor.contiguous().view(torch.uint8).reshape(-1)
+    words = _as_stored(_in_order(tensor)).reshape(-1).view(torch.uint8)
     whole = words.numel() // 8
     total = (words[whole * 8 :].to(torch.int64) * _odd(words.numel() - whole * 8, words.device)).sum()
     if not whole:
@@ -205,6 +216,12 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
         total = total + columns.sum() + lines.sum()
     rest = numbers[rows * _WEIGHTS :]
     return total + (rest * _odd(rest.numel(), words.device).mul(5)).sum()
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the marks that make its bytes stand for others."""
+    plain: torch.Tensor = tensor.conj() if tensor.is_conj() else tensor
+    return torch._neg_view(plain) if plain.is_neg() else plain
 
 
 def _odd(count: int, device: torch.device) -> torch.Tensor:

@@ -383,6 +383,11 @@ def takes_numbers(operator: str) -> bool:
     return _takes_numbers(operator.partition("::")[2])
 
 
+def extension_name() -> str:
+    """What a device that PyTorch does not bring itself is called."""
+    return str(C._get_privateuse1_backend_name())
+
+
 def operator_names() -> list[str]:
     """The full names of all operators that are defined: "aten::add_.Tensor"."""
     return _operator_names()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe import graph
+from noclobber.observe import graph, internals
 from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 
 _CALL = "set_detect_anomaly(True)" if torch.__version__ < "2.11" else "set_detect_anomaly(True, check_nan=False)"
@@ -45,19 +45,18 @@ def _shown(node: str) -> str:
 
 
 def _type(tensor: torch.Tensor) -> str:
-    """PyTorch translates the names of the older types only (python_error messages, torch 2.13)."""
-    if tensor.dtype not in _LATER_TYPES:
+    """PyTorch translates the names of the older types only, on the CPU and CUDA (Exceptions.cpp, torch 2.13)."""
+    device = tensor.device.type
+    if device in ("cpu", "cuda") and tensor.dtype in _TRANSLATED:
         return tensor.type()
-    return f"{tensor.device.type.upper()}{_LATER_TYPES[tensor.dtype]}Type"
+    key = device if device == internals.extension_name() else "Meta" if device == "meta" else device.upper()
+    return f"{key}{tensor.type().rpartition('.')[2].removesuffix('Tensor')}Type"
 
 
-_LATER_TYPES = {
-    torch.bool: "Bool",
-    torch.bfloat16: "BFloat16",
-    torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
+_TRANSLATED = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64),
+)
 
 
 def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[str, int] | None:
