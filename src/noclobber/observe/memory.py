@@ -88,9 +88,10 @@ class Memory:
         self.aliases: Watch | None = None
         """Who watches over saves whose memory foreign code may hold, where contents are watched."""
         self.thread = Thread()
-        unlocked_in_child(self._unlock)
+        unlocked_in_child(self)
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
         self._pruning = threading.Lock()
 
     def prune(self, needed: Callable[[int], bool]) -> None:

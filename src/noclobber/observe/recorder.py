@@ -111,10 +111,11 @@ class Recorder:
         """What everything else stands on. A failure there costs no more than the save, write or call that failed."""
         self._entered = 0
         self._armings = 0
-        unlocked_in_child(self._unlock)
+        unlocked_in_child(self)
 
-    def _unlock(self) -> None:
-        self._counting = threading.Lock()
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
+        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
 
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
@@ -310,12 +311,14 @@ class Recorder:
 
     def not_seen(self, what: str) -> None:
         """Count something for the report's coverage."""
-        self.unseen[what] = self.unseen.get(what, 0) + 1
+        with self._counting:
+            self.unseen[what] = self.unseen.get(what, 0) + 1
 
     def has_failed(self, lost: Lost) -> None:
         """A way of seeing is lost, or failed once. Says so, however often it does."""
-        times = self.lost.get(lost, 0)
-        self.lost[lost] = times + 1
+        with self._counting:
+            times = self.lost.get(lost, 0)
+            self.lost[lost] = times + 1
         for listener in () if times else self.listeners:
             listener.failed(lost)
 
