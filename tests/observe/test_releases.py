@@ -21,8 +21,8 @@ def test_everybody_says_the_same_range(monkeypatch):
         f"torch>={releases.OLDEST}" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     )
     assert RANGE in (ROOT / "README.md").read_text()
-    monkeypatch.setattr(internals, "REQUIRED", ("_C._no_such_name",))
-    with pytest.raises(internals.UnsupportedTorch, match=RANGE):
+    monkeypatch.setitem(internals._REQUIRED, "use_count", "_C._no_such_name")
+    with pytest.raises(noclobber.UnsupportedTorch, match=RANGE):
         internals.require()
 
 

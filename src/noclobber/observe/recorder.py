@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -16,29 +15,19 @@ from noclobber.model.live_saves import LiveSaves
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
 from noclobber.observe import (
-    again,
-    aliases,
-    assigning,
     backward_calls,
     changed_saves,
-    checkpoints,
     custom_backwards,
-    foreign_hooks,
-    functions,
-    gradients,
     internals,
     keeping,
     log,
     meanings,
     meeting,
-    patches,
     refusals,
     replaced,
     saves,
-    steps,
-    swapping,
+    seeing,
     testimony,
-    undeclared,
     writes,
 )
 from noclobber.observe.backward_calls import BackwardCalls
@@ -130,8 +119,8 @@ class Recorder:
         except Exception:
             self.disarm()
             raise
-        for name, arm in ALWAYS + WATCHING if watching else ALWAYS:
-            way = Way(name, self.has_failed, lasting=arm is _threads)
+        for name, arm, lasting in seeing.ALWAYS + seeing.WATCHING if watching else seeing.ALWAYS:
+            way = Way(name, self.has_failed, lasting=lasting)
             self._ways.append(way)
             way.arm(partial(arm, self))
         self._armings += 1
@@ -346,59 +335,6 @@ class Recorder:
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)
 
-
-def _threads(recorder: Recorder, way: Way) -> None:
-    patches.around_threads(way, recorder.enter, recorder.leave)
-
-
-def _operators(recorder: Recorder, way: Way) -> None:
-    patches.on_new_operators(way, writes.rescan)
-
-
-def _listening(recorder: Recorder, way: Way) -> None:
-    recorder.customs.watch(way, partial(backward_calls.listen, recorder))
-
-
-def _saved_tensors(recorder: Recorder, way: Way) -> None:
-    patches.on_saved_tensors(way, saves.originals)
-
-
-def _untracked(recorder: Recorder, way: Way) -> None:
-    recorder.untold.arm(way)
-
-
-def _preserved_versions(recorder: Recorder, way: Way) -> None:
-    patches.in_preserved_versions(way, recorder.versions_preserved)
-
-
-def _transforms(recorder: Recorder, way: Way) -> None:
-    patches.around_disabled_hooks(way, recorder.withdraw, recorder.put_back, lambda: recorder.thread.hooks)
-
-
-ALWAYS: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
-    ("threads that the program starts", _threads),
-    ("operators that the program defines", _operators),
-    ("writes of custom Functions in backward", _listening),
-    ("writes into gradients", gradients.arm),
-    ("saves under the program's own saved-tensor hooks", foreign_hooks.arm),
-    ("optimizer steps", steps.arm),
-)
-"""The ways of seeing that are armed whenever anybody listens, in this order; what each is called in a report."""
-WATCHING: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
-    ("saves that a backward with create_graph makes of its inputs", again.arm),
-    ("what ctx.saved_tensors gives", _saved_tensors),
-    ("assignments to `.data`", assigning.arm),
-    ("tensors that are swapped", swapping.arm),
-    ("writes that autograd does not know of", _untracked),
-    ("tensors that a write replaced", replaced.arm),
-    ("memory that other code holds (numpy, DLPack)", aliases.arm),
-    ("checkpoint regions", checkpoints.arm),
-    ("custom Functions", functions.arm),
-    ("custom operators", undeclared.arm_operators),
-    ("blocks that put version counters back", _preserved_versions),
-    ("torch.func transforms", _transforms),
-)
-"""Those that are armed where saves are watched."""
 
 RECORDER = Recorder()
 """The one of this process: dispatch keys, hooks and patches are process-wide or thread-wide, never per watch."""
