@@ -23,6 +23,7 @@ from noclobber.observe import (
     changed_saves,
     checkpoints,
     custom_backwards,
+    filling,
     foreign_hooks,
     functions,
     gradients,
@@ -143,11 +144,8 @@ class Recorder:
         else:
             before = log.every_write(self.memory, partial(self.not_seen, log.WITHOUT_STORAGE))
         core = self.core
-        writes.connect(
-            writes.Sink(
-                before, core.entry(partial(refusals.write_failed, self)), core.entry(self.views_made), core.fail
-            )
-        )
+        failed, filled = core.entry(partial(refusals.write_failed, self)), core.entry(partial(filling.filled, self))
+        writes.connect(writes.Sink(before, failed, core.entry(self.views_made), core.fail, filled))
         backward_calls.arm(self, core)
         custom_backwards.arm(self, core)
 
