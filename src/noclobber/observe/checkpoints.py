@@ -86,8 +86,10 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     def recompute_fn(*args: Any) -> None:
         stack = ExitStack()
         leave = region.way.entry(stack.close, also_off=True)
+        record: Any = weak()
+        record.early_stop = record.early_stop and not region.unfilled()
         try:
-            if not region.way.guarded(lambda: past.enter_for(stack, weak())):
+            if not region.way.guarded(lambda: past.enter_for(stack, record)):
                 leave()
                 if any(isinstance(one.version, Suspect) for one in list(past.reached)):
                     raise ClobberError(reruns.LOST)
@@ -149,21 +151,13 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
     node, packed = internals.current_node(), region.saved.get(holder)
     if packed is None:
         return
-    if _is_empty(region, frame, holder, packed, node):
-        region.tell(node, testimony.field_of(holder, node), packed, tensor)
+    if frame.early_stop and packed in region.unfilled():
+        region.tell(node, testimony.field_of(holder, node), packed, tensor, unfilled=True)
     elif region.differs(packed, tensor) and _matters(holder, node):
         different = [(packed.order, node, holder, packed, tensor)]
         different += [one for one in _recomputed(region, frame, node) if region.differs(one[3], one[4])]
         _, node, holder, packed, tensor = min(different, key=lambda one: one[0])
         region.tell(node, testimony.field_of(holder, node), packed, tensor)
-
-
-def _is_empty(region: Region, frame: Any, holder: Any, packed: Packed, node: Any) -> bool:
-    """Whether this has no value at all: an operator fills it itself after it has been saved, and the region, run anew,
-    stopped before that operator, as nothing more was to be saved. So it is with the noise of `rrelu` (torch 2.13)."""
-    if not frame.early_stop or packed.node != region.last or testimony.is_read(holder, node):
-        return False
-    return not any(graph.output_of(node, saved.field) is not None for saved in graph.saves_of_or_gone(node))
 
 
 def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, Any, Any, Packed, torch.Tensor]]:

@@ -35,11 +35,15 @@ class Kept:
     to the storage tells whether that is still the same memory when an address is met again.
     """
 
-    __slots__ = ("digest", "geometry", "in_sight", "mark", "memory", "node", "place", "spare", "storage", "value")
+    __slots__ = (
+        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "mark", "memory", "node", "place",
+        "spare", "storage", "value",
+    )  # fmt: skip
 
     value: Any
     memory: Reread | None
     """None where the hooks moved the data elsewhere, for what happens here is no matter then."""
+    key: int | None
     storage: Any
     geometry: Geometry
     digest: Digest
@@ -48,8 +52,14 @@ class Kept:
     place: Place | None
     spare: Handle | None
     """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
+    filled_last: bool
     in_sight: bool
     """Whether their pack hook returned tensors, and no index or file name that stands for one."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether their hooks moved the data elsewhere."""
+        return self.memory is None
 
 
 def arm(recorder: Recorder, way: Way) -> None:
@@ -165,7 +175,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept = Kept()
     kept.value, kept.place, kept.node = value, place, internals.next_node() - 1
     kept.geometry, kept.mark = geometry(tensor), recorder.memory.mark()
-    kept.memory, kept.digest = None, None
+    kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
     tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
     kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
@@ -178,6 +188,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     if recorder.keeping and kept.memory is not None and tensors:
         kept.spare = saves.handle_of(tensor, kept.node, place, kept.digest)
         recorder.live.unsorted.append(ref(kept.spare))
+    recorder.thread.packed.append(ref(kept))
     recorder.thread.history.nodes.append(kept.node)
     recorder.thread.history.places.append(place)
     return kept

@@ -14,6 +14,7 @@ from noclobber.model.events import Step, Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals, saves
+from noclobber.observe.filling import Packed
 from noclobber.observe.records import Backward, Record
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import WriteMode
@@ -58,6 +59,8 @@ class Thread(threading.local):
         self.muted = False
         self.given: list[list[Any]] = []
         """What the custom Functions whose forward is under way were given, innermost last (undeclared.py)."""
+        self.packed: deque[ref[Packed]] = deque(maxlen=8)
+        """The last saves that hooks other than noclobber's were given."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.backwards: list[Backward] = []

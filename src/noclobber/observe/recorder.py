@@ -18,6 +18,7 @@ from noclobber.observe import (
     backward_calls,
     changed_saves,
     custom_backwards,
+    filling,
     internals,
     keeping,
     log,
@@ -132,11 +133,8 @@ class Recorder:
         else:
             before = log.every_write(self.memory, partial(self.not_seen, log.WITHOUT_STORAGE))
         core = self.core
-        writes.connect(
-            writes.Sink(
-                before, core.entry(partial(refusals.write_failed, self)), core.entry(self.views_made), core.fail
-            )
-        )
+        failed, filled = core.entry(partial(refusals.write_failed, self)), core.entry(partial(filling.filled, self))
+        writes.connect(writes.Sink(before, failed, core.entry(self.views_made), core.fail, filled))
         backward_calls.arm(self, core)
         custom_backwards.arm(self, core)
 

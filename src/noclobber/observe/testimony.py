@@ -77,14 +77,12 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
 
 
 def is_read(handle: object, node: Any) -> bool:
-    """Whether what was packed is what the node reads: some operators fill a tensor themselves once it has been packed.
+    """Whether what was packed is what the node reads: some keep what they need in one mode only.
 
     Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; landscape F33). As arguments
     of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is computed anew.
     """
-    trains = bool(getattr(node, "_saved_training", False))
-    filled = _FILLED.get(node.name() if node is not None else "", _STATISTICS if trains else ())
-    kept = (getattr(node, f"_raw_saved_{name}", None) for name in filled)
+    kept = (getattr(node, f"_raw_saved_{name}", None) for name in _unread(node))
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
     suspect = getattr(handle, "version", None)
@@ -93,8 +91,22 @@ def is_read(handle: object, node: Any) -> bool:
     return not suspect.writes or bool(field_of(handle, node))
 
 
-_STATISTICS = ("running_mean", "running_var")
-_FILLED = {"BatchNormWithUpdateBackward0": _STATISTICS, "RreluWithNoiseBackward0": ("noise",)}
+def _unread(node: Any) -> tuple[str, ...]:
+    """What a node keeps and does not read, for what it was computed with (torch 2.13; tests/observe/test_unread.py)."""
+    name = node.name() if node is not None else ""
+    if name.startswith("RreluWithNoise"):
+        return () if node._saved_training else ("noise",)
+    if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
+        return ("running_mean", "running_var")
+    return ()
+
+
+_TRAINS = ("_saved_training", "_saved_train", "_saved_update")
+_OF_TRAINING = (
+    "BatchNormWithUpdateBackward0",
+    "CudnnBatchNormBackwardBackward0",
+    "MiopenBatchNormBackwardBackward0",
+)
 
 
 def field_of(handle: object, node: Any) -> str:
@@ -251,7 +263,7 @@ def _via(record: Record, counted: bool) -> Via:
     if record.written.undeclared:
         return "undeclared"
     if not counted:
-        return "unversioned" if record.written.uncounted else "data"
+        return "unversioned" if record.written.uncounted or record.written.fills else "data"
     return "step" if record.step is not None else "operator"
 
 

@@ -19,7 +19,8 @@ from noclobber.observe import internals, operators
 class Written(NamedTuple):
     """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; the
     position of the flag without which it writes nothing (batch norm's `training`); whether it cuts the tensor off its
-    graph, which PyTorch notices by other means than versions; and whether it writes though its schema does not say."""
+    graph, which PyTorch notices by other means than versions; whether it writes though its schema does not say; and
+    which argument it writes only once that has been saved, moving no version (filling.py)."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
@@ -27,6 +28,7 @@ class Written(NamedTuple):
     flag: int | None = None
     detaches: bool = False
     undeclared: bool = False
+    fills: tuple[int, str] | None = None
 
     @property
     def only_moves(self) -> bool:
@@ -46,13 +48,14 @@ class Written(NamedTuple):
 
 class Sink(NamedTuple):
     """Where the kernels report. `before` is told of each written tensor and may raise ClobberError to stop the write;
-    what it returns is called after the write, if not None. `lost` is told of any other exception of it. The others
-    raise nothing."""
+    what it returns is called after the write, if not None. `lost` is told of any other exception of it. `filled` is
+    told of what an operator has filled that the node of this number had saved. The others raise nothing."""
 
     before: Callable[[Written, torch.Tensor], Callable[[], object] | None]
     failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], object]
     views: Callable[[str], object]
     lost: Callable[[Exception], None]
+    filled: Callable[[torch.Tensor, int, bool], object]
 
 
 _BATCH_NORM = (
@@ -80,11 +83,17 @@ _MOVING = frozenset(
 )
 """What PyTorch tags `inplace_view` (torch 2.13; tests/observe/test_schemas.py)."""
 
+_FILLS = {"aten::rrelu_with_noise": (1, "noise"), "aten::rrelu_with_noise_": (1, "noise")}
+"""What an operator writes only once it has been saved (torch 2.13; tests/observe/test_filled.py)."""
+_MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
+"""Operators that are another one with an argument made for it, by which they are seen."""
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 
 def written_by(schema: Any) -> Written | None:
     """What an overload writes by its schema, or by the table above where the schema lies; None for nothing."""
+    if schema.name in _MADE_OF:
+        return None
     namespace, _, name = schema.name.partition("::")
     arguments: tuple[tuple[int, str], ...]
     if namespace == "aten" and name.startswith(_BATCH_NORM):
@@ -99,7 +108,8 @@ def written_by(schema: Any) -> Written | None:
     if not arguments:
         return None
     uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
-    return Written(schema.name, arguments, uncounted, detaches=schema.name == "aten::detach_")
+    fills, op = _FILLS.get(schema.name), next((one for one in _MADE_OF if _MADE_OF[one] == schema.name), schema.name)
+    return Written(op, arguments, uncounted, detaches=schema.name == "aten::detach_", fills=fills)
 
 
 def makes_many_views(schema: Any) -> bool:
@@ -188,6 +198,8 @@ def _register(name: str) -> None:
     written, compared = written_by(schema), False
     if written is not None:
         kernel = _write_kernel(op, written)
+        if written.fills is not None:
+            kernel = _filling(kernel, written)
     elif makes_many_views(schema):
         kernel = _views_kernel(op, schema.name)
     elif compared := operators.is_foreign(namespace):
@@ -236,6 +248,18 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
         return result
 
     return kernel
+
+
+def _filling(kernel: Callable[..., Any], written: Written) -> Callable[..., Any]:
+    position, name = written.fills or (0, "")
+
+    def filling(*args: Any, **kwargs: Any) -> Any:
+        node, result = internals.next_node(), kernel(*args, **kwargs)
+        if _sink is not None:
+            _sink.filled(kwargs[name] if name in kwargs else args[position], node, len(written.arguments) == 1)
+        return result
+
+    return filling
 
 
 _NUMBERS = (int, float, complex)
@@ -299,10 +323,11 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(written, str):
             sink.views(written)
             return func(*args, **kwargs)
-        after = None
+        after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
             for tensor in tensors(written, args, kwargs):
-                after = sink.before(written, tensor) or after
+                if tensor is not filled:  # which is saved by now, as autograd comes before a mode
+                    after = sink.before(written, tensor) or after
         except ClobberError:
             raise
         except Exception as failure:
@@ -317,6 +342,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
             # would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
+        if filled is not None and torch.is_grad_enabled():
+            sink.filled(filled, internals.next_node() - 1, len(written.arguments) == 1)
         if after is not None:
             after()
         return result
@@ -352,7 +379,7 @@ def key_answers() -> bool:
     seen: list[str] = []
     before = _sink
     try:
-        connect(Sink(lambda written, tensor: seen.append(written.op), *[lambda *_: None] * 3))
+        connect(Sink(lambda written, tensor: seen.append(written.op), *[lambda *_: None] * 4))
         internals.set_key(True)
         try:
             torch.zeros(1).add_(1)
