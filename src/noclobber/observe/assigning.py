@@ -9,7 +9,7 @@ import torch
 
 from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
-from noclobber.observe.records import record
+from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
@@ -31,10 +31,10 @@ def arm(recorder: Recorder, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        handles = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
+        handles = way.guarded(internals.plainly(lambda: _about_to_assign(recorder, tensor, value)))
         native.__set__(tensor, value)
         if handles:
-            way.guarded(lambda: _assigned(recorder, handles, tensor))
+            way.guarded(internals.plainly(lambda: _assigned(recorder, handles, tensor)))
         if not way.on and recorder.watching:
             # What backward reads is to be what PyTorch would read, all the same.
             for table in (live.unsorted, *list(live.by_storage.values())):
@@ -99,9 +99,10 @@ def moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     if before is None:
         return
     handle.shown = shown(alias)
-    if (old.shape, old.dtype) != (alias.shape, alias.dtype):
+    (_, *was), (_, *is_now) = geometry(old), geometry(alias)
+    if (was[0], was[2]) != (is_now[0], is_now[2]):
         handle.digest = NEVER
-    elif old.stride() != alias.stride():
+    elif was != is_now:
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return

@@ -51,11 +51,11 @@ next_node: Callable[[], int] = _not_yet
 """The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
 address: Callable[[torch.Tensor], int] = _not_yet
 """Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py)."""
-storage: Callable[[torch.Tensor], Any] = _not_yet
-"""A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
+_storage: Callable[[torch.Tensor], Any] = _not_yet
 _storage_ref: Callable[[Any], Any] = _not_yet
 _data: Any = _not_yet
 _cdata: Any = _not_yet
+_shape: Any = _not_yet
 push_hooks: Callable[[Any, Any], None] = _not_yet
 pop_hooks: Callable[[], None] = _not_yet
 top_hooks: Callable[[bool], Any] = _not_yet
@@ -81,10 +81,11 @@ _take_aside: Callable[[str], None] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
-    "storage": "_C.TensorBase.untyped_storage",
+    "_storage": "_C.TensorBase.untyped_storage",
     "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
     "_data": "_C.TensorBase.data",
     "_cdata": "_C.TensorBase._cdata",
+    "_shape": "_C.TensorBase.shape",
     "push_hooks": "_C._autograd._push_saved_tensors_default_hooks",
     "pop_hooks": "_C._autograd._pop_saved_tensors_default_hooks",
     "top_hooks": "_C._autograd._top_saved_tensors_default_hooks",
@@ -203,7 +204,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _identity(tensor: torch.Tensor) -> int | None:
     try:
-        return int(storage(unwrapped(tensor))._cdata)
+        return int(storage(tensor)._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
@@ -215,13 +216,40 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
+    return bool(private("_C._functorch.is_legacy_batchedtensor")(tensor))
+
+
+def storage(tensor: torch.Tensor) -> Any:
+    """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies.
+
+    A lazy parameter's class refuses to be asked (torch 2.13; tests/observe/test_lazy_modules.py), so it is not.
+    """
+    with plain():
+        return _storage(unwrapped(tensor))
+
+
+def shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape; empty where a tensor has none in numbers: nested ones, and those that are traced with symbols.
+
+    (torch 2.13; tests/observe/test_nested.py, test_unreadable.py)
+    """
+    try:
+        with plain():
+            sizes = tuple(_shape.__get__(tensor))
+    except Exception:  # a subclass computes its sizes itself
+        return ()
+    return sizes if all(type(size) is int for size in sizes) else ()
+
+
 def storage_ref(tensor: torch.Tensor) -> Any:
     """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
 
     Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
     not forbid `swap_tensors` (torch 2.13; tests/observe/test_untracked.py).
     """
-    return _storage_ref(storage(unwrapped(tensor)))
+    return _storage_ref(storage(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
@@ -242,6 +270,20 @@ def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
         above.append(top)
     for others in reversed(above):
         push_hooks(*others)
+
+
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """Let PyTorch keep what it saves as it is, whatever hooks this thread has."""
+    taken = []
+    while (top := top_hooks(True)) is not None:
+        pop_hooks()
+        taken.append(top)
+    try:
+        yield
+    finally:
+        for pair in reversed(taken):
+            push_hooks(*pair)
 
 
 def set_key(on: bool) -> None:
@@ -288,6 +330,16 @@ def aside() -> Iterator[None]:
     """
     with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
         yield
+
+
+def plainly(function: Callable[..., Thing]) -> Callable[..., Thing]:
+    """The same function, out of sight of `__torch_function__`."""
+
+    def called(*args: Any, **kwargs: Any) -> Thing:
+        with plain():
+            return function(*args, **kwargs)
+
+    return called
 
 
 def usual() -> AbstractContextManager[Any]:
@@ -346,13 +398,32 @@ def saved_tensor(tensor: torch.Tensor) -> Any:
     return _SavedByNode(tensor)
 
 
+def said_of_a_stale(tensor: torch.Tensor) -> str:
+    """What PyTorch says of a save of this tensor that was overwritten once.
+
+    Raises NotImplementedError where PyTorch comes to that instead: of a jagged tensor (torch 2.13; test_nested.py).
+    """
+    with aside(), without_hooks():
+        sample = take(tensor)  # which has a version counter of its own
+        saved = saved_tensor(sample)
+        torch.autograd.graph.increment_version(sample)
+        try:
+            saved.unpack()
+        except NotImplementedError:
+            raise
+        except RuntimeError as error:
+            return str(error)
+    raise AssertionError("torch unpacks a stale save")
+
+
 class _SavedByNode:
     """Stands in on torch 2.10, which makes a save nowhere but in a node."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
         with torch.enable_grad(), unlogged(), no_modes(), plain():
-            self._made = apply(tensor)  # not its node: that lives as long as this
+            # Not its node: that lives as long as this. Without the second argument there may be none.
+            self._made = apply(tensor, torch.empty(0, requires_grad=True))
 
     def unpack(self) -> torch.Tensor:
         (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
@@ -361,9 +432,9 @@ class _SavedByNode:
 
 class _Saving(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tensor)
-        return tensor.new_empty(0)
+        return connected.new_empty(0)
 
 
 def counting() -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from noclobber.observe.writes import Written
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
+Strided = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Record(NamedTuple):
@@ -58,10 +59,31 @@ _new = tuple.__new__
 
 def geometry(tensor: torch.Tensor) -> Geometry:
     """The geometry of a tensor."""
+    offset: Any
     try:
-        return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
-    except (RuntimeError, NotImplementedError):
-        return (None, tensor.shape, None, tensor.dtype)
+        offset = tensor.storage_offset()
+        return (offset, tensor.shape, tensor.stride(), tensor.dtype)
+    except Exception:  # sparse and nested tensors, lazy parameters, subclasses that compute their sizes
+        return _without_strides(tensor)
+
+
+def _without_strides(tensor: torch.Tensor) -> Geometry:
+    """The geometry of a tensor that does not tell its strides: of a nested one, where it has no gaps, its elements'."""
+    with internals.plain():
+        if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
+            offset: Any = tensor.storage_offset()
+            return (offset, torch.Size((tensor.numel(),)), (1,), tensor.dtype)
+        return (None, torch.Size(internals.shape(tensor)), None, tensor.dtype)
+
+
+def strided(geometry: Geometry | None) -> Strided | None:
+    """The same in numbers; None without strides, and while sizes are symbols, which must not be asked for a number."""
+    if geometry is None:
+        return None
+    offset, shape, strides, dtype = geometry
+    if offset is None or strides is None or not all(type(one) is int for one in (offset, *shape, *strides)):
+        return None
+    return (offset, shape, strides, dtype)
 
 
 def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:

@@ -87,7 +87,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         return Refusal(message, site, op)
     name = name_of(tensor, internals.storage_key(tensor), frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
+    shape, kind = internals.shape(tensor), name.kind if name else "tensor"
+    about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     return Refusal(message, site, op, about, _created(tensor, message, memory))
 
 

@@ -186,7 +186,7 @@ def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
 def hooks(
     live: LiveSaves[Handle],
     history: History,
-    changed: Callable[[Handle, Digest], torch.Tensor],
+    changed: Callable[[Handle, Digest], torch.Tensor | None],
     contents: Contents | None,
     watch: Watch | None,
     failed: Callable[[Exception], None],
@@ -247,7 +247,8 @@ def hooks(
         alias = handle.alias
         if alias._version != handle.version:
             try:
-                return changed(handle, None)
+                if (found := changed(handle, None)) is not None:
+                    return found
             except ClobberError:
                 raise
             except Exception as failure:
@@ -271,9 +272,10 @@ def hooks(
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-            if alias._version != handle.version or digest != handle.digest:
-                return changed(handle, digest)
-            return alias
+            if alias._version == handle.version and digest == handle.digest:
+                return alias
+            if (found := changed(handle, digest)) is not None:
+                return found
         except ClobberError:
             raise
         except Exception as failure:
@@ -297,17 +299,15 @@ def _versioned(tensor: torch.Tensor) -> Handle:
 
 
 def checked(handle: Handle) -> torch.Tensor:
-    """A save as PyTorch would give it without hooks. Raises ClobberError where its version moved."""
+    """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
     marked = handle.version
     version = marked.version if isinstance(marked, Suspect) else marked
     if isinstance(marked, Suspect) and marked.kept is not None:
         return marked.kept
     if handle.alias._version != version:
-        raise ClobberError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{handle.alias.type()} {list(handle.alias.shape)}] is at version {handle.alias._version}; "
-            f"expected version {version} instead."
-        )
+        versions = f" is at version {handle.alias._version}; expected version {version} instead."
+        said = internals.said_of_a_stale(handle.alias)
+        raise ClobberError(said.replace(" is at version 1; expected version 0 instead.", versions))
     return handle.alias
 
 

@@ -203,6 +203,9 @@ def _register(name: str) -> None:
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
     call, include, key = op._op, internals.include, internals.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
+    if written.op == "aten::set_":
+        # `Tensor.set_` alone asks no `__torch_function__`, which a call from Python does (torch 2.13; test_exotic.py).
+        call = internals.plainly(call)
     by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
