@@ -314,8 +314,12 @@ def checked(handle: Handle) -> torch.Tensor:
 def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
     """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
 
-    Code keeps gradients and marks as attributes of parameters and finds them again in backward.
+    Code keeps gradients and marks as attributes of parameters and finds them again in backward. In `jvp` it gives what
+    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/test_saved_tensors.py).
     """
+    for_forward: tuple[Any, ...] | None = function.saved_for_forward
+    if for_forward is unpacked:
+        return unpacked
     return tuple(
         _original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True)
     )
