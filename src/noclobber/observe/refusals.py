@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.sites import frame_above, place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def write_failed(
     """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
-        frame = sys._getframe(2)
+        frame = frame_above(2)
         refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
         remember(error, refusal)
         for listener in recorder.listeners:

@@ -223,7 +223,10 @@ def hooks(
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             handle.node = node = next_node() - 1
-            frame: Any = frame_of(1)
+            try:
+                frame: Any = frame_of(1)
+            except ValueError:  # a thread without Python frames (sites.frame_above)
+                frame = frame_of()
             code = frame.f_code
             # The common way up, through PyTorch's own frames to a user's, without a call.
             while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
