@@ -24,6 +24,8 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
     None where PyTorch, or the program, is to be asked outside of the error boundary (saves.checked).
     """
     alias, version, current = handle.alias, handle.version, int(handle.alias._version)
+    if isinstance(version, Suspect) and version.theirs is not None:
+        return None
     node, expected = internals.current_node(), saves.version_at_save(handle)
     guarded = recorder.core.guarded
     if not silently and not testimony.is_read(handle, node):

@@ -153,7 +153,7 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     values, a nested one its elements in one row. To be called `aside`; tests/observe/test_unreadable.py.
     """
     tensor = internals.unwrapped(tensor)
-    if not _has_memory(type(tensor)) or tensor.is_meta or internals.is_batched(tensor):
+    if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):
         return None
     if tensor.is_mkldnn:
         return tensor.to_dense()
@@ -162,6 +162,11 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_nested or tensor.layout is not torch.strided:
         return tensor.values()
     return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
+    return bool(internals.private("_C._functorch.is_legacy_batchedtensor")(tensor))
 
 
 _real: set[type] = {torch.Tensor, torch.nn.Parameter}

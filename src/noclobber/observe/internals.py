@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing.reductions
@@ -55,7 +55,6 @@ _storage: Callable[[torch.Tensor], Any] = _not_yet
 _storage_ref: Callable[[Any], Any] = _not_yet
 _data: Any = _not_yet
 _cdata: Any = _not_yet
-_shape: Any = _not_yet
 push_hooks: Callable[[Any, Any], None] = _not_yet
 pop_hooks: Callable[[], None] = _not_yet
 top_hooks: Callable[[bool], Any] = _not_yet
@@ -85,7 +84,6 @@ _REQUIRED = {
     "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
     "_data": "_C.TensorBase.data",
     "_cdata": "_C.TensorBase._cdata",
-    "_shape": "_C.TensorBase.shape",
     "push_hooks": "_C._autograd._push_saved_tensors_default_hooks",
     "pop_hooks": "_C._autograd._pop_saved_tensors_default_hooks",
     "top_hooks": "_C._autograd._top_saved_tensors_default_hooks",
@@ -216,11 +214,6 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
-    return bool(private("_C._functorch.is_legacy_batchedtensor")(tensor))
-
-
 def storage(tensor: torch.Tensor) -> Any:
     """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies.
 
@@ -228,19 +221,6 @@ def storage(tensor: torch.Tensor) -> Any:
     """
     with plain():
         return _storage(unwrapped(tensor))
-
-
-def shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape; empty where a tensor has none in numbers: nested ones, and those that are traced with symbols.
-
-    (torch 2.13; tests/observe/test_nested.py, test_unreadable.py)
-    """
-    try:
-        with plain():
-            sizes = tuple(_shape.__get__(tensor))
-    except Exception:  # a subclass computes its sizes itself
-        return ()
-    return sizes if all(type(size) is int for size in sizes) else ()
 
 
 def storage_ref(tensor: torch.Tensor) -> Any:
@@ -270,20 +250,6 @@ def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
         above.append(top)
     for others in reversed(above):
         push_hooks(*others)
-
-
-@contextmanager
-def without_hooks() -> Iterator[None]:
-    """Let PyTorch keep what it saves as it is, whatever hooks this thread has."""
-    taken = []
-    while (top := top_hooks(True)) is not None:
-        pop_hooks()
-        taken.append(top)
-    try:
-        yield
-    finally:
-        for pair in reversed(taken):
-            push_hooks(*pair)
 
 
 def set_key(on: bool) -> None:
@@ -389,52 +355,6 @@ def storage_at(identity: int) -> Any:
 def when_backward_ends(function: Callable[[], None]) -> None:
     """Call a function once the backward under way in this thread has ended, and has freed what is not retained."""
     private("autograd.Variable._execution_engine").queue_callback(function)
-
-
-def saved_tensor(tensor: torch.Tensor) -> Any:
-    """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
-    if hasattr(C._autograd, "_make_saved_tensor"):
-        return C._autograd._make_saved_tensor(tensor, is_output=False)
-    return _SavedByNode(tensor)
-
-
-def said_of_a_stale(tensor: torch.Tensor) -> str:
-    """What PyTorch says of a save of this tensor that was overwritten once.
-
-    Raises NotImplementedError where PyTorch comes to that instead: of a jagged tensor (torch 2.13; test_nested.py).
-    """
-    with aside(), without_hooks():
-        sample = take(tensor)  # which has a version counter of its own
-        saved = saved_tensor(sample)
-        torch.autograd.graph.increment_version(sample)
-        try:
-            saved.unpack()
-        except NotImplementedError:
-            raise
-        except RuntimeError as error:
-            return str(error)
-    raise AssertionError("torch unpacks a stale save")
-
-
-class _SavedByNode:
-    """Stands in on torch 2.10, which makes a save nowhere but in a node."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
-        with torch.enable_grad(), unlogged(), no_modes(), plain():
-            # Not its node: that lives as long as this. Without the second argument there may be none.
-            self._made = apply(tensor, torch.empty(0, requires_grad=True))
-
-    def unpack(self) -> torch.Tensor:
-        (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
-        return cast(torch.Tensor, tensor)
-
-
-class _Saving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tensor)
-        return connected.new_empty(0)
 
 
 def counting() -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward
+from noclobber.observe.records import Backward, shape_of
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import frame_above, place_of, site_of
 from noclobber.observe.writes import Written, tensors
@@ -86,7 +86,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         return Refusal(message, site, op)
     name = name_of(tensor, internals.storage_key(tensor), frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    shape, kind = internals.shape(tensor), name.kind if name else "tensor"
+    shape, kind = shape_of(tensor), name.kind if name else "tensor"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     return Refusal(message, site, op, about, _created(tensor, message, memory))
 

@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe import internals
+from noclobber.observe import internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
@@ -103,7 +103,7 @@ class Aside(Handle):
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("base", "kept", "refuses", "spared", "version", "writes")
+    __slots__ = ("base", "kept", "refuses", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -116,6 +116,8 @@ class Suspect:
         """A copy of the bytes, made before the first write that changes them, where they are preserved."""
         self.spared = False
         """Whether writes moved the version, while bytes are preserved, that change others than those of the save."""
+        self.theirs: Any = None
+        """PyTorch's own save under the hooks that the program registered on this one, in place of what ours kept."""
 
 
 def version_at_save(handle: Handle) -> int:
@@ -305,11 +307,13 @@ def checked(handle: Handle) -> torch.Tensor:
     """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
     marked = handle.version
     version = marked.version if isinstance(marked, Suspect) else marked
+    if isinstance(marked, Suspect) and marked.theirs is not None:
+        return own_saves.unpacked(marked.theirs)
     if isinstance(marked, Suspect) and marked.kept is not None:
         return marked.kept
     if handle.alias._version != version:
         versions = f" is at version {handle.alias._version}; expected version {version} instead."
-        said = internals.said_of_a_stale(handle.alias)
+        said = own_saves.said_of_a_stale(handle.alias)
         raise ClobberError(said.replace(" is at version 1; expected version 0 instead.", versions))
     return handle.alias
 

@@ -16,7 +16,7 @@ from noclobber.observe import graph, internals, saves, words
 from noclobber.observe.contents import OnDevice, fingerprint, same
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward, Geometry, Record, geometry, strided
+from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import site_of
 from noclobber.observe.writes import Written
@@ -76,12 +76,12 @@ def _touch(apart: int, one: Any, other: Any) -> bool:
 def unnamed(alias: torch.Tensor) -> Tensor:
     """A tensor as far as it can be told without looking at the user's variables, which keeps these alive for longer."""
     dtype = str(alias.dtype).removeprefix("torch.")
-    return Tensor(internals.shape(alias), dtype, str(alias.device), region=region(geometry(alias)))
+    return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
 
 
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     """How a reader knows a tensor. Looks through the user's frames for its name."""
-    shape = internals.shape(alias)
+    shape = shape_of(alias)
     name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
     where = region(geometry(alias))
@@ -188,7 +188,7 @@ def later(handle: Handle, node: Any, digest: OnDevice, backward: Backward) -> La
     alias, suspect, version = handle.alias, handle.version, saves.version_at_save(handle)
     before = handle.digest
     differs = before.value != digest.value if isinstance(before, OnDevice) else torch.tensor(True)
-    tensor = Tensor(internals.shape(alias), str(alias.dtype).removeprefix("torch."), str(alias.device))
+    tensor = Tensor(shape_of(alias), str(alias.dtype).removeprefix("torch."), str(alias.device))
     save = Save(node.name() if node is not None else "", "", tensor, version, site_of(handle.place))
     writes = writes_of(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
     read = Read(save.node, site_of(backward.place), call_of(backward))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe import graph, internals
+from noclobber.observe import graph, own_saves
 from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 
 _NAMES_IN_FULL = torch.__version__ < "2.13"
@@ -22,7 +22,7 @@ def is_stale(message: str) -> bool:
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
     """PyTorch's own words for a stale save, which hooks make it leave unsaid. Raises what it raises in their place."""
     made_by = f", which is output {producer[1]} of {_shown(producer[0])}," if producer is not None else ""
-    said, _, rest = internals.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
+    said, _, rest = own_saves.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
     return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
 
 
