@@ -9,7 +9,7 @@ import torch
 
 from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
-from noclobber.observe.records import record
+from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
@@ -47,6 +47,11 @@ def arm(recorder: Recorder, way: Way) -> None:
 
 
 def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) -> list[saves.Handle]:
+    with internals.plain():
+        return _to_be_moved(recorder, tensor, value)
+
+
+def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) -> list[saves.Handle]:
     """The saves that are about to be backed by the other's bytes, which nothing counts.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
@@ -71,9 +76,10 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
 
 
 def _assigned(recorder: Recorder, handles: list[saves.Handle], tensor: torch.Tensor) -> None:
-    for handle in handles:
-        moved(handle, alias_of(tensor, handle.alias))
-        recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+    with internals.plain():
+        for handle in handles:
+            moved(handle, alias_of(tensor, handle.alias))
+            recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
 
 
 def alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -99,9 +105,10 @@ def moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     if before is None:
         return
     handle.shown = shown(alias)
-    if (old.shape, old.dtype) != (alias.shape, alias.dtype):
+    (_, *was), (_, *is_now) = geometry(old), geometry(alias)
+    if (was[0], was[2]) != (is_now[0], is_now[2]):
         handle.digest = NEVER
-    elif old.stride() != alias.stride():
+    elif was != is_now:
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return

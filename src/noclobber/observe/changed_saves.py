@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
 
-def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
+def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor | None:
     """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
     raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
+
+    None where PyTorch, or the program, is to be asked outside of the error boundary (saves.checked).
     """
     alias, version, current = handle.alias, handle.version, int(handle.alias._version)
+    if isinstance(version, Suspect) and version.theirs is not None:
+        return None
     node, expected = internals.current_node(), saves.version_at_save(handle)
     guarded = recorder.core.guarded
     if not silently and not testimony.is_read(handle, node):
@@ -40,9 +44,12 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
     if current != expected:
         if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
             return alias  # where bytes are preserved: what moved the version was written elsewhere
+        try:
+            message = words.stale_message(alias, None, current, expected)
+        except NotImplementedError:
+            return None
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
-        message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
-        error = ClobberError(message)
+        error = ClobberError(clobber.message if clobber else message)
         error.handles = {id(handle)}
         if clobber is not None:
             refusals.remember(error, clobber)

@@ -87,7 +87,8 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
         stack = ExitStack()
         leave = region.way.entry(stack.close, also_off=True)
         record: Any = weak()
-        record.early_stop = record.early_stop and not region.unfilled()
+        if region.way.guarded(region.unfilled):
+            record.early_stop = False
         try:
             if not region.way.guarded(lambda: past.enter_for(stack, record)):
                 leave()

@@ -154,6 +154,29 @@ def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan
     return Plan(_viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart))))
 
 
+def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a plain tensor of the numbers that a tensor keeps; None where there are none to look at.
+
+    Meta and fake tensors have none, and the operators of other subclasses are the program's. A sparse tensor gives its
+    values, a nested one its elements in one row. To be called `aside`; tests/observe/test_unreadable.py.
+    """
+    tensor = internals.unwrapped(tensor)
+    if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):
+        return None
+    if tensor.is_mkldnn:
+        return tensor.to_dense()
+    if tensor.is_sparse:
+        return tensor._values()
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return tensor.values()
+    return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
+    return bool(internals.private("_C._functorch.is_legacy_batchedtensor")(tensor))
+
+
 _real: set[type] = {torch.Tensor, torch.nn.Parameter}
 
 

@@ -22,7 +22,7 @@ Notice = Callable[[GradientWrite], None]
 def holders(tensor: torch.Tensor) -> int:
     """How many tensors share a storage, this one included."""
     # One more for the Python object through which the storage is asked.
-    storage = internals.unwrapped(tensor).untyped_storage()
+    storage = internals.storage(tensor)
     return internals.storage_holders(storage._cdata) - 1
 
 
@@ -36,7 +36,7 @@ class Spoil:
         self.passed = 0
         """How many of these are what a backward call under way was given, and holds to its end."""
         self._given = internals.Weak(given)
-        self._all = given.nbytes == given.untyped_storage().nbytes()
+        self._all = given.nbytes == internals.storage(given).nbytes()
         self.counted = False
         """Whether the node ran, and `others` is known."""
         self.storage = internals.storage_ref(tensor)
@@ -53,7 +53,7 @@ class Spoil:
         """Whether a tensor shows bytes that were written."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
-        if tensor.untyped_storage()._cdata != self.storage.cdata:
+        if internals.storage(tensor)._cdata != self.storage.cdata:
             return False
         region = testimony.region(geometry(tensor))
         return region is None or self._region is None or overlap(region, self._region)

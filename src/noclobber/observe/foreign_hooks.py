@@ -13,7 +13,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
-from noclobber.observe import graph, internals, rereads, saves, testimony
+from noclobber.observe import graph, internals, registered_hooks, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
 from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
@@ -87,6 +87,8 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
     way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
+    if recorder.watching:
+        registered_hooks.arm(recorder, way)
 
 
 def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:

@@ -137,8 +137,13 @@ def _overloads() -> dict[str, list[tuple[str, str]]]:
 
 def content(saved: Saved) -> Any:
     """The saved tensor, or what a pack hook returned for it; None once released."""
+    return content_of(saved.raw)
+
+
+def content_of(raw: Any) -> Any:
+    """The same of PyTorch's SavedTensor."""
     try:
-        return saved.raw.data
+        return raw.data
     except RuntimeError:
         return None
 

@@ -17,7 +17,7 @@ import torch.utils.dlpack
 
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe import compiling, internals
-from noclobber.observe.sites import Place
+from noclobber.observe.sites import Place, frame_above
 from noclobber.observe.ways import Way
 
 SHARED = "share_memory_"
@@ -134,7 +134,7 @@ def _giving(
     @functools.wraps(native)
     def giving(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         given = native(tensor, *args, **kwargs)
-        gave_away(tensor, given, sys._getframe(1))
+        gave_away(tensor, given, frame_above(1))
         return given
 
     internals.never_compile(giving)
@@ -155,7 +155,7 @@ def _taking(
     @functools.wraps(native)
     def taking(*args: Any, **kwargs: Any) -> Any:
         tensor = native(*args, **kwargs)
-        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), sys._getframe(1))
+        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), frame_above(1))
         return tensor
 
     internals.never_compile(taking)

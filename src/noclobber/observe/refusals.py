@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,9 @@ from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward
+from noclobber.observe.records import Backward, shape_of
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import place_of, site_of
+from noclobber.observe.sites import frame_above, place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def write_failed(
     """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
-        frame = sys._getframe(2)
+        frame = frame_above(2)
         refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
         remember(error, refusal)
         for listener in recorder.listeners:
@@ -87,7 +86,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         return Refusal(message, site, op)
     name = name_of(tensor, internals.storage_key(tensor), frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
+    shape, kind = shape_of(tensor), name.kind if name else "tensor"
+    about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     return Refusal(message, site, op, about, _created(tensor, message, memory))
 
 

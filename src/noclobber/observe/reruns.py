@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from noclobber.observe import afterwards, dependence, internals, keeping
+from noclobber.observe import afterwards, dependence, internals, keeping, own_saves
 from noclobber.observe.records import Record, geometry
 from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.sites import Place, caller
@@ -74,7 +74,7 @@ class Past:
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
             # Of a view that was written, looking at its node makes PyTorch put it elsewhere in the graph.
-            needed.connected = internals.saved_tensor(tensor)
+            needed.connected = own_saves.make(tensor)
         self._file(needed)
         return needed
 

@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe import internals
+from noclobber.observe import internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
@@ -103,7 +103,7 @@ class Aside(Handle):
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("base", "kept", "refuses", "spared", "version", "writes")
+    __slots__ = ("base", "kept", "refuses", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -116,6 +116,8 @@ class Suspect:
         """A copy of the bytes, made before the first write that changes them, where they are preserved."""
         self.spared = False
         """Whether writes moved the version, while bytes are preserved, that change others than those of the save."""
+        self.theirs: Any = None
+        """PyTorch's own save under the hooks that the program registered on this one, in place of what ours kept."""
 
 
 def version_at_save(handle: Handle) -> int:
@@ -186,7 +188,7 @@ def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
 def hooks(
     live: LiveSaves[Handle],
     history: History,
-    changed: Callable[[Handle, Digest], torch.Tensor],
+    changed: Callable[[Handle, Digest], torch.Tensor | None],
     contents: Contents | None,
     watch: Watch | None,
     failed: Callable[[Exception], None],
@@ -223,7 +225,10 @@ def hooks(
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             handle.node = node = next_node() - 1
-            frame: Any = frame_of(1)
+            try:
+                frame: Any = frame_of(1)
+            except ValueError:  # a thread without Python frames (sites.frame_above)
+                frame = frame_of()
             code = frame.f_code
             # The common way up, through PyTorch's own frames to a user's, without a call.
             while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
@@ -247,7 +252,8 @@ def hooks(
         alias = handle.alias
         if alias._version != handle.version:
             try:
-                return changed(handle, None)
+                if (found := changed(handle, None)) is not None:
+                    return found
             except ClobberError:
                 raise
             except Exception as failure:
@@ -271,9 +277,10 @@ def hooks(
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-            if alias._version != handle.version or digest != handle.digest:
-                return changed(handle, digest)
-            return alias
+            if alias._version == handle.version and digest == handle.digest:
+                return alias
+            if (found := changed(handle, digest)) is not None:
+                return found
         except ClobberError:
             raise
         except Exception as failure:
@@ -296,26 +303,39 @@ def _versioned(tensor: torch.Tensor) -> Handle:
     return handle
 
 
+_SAMPLE = " is at version 1; expected version 0 instead."
+_STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
+
+
 def checked(handle: Handle) -> torch.Tensor:
-    """A save as PyTorch would give it without hooks. Raises ClobberError where its version moved."""
+    """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
     marked = handle.version
     version = marked.version if isinstance(marked, Suspect) else marked
+    if isinstance(marked, Suspect) and marked.theirs is not None:
+        return own_saves.unpacked(marked.theirs)
     if isinstance(marked, Suspect) and marked.kept is not None:
         return marked.kept
     if handle.alias._version != version:
-        raise ClobberError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{handle.alias.type()} {list(handle.alias.shape)}] is at version {handle.alias._version}; "
-            f"expected version {version} instead."
-        )
+        versions = f" is at version {handle.alias._version}; expected version {version} instead."
+        try:
+            said = own_saves.said_of_a_stale(handle.alias)
+        except NotImplementedError:  # PyTorch's own
+            raise
+        except Exception:  # there are no better words, then
+            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"
+        raise ClobberError(said.replace(_SAMPLE, versions))
     return handle.alias
 
 
 def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
     """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
 
-    Code keeps gradients and marks as attributes of parameters and finds them again in backward.
+    Code keeps gradients and marks as attributes of parameters and finds them again in backward. In `jvp` it gives what
+    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/test_saved_tensors.py).
     """
+    for_forward: tuple[Any, ...] | None = function.saved_for_forward
+    if for_forward is unpacked:
+        return unpacked
     return tuple(
         _original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True)
     )

@@ -39,9 +39,21 @@ def place_of(frame: FrameType | None) -> Place | None:
     return inside
 
 
+def frame_above(depth: int) -> FrameType:
+    """The frame this many calls above the calling one, or the outermost there is.
+
+    PyTorch calls into Python from threads that have no Python frame of their own: there what it calls is the outermost
+    (torch.jit.fork on torch 2.13; tests/observe/test_forked.py).
+    """
+    frame = sys._getframe(1)
+    while depth and frame.f_back is not None:
+        frame, depth = frame.f_back, depth - 1
+    return frame
+
+
 def caller(depth: int = 1) -> Place | None:
     """The place of the code that called the caller."""
-    return place_of(sys._getframe(depth + 1))
+    return place_of(frame_above(depth + 1))
 
 
 def site_of(place: Place | None) -> Site | None:

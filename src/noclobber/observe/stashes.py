@@ -16,7 +16,7 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe import custom_backwards, internals, saves, testimony, words
+from noclobber.observe import custom_backwards, internals, own_saves, saves, testimony, words
 from noclobber.observe.contents import OnDevice, fingerprint
 from noclobber.observe.custom_backwards import CustomBackwards
 from noclobber.observe.saves import Handle, Suspect
@@ -119,7 +119,7 @@ class Stashes:
         stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._recorder.keeping and tensor.requires_grad and words.made_by(tensor, ctx) is False:
-            stash.connected = internals.saved_tensor(tensor)
+            stash.connected = own_saves.make(tensor)
         return stash
 
     def _keep_comparing(self, ctx: Any) -> None:

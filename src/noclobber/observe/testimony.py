@@ -16,7 +16,7 @@ from noclobber.observe import graph, internals, saves, words
 from noclobber.observe.contents import OnDevice, fingerprint, same
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward, Geometry, Record, geometry
+from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import site_of
 from noclobber.observe.writes import Written
@@ -27,16 +27,11 @@ CHANGED = "a tensor that backward needs holds other bytes than were saved, thoug
 
 def region(geometry: Geometry | None) -> Region | None:
     """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
-    if geometry is None:
+    if (known := strided(geometry)) is None:
         return None
-    offset, shape, strides, dtype = geometry
-    if offset is None or strides is None:
-        return None
+    offset, shape, strides, dtype = known
     size = dtype.itemsize
-    try:
-        return Region(int(offset) * size, tuple(map(int, shape)), tuple(int(s) * size for s in strides), size)
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
 
 
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
@@ -49,9 +44,10 @@ def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
 
 def touch(one: Geometry | None, other: Geometry | None) -> bool:
     """Whether two tensors of one storage share a byte: exact for strided ones, True where that can't be told."""
-    if one is None or other is None or one[0] is None or other[0] is None:
+    first, second = strided(one), strided(other)
+    if first is None or second is None:
         return True
-    return _touch(other[0] * other[3].itemsize - one[0] * one[3].itemsize, one[1:], other[1:])
+    return _touch(second[0] * second[3].itemsize - first[0] * first[3].itemsize, first[1:], second[1:])
 
 
 @lru_cache(maxsize=4096)
@@ -64,12 +60,12 @@ def _touch(apart: int, one: Any, other: Any) -> bool:
 def unnamed(alias: torch.Tensor) -> Tensor:
     """A tensor as far as it can be told without looking at the user's variables, which keeps these alive for longer."""
     dtype = str(alias.dtype).removeprefix("torch.")
-    return Tensor(tuple(alias.shape), dtype, str(alias.device), region=region(geometry(alias)))
+    return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
 
 
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     """How a reader knows a tensor. Looks through the user's frames for its name."""
-    shape = tuple(alias.shape)
+    shape = shape_of(alias)
     name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
     where = region(geometry(alias))
@@ -188,7 +184,7 @@ def later(handle: Handle, node: Any, digest: OnDevice, backward: Backward) -> La
     alias, suspect, version = handle.alias, handle.version, saves.version_at_save(handle)
     before = handle.digest
     differs = before.value != digest.value if isinstance(before, OnDevice) else torch.tensor(True)
-    tensor = Tensor(tuple(alias.shape), str(alias.dtype).removeprefix("torch."), str(alias.device))
+    tensor = Tensor(shape_of(alias), str(alias.dtype).removeprefix("torch."), str(alias.device))
     save = Save(node.name() if node is not None else "", "", tensor, version, site_of(handle.place))
     writes = writes_of(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
     read = Read(save.node, site_of(backward.place), call_of(backward))

@@ -15,6 +15,7 @@ from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe import graph, internals, testimony
 from noclobber.observe.backward_calls import End
+from noclobber.observe.contents import numbers
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.ways import Way
@@ -75,17 +76,25 @@ class _Unseen:
     """Which elements changed; None where that is not known."""
     waited: int = 0
 
-    def has_changed(self, values: torch.Tensor, old: torch.Tensor) -> bool:
-        """Note which elements differ; two that are no numbers do not. Tells whether any do."""
+    def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
+        """Note which elements differ; two that are no numbers do not. Return True if any do, or that can't be told."""
         with internals.aside():
+            values = None if old is None else numbers(tensor)
+            if values is None or old is None or values.shape != old.shape:
+                return True
             self.changed = (values != old) & ((values == values) | (old == old))
             return bool(self.changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient that arrives is not zero where elements changed."""
+        """Return True if a gradient that arrives is not zero where elements changed."""
         with internals.aside():
-            known = self.changed is not None and self.changed.shape == gradient.shape
-            return bool(((gradient[self.changed] if known else gradient) != 0).any())
+            values, changed = numbers(gradient), self.changed
+            if values is None:
+                return False
+            if changed is not None and gradient.is_sparse and changed.shape == gradient.shape:
+                changed = changed[tuple(gradient._indices())]
+            known = changed is not None and changed.shape == values.shape
+            return bool(((values[changed] if known else values) != 0).any())
 
 
 class Untold:
@@ -107,8 +116,9 @@ class Untold:
 
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
-        if tensor.requires_grad and (target := _target(tensor)) is not None:
-            self.taken.append(target)
+        with internals.plain():
+            if tensor.requires_grad and (target := _target(tensor)) is not None:
+                self.taken.append(target)
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
@@ -128,13 +138,17 @@ class Untold:
             return self._into_leaf(written, tensor, target, key, frame) if how == "data" else None
         if written.op in _ADDING:
             return None
-        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
         with internals.aside():
-            values = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+            values = numbers(tensor)
+            if values is None:
+                self._recorder.not_seen("writes that autograd does not see, to tensors that show no numbers")
+                return None
             old = values.clone() if values.nbytes <= _LARGEST else None
+            alias = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
 
         def after() -> None:
-            if old is None or unseen.has_changed(values, old):
+            if unseen.has_changed(alias, old):
                 self._waiting.append(unseen)
 
         return after
@@ -174,8 +188,10 @@ class Untold:
             return
         source = testimony.unnamed(value) if value.requires_grad else None
         unseen = _Unseen(noted, "assigned", target, testimony.unnamed(tensor), source)
-        small = tensor.shape == value.shape and value.nbytes <= _LARGEST
-        if not small or unseen.has_changed(value, tensor):
+        with internals.aside():
+            values = numbers(tensor)
+        small = values is not None and values.nbytes <= _LARGEST
+        if unseen.has_changed(value, values if small else None):
             self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
