@@ -152,12 +152,15 @@ def connect(sink: Sink) -> None:
     """
     global _sink
     _sink = sink
+    if not internals.has_key():
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "_" not in _libraries:
-            _libraries["_"] = internals.library("_")
-            _libraries["_"].fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
+            library = internals.library("_")
+            library.fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
             internals.let_through()
+            _libraries["_"] = library
     rescan()
 
 
@@ -173,7 +176,7 @@ def rescan() -> None:
     """
     global _scanned
     now = internals.operators_may_have_changed()
-    if now == _scanned or not _scanning.acquire(blocking=False):
+    if not internals.has_key() or now == _scanned or not _scanning.acquire(blocking=False):
         return
     try:
         _scanned = now
