@@ -64,7 +64,7 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
     if isinstance(digest, OnDevice) and silently:
         if testimony.is_read(handle, node):
             recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
-    elif not same(digest, handle.digest) and testimony.is_read(handle, node):
+    elif not same(digest, handle.digest) and testimony.is_other(handle, node, alias, handle.digest):
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
         stopped = ClobberError(testimony.CHANGED) if recorder.strict or not silently else None
         guarded(partial(recorder.tell, [clobber] if clobber else [], stopped))

@@ -154,9 +154,9 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
         return
     if frame.early_stop and packed in region.unfilled():
         region.tell(node, testimony.field_of(holder, node), packed, tensor, unfilled=True)
-    elif region.differs(packed, tensor) and _matters(holder, node):
+    elif _matters(region, node, holder, packed, tensor):
         different = [(packed.order, node, holder, packed, tensor)]
-        different += [one for one in _recomputed(region, frame, node) if region.differs(one[3], one[4])]
+        different += [one for one in _recomputed(region, frame, node) if _matters(region, *one[1:])]
         _, node, holder, packed, tensor = min(different, key=lambda one: one[0])
         region.tell(node, testimony.field_of(holder, node), packed, tensor)
 
@@ -169,7 +169,7 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
             packed = (
                 region.saved.get(holder) if isinstance(holder, internals.private("utils.checkpoint._Holder")) else None
             )
-            if packed is None or not _matters(holder, node):
+            if packed is None:
                 continue
             for group, handle in holder.handles.items():
                 tensor = frame.recomputed[group].get(handle) if handle is not None else None
@@ -177,11 +177,13 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
                     yield packed.order, node, holder, packed, tensor
 
 
-def _matters(holder: Any, node: Any) -> bool:
-    """Whether the node reads what was packed, and all its bytes have a meaning."""
+def _matters(region: Region, node: Any, holder: Any, packed: Packed, tensor: torch.Tensor) -> bool:
+    """Whether what was computed anew differs, the node reads it, and all its bytes have a meaning."""
+    if not region.differs(packed, tensor):
+        return False
     if node is not None and testimony.field_of(holder, node) == _PARTLY_FILLED.get(node.name()):
         return False
-    return testimony.is_read(holder, node)
+    return testimony.is_other(holder, node, tensor, packed.digest)
 
 
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}

@@ -69,6 +69,27 @@ def same(one: Digest, other: Digest) -> bool:
     return one is not None and one == other
 
 
+def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
+    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign.
+
+    Known only where all those zeros had one sign, of real numbers on the CPU; else False. As -0.0 == 0.0, but not
+    their bytes, what multiplies with them or adds them up gives the same numbers.
+    """
+    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu:
+        return False
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    with internals.aside():
+        span = tensor.detach().as_strided((last + 1,), (1,)).clone()
+        zeros, shown = span == 0, span.as_strided(tensor.shape, tensor.stride(), 0)
+        for zero in (0.0, -0.0) if zeros.any() else ():
+            span.masked_fill_(zeros, zero)
+            if same(fingerprint(shown), digest):
+                return True
+    return False
+
+
 def fingerprint(tensor: torch.Tensor) -> Digest:
     """xxh3_64 of a tensor's bytes; of tensors on a device a weighted sum, left there.
 

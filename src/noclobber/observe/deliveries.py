@@ -12,7 +12,7 @@ import torch
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe import graph, internals, testimony
-from noclobber.observe.contents import fingerprint
+from noclobber.observe.contents import Digest, fingerprint, same, same_but_for_zeros
 from noclobber.observe.records import Backward, geometry, tensor_on
 from noclobber.observe.ways import Way
 
@@ -24,6 +24,12 @@ def holders(tensor: torch.Tensor) -> int:
     # One more for the Python object through which the storage is asked.
     storage = internals.storage(tensor)
     return internals.storage_holders(storage._cdata) - 1
+
+
+def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
+    """Whether a gradient holds other numbers than one of that fingerprint, of which a zero's sign is no part."""
+    now = fingerprint(tensor)
+    return now is not None and not same(now, before) and not same_but_for_zeros(tensor, before)
 
 
 class Spoil:
@@ -65,8 +71,9 @@ class Spoil:
     def settle(self) -> bool:
         """Whether the bytes changed, and are still held by anybody."""
         if self.changed is None:
-            now = self._fingerprint()
-            self.changed = now is not None and now != self._before
+            with internals.aside():
+                shown = tensor_on(self.storage, self._geometry)
+                self.changed = shown is not None and _is_other(shown, self._before)
         return self.changed
 
     def count(self, held: Any, made: Any = ()) -> None:
@@ -101,7 +108,7 @@ class Spoil:
 
     def is_as_kept(self) -> bool:
         """Whether they are still the same: the program has not filled them anew."""
-        return bool(self._fingerprint() == self._kept)
+        return same(self._fingerprint(), self._kept)
 
     def tell(self, reader: str, notice: Notice) -> None:
         """Say it once."""

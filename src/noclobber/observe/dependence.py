@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe import graph, internals, outside, testimony
-from noclobber.observe.contents import Digest, fingerprint
+from noclobber.observe.contents import Digest, fingerprint, same_but_for_zeros
 from noclobber.observe.foreign_hooks import Kept
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
@@ -76,8 +76,12 @@ def _digest(tensor: torch.Tensor) -> Digest:
         return fingerprint(tensor) if tensor.is_cpu else None
 
 
+def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
+    return _digest(tensor) != before and not same_but_for_zeros(tensor, before)
+
+
 class Now:
-    """What a region reads when it is run anew, by storage: all of it, and what has other bytes than in forward."""
+    """What a region reads when it is run anew, by storage: all of it, and what holds other numbers than in forward."""
 
     def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], moved: list[torch.Tensor]) -> None:
         self.moved: Parts = {}
@@ -92,7 +96,7 @@ class Now:
         """By address and size."""
         self._counts: set[int] = set()
         for key, tensor, digest in keys:
-            if key is not None and (digest is None or _digest(tensor) != digest):
+            if key is not None and (digest is None or _is_other(tensor, digest)):
                 self.changed.setdefault(key, []).append(geometry(tensor))
                 self._whole[internals.address(tensor), tensor.numel()] = digest
                 if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):

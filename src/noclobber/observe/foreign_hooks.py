@@ -219,7 +219,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
     current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
-    if not testimony.is_read(kept, node):
+    if not testimony.is_other(kept, node, tensor, kept.digest):
         return
     clobber = _clobber(recorder, kept, memory, tensor, node, current)
     if isinstance(digest, OnDevice) and isinstance(kept.digest, OnDevice):

@@ -13,7 +13,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
 from noclobber.observe import graph, internals, rereads, reruns, testimony
-from noclobber.observe.contents import Digest, fingerprint
+from noclobber.observe.contents import Digest, fingerprint, same_but_for_zeros
 from noclobber.observe.memory import Reread
 from noclobber.observe.sites import Place, site_of
 from noclobber.observe.ways import Way
@@ -174,7 +174,7 @@ class Region:
         """
         if packed.digest is None:
             return self.past is None and self._was_written()
-        if self.digest(tensor) == packed.digest:
+        if self.digest(tensor) == packed.digest or same_but_for_zeros(tensor, packed.digest):
             return False
         return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
 

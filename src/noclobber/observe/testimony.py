@@ -12,8 +12,8 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe import graph, internals, saves, words
-from noclobber.observe.contents import OnDevice, fingerprint, same
+from noclobber.observe import graph, internals, saves, unread, words
+from noclobber.observe.contents import Digest, OnDevice, fingerprint, same, same_but_for_zeros
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided
@@ -73,12 +73,12 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
 
 
 def is_read(handle: object, node: Any) -> bool:
-    """Whether what was packed is what the node reads: some keep what they need in one mode only.
+    """Whether the node reads what was packed.
 
     Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; landscape F33). As arguments
     of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is computed anew.
     """
-    kept = (getattr(node, f"_raw_saved_{name}", None) for name in _unread(node))
+    kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread.fields(node))
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
     suspect = getattr(handle, "version", None)
@@ -87,22 +87,12 @@ def is_read(handle: object, node: Any) -> bool:
     return not suspect.writes or bool(field_of(handle, node))
 
 
-def _unread(node: Any) -> tuple[str, ...]:
-    """What a node keeps and does not read, for what it was computed with (torch 2.13; tests/observe/test_unread.py)."""
-    name = node.name() if node is not None else ""
-    if name.startswith("RreluWithNoise"):
-        return () if node._saved_training else ("noise",)
-    if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
-        return ("running_mean", "running_var")
-    return ()
-
-
-_TRAINS = ("_saved_training", "_saved_train", "_saved_update")
-_OF_TRAINING = (
-    "BatchNormWithUpdateBackward0",
-    "CudnnBatchNormBackwardBackward0",
-    "MiopenBatchNormBackwardBackward0",
-)
+def is_other(handle: object, node: Any, tensor: torch.Tensor, before: Digest) -> bool:
+    """Whether a node reads other numbers than were saved. `tensor` is what it reads, whose bytes are not those of the
+    fingerprint `before`; to most nodes the sign of a zero makes no difference."""
+    if not is_read(handle, node):
+        return False
+    return unread.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
 
 
 def field_of(handle: object, node: Any) -> str:
