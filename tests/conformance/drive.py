@@ -23,6 +23,9 @@ from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
+
+from noclobber.observe import internals
 
 LIFE = 150
 """Entries that a worker runs before another takes over."""
@@ -70,7 +73,9 @@ def work(pipe: Connection, task: Task) -> None:
     torch.set_warn_always(True)  # else a warning that comes once in a process comes bare and in no mode
     warnings.simplefilter("ignore")  # outside of the programs
     known = entries()
+    hooks = RemovableHandle.next_id - internals._own_hooks
     for name in task.names[:LIFE]:
+        RemovableHandle.next_id = hooks + internals._own_hooks  # what one entry has registered is of no other
         try:
             pipe.send(run_entry(name, known[name], task))
         except Exception:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import noclobber
+from noclobber.observe import graph
 from tests.observe.hearing import bare, hear
 
 aten = torch.ops.aten
@@ -86,3 +87,25 @@ def test_the_second_derivatives_on_accelerators_are_of_training_and_say_nothing_
     node = getattr(torch._C._functions, f"{kind}BatchNormBackwardBackward0")
     assert hasattr(node, "_saved_running_mean")
     assert not any(hasattr(node, f"_saved_{flag}") for flag in ("training", "train", "update"))
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_the_workspace_of_an_lstm_is_written_by_its_own_backward(contents):
+    def program():
+        lstm, x = torch.nn.LSTM(4, 3), torch.randn(5, 2, 4, requires_grad=True)
+        result = lstm(x)[0].square().sum()
+        assert "MkldnnRnnLayerBackward0" in {node.name() for node in graph.walk([result.grad_fn])}
+        first = torch.autograd.grad(result, x, retain_graph=True)[0]
+        return torch.stack([first, torch.autograd.grad(result, x)[0]])
+
+    once, again = bare(program)
+    assert torch.equal(once, again)
+    heard, gradients = hear(program, contents)
+    assert not heard.clobbers
+    assert torch.equal(gradients[1], once)
+
+    def preserved():
+        with noclobber.preserve():
+            return program()
+
+    assert torch.equal(bare(preserved)[1], once)
