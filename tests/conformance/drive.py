@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import multiprocessing
 import random
+import re
 import subprocess
 import sys
 import time
@@ -23,13 +24,16 @@ from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
+
+from noclobber.observe import internals
 
 LIFE = 150
 """Entries that a worker runs before another takes over."""
 PATIENCE = 10
 """How many times the seconds of an entry may pass without a word before its worker is taken to hang."""
 SHOWN = 6
-"""Differences of one entry that are shown; the others are counted."""
+"""Differences of one entry that are shown, and not only counted."""
 
 
 class Task(NamedTuple):
@@ -70,7 +74,9 @@ def work(pipe: Connection, task: Task) -> None:
     torch.set_warn_always(True)  # else a warning that comes once in a process comes bare and in no mode
     warnings.simplefilter("ignore")  # outside of the programs
     known = entries()
+    hooks = RemovableHandle.next_id - internals._own_hooks
     for name in task.names[:LIFE]:
+        RemovableHandle.next_id = hooks + internals._own_hooks  # what one entry has registered is of no other
         try:
             pipe.send(run_entry(name, known[name], task))
         except Exception:
@@ -187,9 +193,16 @@ def drive(tasks: list[Task]) -> int:
 
 
 def shown(done: Done) -> str:
-    """The differences of an entry, and how to see them again."""
+    """The differences of an entry, those that are alike once, and how to see them again."""
+    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for program, mode, kind, what in done.differences:
+        alike.setdefault((kind, re.sub(r"0x[0-9a-f]+", "0x", what)), []).append((program, mode))
     lines = [f"\n{done.name}: {len(done.differences)} differences"]
-    lines += [f"  {mode}: {kind}: {what}  [{program}]" for program, mode, kind, what in done.differences[:SHOWN]]
+    for (kind, what), where in list(alike.items())[:SHOWN]:
+        modes = ", ".join(dict.fromkeys(mode for _, mode in where))
+        lines.append(
+            f"  {kind}: {what}\n    {modes} [{where[0][0]}]" + f" and {len(where) - 1} more" * (len(where) > 1)
+        )
     return "\n".join([*lines, f'  again: make conformance ONLY="{done.name}"'])
 
 

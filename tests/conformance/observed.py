@@ -51,7 +51,7 @@ class Run:
     warnings: list[Warned] = field(default_factory=list)
     findings: tuple[str, ...] = ()
     failure: str = ""
-    """What noclobber itself failed with."""
+    """The ways of seeing that noclobber lost."""
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -102,9 +102,9 @@ def _look_at_noclobber(done: Run, seen: Any) -> None:
     session = getattr(seen, "_last", None) or getattr(seen, "_session", None)
     if session is None:
         return
-    done.findings = tuple(f"{one.code} {one.message}" for one in session.findings if one.severity == "error")
-    if session.failure is not None:
-        done.failure = f"{type(session.failure).__name__}: {session.failure}"
+    report = session.report()
+    done.findings = tuple(f"{one.code} {one.message}" for one in report.findings if one.severity == "error")
+    done.failure = "; ".join(f"{one.way}: {one.why}" for one in report.coverage.lost)
 
 
 def _left_behind() -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ _M_PERTURB = -6
 @contextmanager
 def right() -> Iterator[None]:
     """Each save is read back with the bytes that it had when it was saved: then gradients are right by definition."""
-    with saved_tensors_hooks(_copy, lambda kept: kept):
+    with saved_tensors_hooks(_copy, _copy):  # a backward may write into what it reads, and a second one reads it again
         yield
 
 

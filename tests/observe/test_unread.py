@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
+from noclobber.observe import graph
 from tests.observe.hearing import bare, hear
 
 aten = torch.ops.aten
@@ -285,3 +286,25 @@ def test_a_gradient_whose_zeros_change_their_sign_is_no_other():
 
     heard, _ = hear(lambda: program(-1))
     assert heard.events == []
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_the_workspace_of_an_lstm_is_written_by_its_own_backward(contents):
+    def program():
+        lstm, x = torch.nn.LSTM(4, 3), torch.randn(5, 2, 4, requires_grad=True)
+        result = lstm(x)[0].square().sum()
+        assert "MkldnnRnnLayerBackward0" in {node.name() for node in graph.walk([result.grad_fn])}
+        first = torch.autograd.grad(result, x, retain_graph=True)[0]
+        return torch.stack([first, torch.autograd.grad(result, x)[0]])
+
+    once, again = bare(program)
+    assert torch.equal(once, again)
+    heard, gradients = hear(program, contents)
+    assert not heard.clobbers
+    assert torch.equal(gradients[1], once)
+
+    def preserved():
+        with noclobber.preserve():
+            return program()
+
+    assert torch.equal(bare(preserved)[1], once)

@@ -91,6 +91,11 @@ def output_of(node: Any, field: str) -> int | None:
     return number - 1 if number and name.startswith("LinalgLuBackward") else number
 
 
+def has_gradient(node: Any, output: int) -> bool:
+    """Whether a result of a node's operator has a gradient; those that have none are counted last."""
+    return output < len(node._input_metadata)
+
+
 @cache
 def _arguments(node: str) -> dict[str, set[int]]:
     """Where a node's operator has its tensor arguments, by name.

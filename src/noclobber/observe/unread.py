@@ -52,6 +52,8 @@ def fields(node: Any) -> tuple[str, ...]:
     name = node.name() if node is not None else ""
     if name.startswith("RreluWithNoise"):
         return () if node._saved_training else ("noise",)
+    if name == "MkldnnRnnLayerBackward0":
+        return ("result3",)  # the workspace: nobody else has it, and the backward writes into it itself
     if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
         return _STATISTICS
     if name in ("DivBackward2", "DivBackward3"):

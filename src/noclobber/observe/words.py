@@ -38,8 +38,9 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
     the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
     """
-    if node is not None and output:
-        return node.name(), graph.output_of(node, field) or 0
+    number = graph.output_of(node, field) if output else None
+    if number is not None and graph.has_gradient(node, number):
+        return node.name(), number  # a result without a gradient is kept as an input is
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
         # A custom Function's own node stands in for the one that is lost.
