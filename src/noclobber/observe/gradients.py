@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
 """The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
-hooks of a module keep it and are called later (torch 2.13; tests/observe/test_gradient_writes.py)."""
+hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/test_gradient_writes.py)."""
 _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 
@@ -36,7 +36,10 @@ def arm(recorder: Recorder) -> None:
         for name in ("apply", "apply_boxed"):
             native = getattr(BackwardCFunction, name, None)
             if native is not None:
-                recorder.patches.put(BackwardCFunction, name, gradients.around_function(native))
+                around = gradients.around_function(native)
+                recorder.patches.put(
+                    BackwardCFunction, name, deliveries.holding(around) if deliveries.HOLDS else around
+                )
 
 
 class Gradients:
@@ -119,7 +122,7 @@ class Gradients:
         by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
         kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
         # The call that writes holds what it is given at least once.
-        alone = internals.use_count(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
+        alone = deliveries.uses(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
         if alone and deliveries.holders(given) <= 1 + (tensor is not given):
             return
         user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)

@@ -54,6 +54,10 @@ class Lines:
         """Follow nothing any more, and leave the interpreter as it was."""
         self._engine.end()
 
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        """What the interpreter calls, wherever it is."""
+        return self._engine.callbacks()
+
     def is_ours(self, tracer: object) -> bool:
         """Whether what `sys.gettrace` gives is ours."""
         return isinstance(self._engine, _Traced) and tracer is self._engine.trace
@@ -76,6 +80,7 @@ class Lines:
 class _Engine(Protocol):
     """How the interpreter tells where it is."""
 
+    def callbacks(self) -> tuple[Callable[..., Any], ...]: ...
     def follows(self) -> bool: ...
     def start(self, frame: FrameType) -> bool: ...
     def stop(self) -> None: ...
@@ -100,6 +105,9 @@ class _Traced:
         self._on = False
         self._in_frame: Any = self._event
         self.trace: Any = _of_users_only(self._called)
+
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        return self.trace, self._event
 
     def follows(self) -> bool:
         return self._on and gettrace() is self.trace
@@ -175,6 +183,9 @@ class _Monitored:
         self._idle = 0
         self._tool: int | None = None
         self._monitoring: Any = vars(sys).get("monitoring")  # not by its name, which Python 3.11 does not have
+
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        return self._line, self._entered, self._left
 
     def follows(self) -> bool:
         return self._on
