@@ -17,6 +17,22 @@ from noclobber.observe.records import Backward, geometry, tensor_on
 from noclobber.observe.ways import Way
 
 Notice = Callable[[GradientWrite], None]
+HOLDS = torch.__version__ < "2.13"
+"""Whether the engine itself holds what it gives to the backward of a Function, for as long as that runs."""
+_given: dict[object, tuple[Any, ...]] = {}
+"""What it holds so."""
+
+
+def hold(args: tuple[Any, ...]) -> Callable[[], object]:
+    """Note what the engine holds while the backward of a Function runs; what is returned is called at its end."""
+    call = object()
+    _given[call] = args
+    return lambda: _given.pop(call, None)
+
+
+def uses(tensor: torch.Tensor) -> int:
+    """How many hold a tensor, but for the engine (tests/observe/test_gradient_writes.py)."""
+    return internals.use_count(tensor) - sum(one is tensor for given in list(_given.values()) for one in given)
 
 
 def holders(tensor: torch.Tensor) -> int:
@@ -90,9 +106,9 @@ class Spoil:
         whole = given if given._base is None else given._base
         sharing = holders(given) - 1 - (whole is not given)
         # Python's reference is one, and each view holds what it is a view of.
-        self.others = internals.use_count(given) - 1 - sum(one is given for one in held) - sharing
+        self.others = uses(given) - 1 - sum(one is given for one in held) - sharing
         if whole is not given:
-            self.others += internals.use_count(whole) - 2 - sharing
+            self.others += uses(whole) - 2 - sharing
         if self._all:
             self.others = max(self.others, 0) + sharing - views
 

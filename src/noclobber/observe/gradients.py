@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
 """The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
-hooks of a module keep it and are called later (torch 2.13; tests/observe/test_gradient_writes.py)."""
+hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/test_gradient_writes.py)."""
 _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 
@@ -91,7 +91,11 @@ class Gradients:
     def function_begins(self, function: Any, args: tuple[Any, ...]) -> Callable[[Any], None]:
         """What a custom Function returns may be what it was given: then that is how others come by it."""
 
+        let_go = deliveries.hold(args) if deliveries.HOLDS else None
+
         def ran(result: Any) -> None:
+            if let_go is not None:
+                let_go()
             for run in self._under_way() if result is not None else ():
                 if run.spoils:
                     run.ran(function, args, result)
@@ -116,7 +120,7 @@ class Gradients:
         by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
         kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
         # The call that writes holds what it is given at least once.
-        alone = internals.use_count(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
+        alone = deliveries.uses(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
         if alone and deliveries.holders(given) <= 1 + (tensor is not given):
             return
         user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)

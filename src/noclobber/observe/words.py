@@ -49,12 +49,12 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
     if made is None and _is_view_of_tracked(handle):
-        return "AsStrided", 0
+        return "AsStridedBackward0", 0
     if made is None or made._sequence_nr() == graph.UNNUMBERED:
         return None
     if _first_of_views(made).name() in _MANY_VIEWS:
-        raise RuntimeError(_MANY.format(number=number, name=made.name().removesuffix("Backward0")))
-    return ("AsStrided", 0) if made.name() in _VIEWS else (made.name(), number)
+        raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
+    return ("AsStridedBackward0", 0) if made.name() in _VIEWS else (made.name(), number)
 
 
 def _first_of_views(node: Any) -> Any:
