@@ -120,6 +120,26 @@ def test_no_name_is_asked_for_when_a_module_is_imported():
                 assert not private or names == ["torch", "_C"], f"{path.name}: {'.'.join(names)}"
 
 
+def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import torch\nprint(torch.ones(1).tolist())\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'noclobber.observe.subscription':\n"
+        "            import torch; del torch._C._current_autograd_node\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    command = [sys.executable, "-m", "noclobber", "run", str(program)]
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert (run.returncode, run.stdout) == (0, "[1.0]\n")
+    assert run.stderr.startswith("noclobber: nothing was watched: torch ")
+    assert "has no `torch._C._current_autograd_node`" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each name is taken away in a fork")
 def test_each_name_is_told_of_when_it_is_missing():
     names = [name for name in names_used() if is_there(name) and name != "_C"]
