@@ -99,6 +99,11 @@ def read_by_a_reentrant_region(x):
     return checkpoint(lambda y: (y * c).sin(), x, use_reentrant=True).sum(), [c]
 
 
+def in_the_graph_read_by_a_reentrant_region(x):
+    c = x * 2
+    return checkpoint(lambda y: (y * c).sin(), x, use_reentrant=True).sum(), [c]
+
+
 def on_a_ctx(x):
     y = x * 1
     return Keeps.apply(y).sum(), [y]
@@ -126,7 +131,13 @@ HELD = [
     a_leaf_of_a_graph_that_saves_nothing, a_constant, a_view_that_is_a_result,
     an_argument_of_a_region, an_argument_of_a_reentrant_region, referred_to_by_the_program, what_was_freed,
 ]  # fmt: skip
-READ = [read_by_a_region, read_by_a_reentrant_region, on_a_ctx, under_own_hooks]
+READ = [
+    read_by_a_region,
+    read_by_a_reentrant_region,
+    in_the_graph_read_by_a_reentrant_region,
+    on_a_ctx,
+    under_own_hooks,
+]
 """What gets other values by a swap, unseen: nobody counts these as holders of the tensor."""
 
 

@@ -35,7 +35,8 @@ def arm(recorder: Recorder, way: Way) -> None:
         return [one for one in weakref.getweakrefs(thing) if not isinstance(one, internals.Weak)]
 
     def _use_count(tensor: torch.Tensor) -> int:
-        return count(tensor) + (way.guarded(lambda: _held_without_us(tensor)) or 0)
+        more = way.guarded(lambda: _held_without_us(tensor) - _held_by_us(recorder, tensor))
+        return count(tensor) + (more or 0)
 
     def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
         moved = way.guarded(lambda: [*_about_to_move(recorder, one), *_about_to_move(recorder, other)])
@@ -59,6 +60,14 @@ def _held_without_us(tensor: torch.Tensor) -> int:
         return 0
     producer = tensor.grad_fn
     return sum(producer is None or not is_result(one, producer._sequence_nr()) for one in saves)
+
+
+def _held_by_us(recorder: Recorder, tensor: torch.Tensor) -> int:
+    """How many saves of PyTorch's own noclobber has made of a tensor, where bytes are preserved."""
+    key = internals.storage_key(tensor)
+    held = recorder.live.at(key) if key is not None and recorder.thread.entered else ()
+    connected = (one for one in held if isinstance(one, (Stash, Needed)) and one.connected is not None)
+    return sum(one.tensor() is tensor for one in connected)
 
 
 Moved = tuple[torch.Tensor, Handle]
