@@ -169,7 +169,9 @@ CTYPES = "ctypes.memset({a}.data_ptr(), 0, 8)"
 SIGNED_ZEROS = """
     {a}.data.mul_(1 - 2.0 * ({a}.detach() == 0)) | {a}.data.copy_(torch.where({a}.detach() == 0, -{a}, {a}).detach())
     np.negative({a}.detach(), out={a}.detach().numpy(), where={a}.detach().numpy() == 0)
-    {a}.detach().view(-1).mul_(1 - 2.0 * ({a}.detach().view(-1) == 0))
+    {r} = {a}.relu(); {s} = {r} * {r}; {r}.data.mul_(1 - 2.0 * ({r}.detach() == 0))
+    {r} = {a}.clamp(min=0) + 0; {s} = {r} ** 3; torch.where({r}.detach() == 0, -{r}, {r}, out={r}.data)
+    {r} = {m}.tril(); {s} = {r} @ {q}; {r}.detach().numpy()[{r}.detach().numpy() == 0] = -0.0
 """
 SWAPS = """
     {r} = {a}.sigmoid(); torch.utils.swap_tensors({r}, {b}.detach() * 1)
