@@ -36,6 +36,10 @@ _PATIENCE = 3
 _MOST = 64
 
 
+Output = tuple[int, str, int]
+"""An output of a node: the node's sequence number and name, and which one. Each thread has its own numbers."""
+
+
 class _Target(NamedTuple):
     """A tensor of the graph, without holding it: a weak reference to it would forbid `swap_tensors`."""
 
@@ -44,8 +48,8 @@ class _Target(NamedTuple):
     """Tells whether the memory that `key` means is still there."""
     identity: int
     """What tells a leaf, as long as its memory is there; 0 for others."""
-    node: int
-    """The sequence number of the node that it is an output of; UNNUMBERED for a leaf."""
+    output: Output
+    """Of which node it is which output."""
 
     def is_leaf(self, tensor: Any) -> bool:
         """Whether this is that leaf. Both of its addresses are used again once it is gone, but not with its storage."""
@@ -214,18 +218,17 @@ class Untold:
             return None
         for unseen in waiting:
             unseen.waited += 1
-        inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
+        inner = {unseen.target.output: unseen for unseen in waiting if not unseen.target.identity}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, seen, arrived = list[Any](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
             if (following, index) in seen:
                 continue
-            number = following._sequence_nr()
             leaf = getattr(following, "variable", None)
-            if number == graph.UNNUMBERED:
+            if leaf is not None:
                 reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
             else:
-                reached = inner.get(number)
+                reached = inner.get((following._sequence_nr(), following.name(), index))
             if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
                 seen.add((following, index))
                 look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
@@ -324,8 +327,8 @@ def _target(tensor: torch.Tensor) -> _Target | None:
         return None
     producer, storage = tensor.grad_fn, internals.storage_ref(tensor)
     if producer is None:
-        return _Target(key, storage, internals.identity(tensor), graph.UNNUMBERED)
-    return _Target(key, storage, 0, producer._sequence_nr())
+        return _Target(key, storage, internals.identity(tensor), (graph.UNNUMBERED, "", 0))
+    return _Target(key, storage, 0, (producer._sequence_nr(), producer.name(), tensor.output_nr))
 
 
 def _only_of(root: Any, leaf: _Target) -> bool:
