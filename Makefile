@@ -58,7 +58,7 @@ ONLY :=
 PART := 1
 
 conformance: $(if $(TORCH),,$(READY))  ## an hour for all of it; fails on anything that differs
-	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --jobs $(JOBS)
+	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --seed "$(or $(SEED),today)" --jobs $(JOBS)
 
 lock:
 	$(FOUND) requirements/lock.py

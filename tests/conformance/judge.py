@@ -74,8 +74,8 @@ def differences_of(
     if bare.error != got.error:
         yield "outcome", f"bare {_worded(bare)}, here {_worded(got)}"
         return  # what comes after is not there
-    if "warnings" in settled and bare.warnings != (warned := _without_repeated(got, bare)):
-        yield "warnings", f"bare {_short(bare.warnings)}, here {_short(warned)}"
+    if "warnings" in settled and bare.warnings != got.warnings and not _are_of_aliases(bare.warnings, got.warnings):
+        yield "warnings", f"bare {_short(bare.warnings)}, here {_short(got.warnings)}"
     for name in sorted(settled - {"outcome", "warnings"}):
         one, other = bare.values[name], got.values.get(name)
         if one != other and not _is_added_out_of_place(name, one, other):
@@ -97,13 +97,16 @@ def _preserved(bare: Run, oracle: Run, settled: set[str], wrong: set[str]) -> tu
 # What cannot hold, each with its reason; the README says the same in "What it costs, and what it can't see".
 
 
-def _without_repeated(got: Run, bare: Run) -> list[Warned]:
-    """The warnings, but for those that PyTorch gives again for the detached alias that noclobber keeps of each save.
+def _are_of_aliases(bare: list[Warned], got: list[Warned]) -> bool:
+    """Whether the same is warned of, but more often: also for the detached alias that noclobber keeps of each save.
 
-    It does so only where it is told to warn each time (`torch.set_warn_always`), as here.
+    PyTorch does so only where it is told to warn each time (`torch.set_warn_always`), as here.
     """
-    texts = {one.text for one in bare.warnings}
-    return [one for one in got.warnings if not (one.text in texts and one.path.startswith(OWN))]
+    own = [one for one in got if one.path.startswith(OWN)]
+    repeated = {one.text for one in own}
+    others = [one for one in got if one not in own]
+    once = [[one for one in each if one.text not in repeated] for each in (bare, others)]
+    return repeated <= {one.text for one in bare} and once[0] == once[1] and {*bare} == {*others}
 
 
 def _is_added_out_of_place(name: str, bare: Any, got: Any) -> bool:
@@ -112,7 +115,8 @@ def _is_added_out_of_place(name: str, bare: Any, got: Any) -> bool:
     There noclobber looks at every write, and a tensor that Python code has seen is not added to in place by PyTorch
     (torch 2.13): the sum is a new tensor, of the same bits.
     """
-    return name.startswith("version") and "gradient" in name and got < bare and internals.program_has_hooks()
+    is_lower = name.startswith("version") and "gradient" in name and got is not None and got < bare
+    return is_lower and internals.program_has_hooks()
 
 
 def _worded(run: Run) -> str:

@@ -4,14 +4,17 @@ import random
 import warnings
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.hooks import RemovableHandle
 
 import noclobber
+from noclobber.observe import internals
 from tests.conformance.drive import chosen, entries
 from tests.conformance.judge import judge
-from tests.conformance.observed import Program, copied, run
+from tests.conformance.observed import MODES, Program, copied, run
 
 
 def start():
@@ -98,6 +101,43 @@ def test_noclobber_itself_makes_none():
     assert not verdict.differences
     assert verdict.compared > 10
     assert not verdict.unsettled
+
+
+def warned_in_noclobber(text):
+    path = str(Path(noclobber.__file__).with_name("saves.py"))
+    return patched(
+        torch.Tensor,
+        "sin",
+        partial(after, then=lambda result: warnings.warn_explicit(text, UserWarning, path, 1)),
+    )
+
+
+def test_a_warning_that_only_noclobber_gives_is_seen():
+    assert kinds(PROGRAM, lambda: warned_in_noclobber("of noclobber")) == {"warnings"}
+    assert not kinds(PROGRAM, lambda: warned_in_noclobber("of the program"))
+
+
+def added_up():
+    x = torch.ones(3, 2, requires_grad=True)
+
+    def body(see):
+        (torch.nn.functional.glu(x) + torch.nn.functional.glu(x)).sum().backward()
+        see("gradient", x.grad)
+
+    return body
+
+
+def test_a_gradient_has_the_same_bits_where_hooks_may_run(monkeypatch):
+    """Also where PyTorch no longer adds it up in place, as Python code has seen what it adds to."""
+    program = Program("added up", added_up)
+    bare = run(program)
+    monkeypatch.setattr(RemovableHandle, "next_id", RemovableHandle.next_id + 1)
+    assert internals.program_has_hooks()
+    assert not judge(program).differences
+    for around in MODES.values():
+        got = run(program, around)
+        assert got.values["bits of gradient[0]"] == bare.values["bits of gradient[0]"]
+        assert got.values["version of gradient[0]"] <= bare.values["version of gradient[0]"]
 
 
 def silently_wrong():

@@ -163,36 +163,3 @@ def test_what_is_subscribed_inside_of_a_backward_leaves_no_hooks():
         y.sum().backward()
         assert torch.equal(torch.func.grad(lambda x: x.exp().sum())(x), x.grad)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-RANDOM = """
-import random, warnings
-import numpy, torch
-import noclobber
-
-def states():
-    return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-before = states()
-warnings.simplefilter("ignore")
-x = torch.ones(3, requires_grad=True)
-with {around} as seen:
-    y = x.exp()
-    y.data.mul_(2)
-    y.sum().backward()
-    z = x.exp()
-    z.mul_(2)
-    try:
-        z.sum().backward()
-    except RuntimeError as error:
-        assert "{around}" == "noclobber.preserve()" or error.__notes__
-print(states() == before, end="")
-"""
-
-
-@pytest.mark.parametrize("around", ["watch()", "watch(contents=True)", "install()", "preserve()"])
-def test_the_first_report_of_a_process_draws_no_random_number(around):
-    """rich draws one from Python's generator as it is imported."""
-    code = RANDOM.format(around=f"noclobber.{around}")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "True", done.stderr
