@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-from noclobber.model.source import Owner, Site, is_plumbing, owner_of
+from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.frames import frame_above
 
 Place = tuple[CodeType, int, "Place | None"]
@@ -18,7 +18,8 @@ USER, _LIBRARY, SKIP = 0, 1, 2
 def _kind(path: str) -> int:
     owner = owner_of(path)
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
-    KINDS[path] = kind
+    if is_settled(path, owner):
+        KINDS[path] = kind
     return kind
 
 
