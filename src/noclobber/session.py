@@ -233,7 +233,9 @@ class watch:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function."""
+        from noclobber.observe.frames import passed_over
 
+        @passed_over
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -284,7 +286,9 @@ class preserve:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Keep what backward needs in every call of a function."""
+        from noclobber.observe.frames import passed_over
 
+        @passed_over
         @functools.wraps(function)
         def kept(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:

@@ -11,6 +11,8 @@ import threading
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 
+from noclobber.model.source import PASSED_OVER
+
 PLANTED = "planted on purpose"
 
 
@@ -115,7 +117,7 @@ def called(files):
             caller = frame.f_back
             while caller is not None and caller.f_code.co_filename.endswith(("functools.py", "contextlib.py")):
                 caller = caller.f_back
-            if caller is None or caller.f_code.co_filename not in files:
+            if caller is None or caller.f_code.co_filename not in {*files, PASSED_OVER}:
                 entered.add(frame.f_code)
 
     threading.setprofile(profile)

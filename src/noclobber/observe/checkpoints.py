@@ -25,6 +25,7 @@ from noclobber.observe import (
     reruns,
     testimony,
 )
+from noclobber.observe.frames import passed_over
 from noclobber.observe.memory import Mark
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.saves import Suspect
@@ -98,7 +99,7 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
         finally:
             leave()
 
-    frame.recompute_fn = recompute_fn
+    frame.recompute_fn = passed_over(recompute_fn)
 
 
 def _watch(region: Region, hooks: Any, frame: Any) -> None:
@@ -125,7 +126,7 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
             raise ClobberError(reruns.LOST)
         return tensor if read is None else read
 
-    hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
+    hooks.pack_hook, hooks.unpack_hook = passed_over(pack_hook), passed_over(unpack_hook)
 
 
 def _read(
@@ -250,6 +251,7 @@ def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -
     return reruns.Past(region.recorder, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
+@passed_over
 def _run_anew(
     region: Region,
     packed: list[Packed],

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from noclobber.observe import internals
+from noclobber.observe.frames import passed_over
 from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwar
                 way.guarded(lambda: customs.end(ends, result))
         return result
 
-    return apply
+    return passed_over(apply)
 
 
 def around(way: Way, native: Any, customs: CustomBackwards) -> Callable[..., Any]:

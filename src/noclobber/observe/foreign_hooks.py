@@ -15,6 +15,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
 from noclobber.observe import graph, internals, registered_hooks, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
+from noclobber.observe.frames import passed_over
 from noclobber.observe.memory import Mark, Reread
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle, Suspect
@@ -146,7 +147,7 @@ def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[
         return tensor
 
     _wrapping[pack_and_keep] = pack, unpack
-    return pack_and_keep, unpack_and_compare
+    return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
 def _read(recorder: Recorder, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:

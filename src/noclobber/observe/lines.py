@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from noclobber.model.source import Owner, owner_of
+from noclobber.model.source import Owner, is_settled, owner_of
 from noclobber.observe.sites import Place, place_of
 
 gettrace = sys.gettrace
@@ -88,9 +88,13 @@ _user_files: dict[str, bool] = {}
 
 
 def _is_users(code: CodeType) -> bool:
-    known = _user_files.get(code.co_filename)
+    path = code.co_filename
+    known = _user_files.get(path)
     if known is None:
-        known = _user_files[code.co_filename] = owner_of(code.co_filename) is Owner.USER
+        owner = owner_of(path)
+        known = owner is Owner.USER
+        if is_settled(path, owner):
+            _user_files[path] = known
     return known
 
 

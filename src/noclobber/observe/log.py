@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from noclobber.observe import internals
+from noclobber.observe.frames import frame_above
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import record
-from noclobber.observe.sites import frame_above, place_of
+from noclobber.observe.sites import place_of
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:

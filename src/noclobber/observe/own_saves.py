@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from noclobber.observe import internals
+from noclobber.observe.frames import passed_over
 from noclobber.observe.internals import aside, no_modes, plain, private, unlogged
 
 
@@ -68,6 +69,7 @@ def raw(save: Any) -> Any:
     return getattr(save, "raw", save)
 
 
+@passed_over
 def unpacked(save: Any) -> torch.Tensor:
     """What a save of PyTorch's own gives back."""
     tensor: torch.Tensor = save.unpack()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noclobber.observe import internals
+from noclobber.observe.frames import passed_over
 
 if TYPE_CHECKING:
     from noclobber.observe.ways import Way
@@ -27,7 +28,7 @@ class Patches:
 
     def put(self, owner: type | ModuleType, name: str, value: Any) -> None:
         """Set `owner.name`, remembering what the owner itself held (nothing, where it only inherits the name)."""
-        self._made.append((owner, name, vars(owner).get(name, _ABSENT), value))
+        self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
         setattr(owner, name, value)
 
     def undo(self) -> None:

@@ -12,11 +12,12 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
+from noclobber.observe.frames import frame_above
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward, shape_of
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import frame_above, place_of, site_of
+from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
 if TYPE_CHECKING:

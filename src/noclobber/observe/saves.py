@@ -15,6 +15,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
+from noclobber.observe.frames import passed_over
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
 HISTORY = 16_384
@@ -262,7 +263,7 @@ def hooks(
         return alias
 
     internals.never_compile(pack)
-    internals.never_compile(unpack)
+    internals.never_compile(passed_over(unpack))
     claim(pack)
     if contents is None:
         return pack, unpack
@@ -287,7 +288,7 @@ def hooks(
             failed(failure)
         return checked(handle)
 
-    internals.never_compile(unpack_and_compare)
+    internals.never_compile(passed_over(unpack_and_compare))
     return pack, unpack_and_compare
 
 
@@ -307,6 +308,7 @@ _SAMPLE = " is at version 1; expected version 0 instead."
 _STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
+@passed_over
 def checked(handle: Handle) -> torch.Tensor:
     """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
     marked = handle.version

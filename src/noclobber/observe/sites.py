@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from types import CodeType, FrameType
 
-from noclobber.model.source import Owner, Site, is_plumbing, owner_of
+from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
+from noclobber.observe.frames import frame_above
 
 Place = tuple[CodeType, int, "Place | None"]
 """(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
@@ -18,7 +18,8 @@ USER, _LIBRARY, SKIP = 0, 1, 2
 def _kind(path: str) -> int:
     owner = owner_of(path)
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
-    KINDS[path] = kind
+    if is_settled(path, owner):
+        KINDS[path] = kind
     return kind
 
 
@@ -37,18 +38,6 @@ def place_of(frame: FrameType | None) -> Place | None:
             inside = (code, frame.f_lasti, None)
         frame = frame.f_back
     return inside
-
-
-def frame_above(depth: int) -> FrameType:
-    """The frame this many calls above the calling one, or the outermost there is.
-
-    PyTorch calls into Python from threads that have no Python frame of their own: there what it calls is the outermost
-    (torch.jit.fork on torch 2.13; tests/observe/test_forked.py).
-    """
-    frame = sys._getframe(1)
-    while depth and frame.f_back is not None:
-        frame, depth = frame.f_back, depth - 1
-    return frame
 
 
 def caller(depth: int = 1) -> Place | None:

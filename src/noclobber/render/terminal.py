@@ -26,7 +26,7 @@ _STYLES = {
     "added": "32",
 }
 """As terminals number them: 1 is bold, 31 red, 32 green, 33 yellow, 34 blue, 36 cyan. `rich.style` draws from Python's
-global random numbers when it is imported, and the program may be about to (rich 14.3; tests/cli/test_generators.py)."""
+global random numbers when it is imported, and the program may be about to (rich 15; tests/cli/test_generators.py)."""
 
 
 def full(report: Report, *, color: bool = False, width: int = 120) -> str:
