@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
@@ -148,8 +149,10 @@ class Deliveries:
         """Nodes run since the first write."""
         self._notice: Notice = lambda event: None
 
-    def expect(self, spoil: Spoil, notice: Notice) -> None:
-        """A gradient is about to be written."""
+    def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Any]) -> None:
+        """A gradient is about to be written. A Function tells itself that it `ran`; only those that the program has
+        `hooked` get a hook that says so: where there is one, no Function may add to what others have handed on so far
+        (`ctx.input_grad_buffers`, torch 2.14; tests/observe/test_gradient_buffers.py)."""
         self._notice = notice
         if any(one.node is spoil.node and one.storage.cdata == spoil.storage.cdata for one in self.spoils):
             return
@@ -159,7 +162,7 @@ class Deliveries:
             for node in self._nodes:
                 gets, made = (self._way.entry(partial(one, node)) for one in (self._gets, self._made))
                 self._hooks.append(internals.hook(node.register_prehook, gets))
-                if node.next_functions:
+                if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in hooked):
                     self._hooks.append(internals.hook(node.register_hook, made))
 
     def _gets(self, node: Any, gradients: tuple[Any, ...]) -> None:
@@ -182,7 +185,7 @@ class Deliveries:
     def ran(self, node: Any, gradients: Any, made: Any) -> None:
         """The backward of a Function has returned."""
         for spoil in self.spoils:
-            if node is spoil.node and spoil.event.by == "function":
+            if node is spoil.node:
                 # For the hooks of a node the engine keeps what the node is given until it has run.
                 spoil.count(gradients if node in self._ran else (), made if isinstance(made, tuple) else (made,))
         self.returned(node, made)

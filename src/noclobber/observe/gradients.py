@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
@@ -38,6 +39,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     recorder.calls.watch(way, gradients.begin)
     if recorder.watching:
         recorder.customs.watch(way, gradients.function_begins)
+        patches.on_function_hooks(way, gradients.function_hooked)
 
 
 class Gradients:
@@ -47,6 +49,8 @@ class Gradients:
         self._recorder, self._way = recorder, way
         self._looking = way.entry(self._look)
         self._places: dict[CodeType, Place | None] = {}
+        self._hooked: WeakSet[Any] = WeakSet()
+        """The nodes of Functions on which the program registered hooks that get what they have made."""
         self._given: list[Spoil] = []
         """Gradients that the program passed to a backward and that were overwritten in it."""
 
@@ -58,6 +62,10 @@ class Gradients:
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
         if isinstance(code, CodeType):
             self._places[code] = caller(2)
+
+    def function_hooked(self, node: Any) -> None:
+        """The program registers a hook on the node of a Function, to get what that has made."""
+        self._hooked.add(node)
 
     def begin(self, call: Backward) -> End | None:
         """A backward begins: listen to all writes until it has ended."""
@@ -94,11 +102,13 @@ class Gradients:
         let_go = deliveries.hold(args) if deliveries.HOLDS else None
 
         def ran(result: Any) -> None:
-            if let_go is not None:
-                let_go()
-            for run in self._under_way() if result is not None else ():
-                if run.spoils:
-                    run.ran(function, args, result)
+            try:
+                for run in self._under_way() if result is not None else ():
+                    if run.spoils:
+                        run.ran(function, args, result)
+            finally:
+                if let_go is not None:
+                    let_go()
 
         return ran
 
@@ -144,7 +154,7 @@ class Gradients:
         passed = {id(one): one for run in under_way for one in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))
         for run in under_way:
-            run.expect(spoil, recorder.notice)
+            run.expect(spoil, recorder.notice, self._hooked)
 
     def _finish(self, run: Deliveries, result: Any) -> None:
         run.finish(result)

@@ -163,6 +163,18 @@ def on_backward_hooks(way: Way, registered: Callable[[Any], None]) -> None:
         way.patches.put(owner, name, _telling(vars(owner)[name], way.entry(registered)))
 
 
+def on_function_hooks(way: Way, registered: Callable[[Any], None]) -> None:
+    """Call `registered` with the node of a Function on which the program registers a hook that runs after it."""
+    owner: Any = torch.autograd.function.BackwardCFunction
+    method, told = owner.register_hook, way.entry(registered)
+
+    def register_hook(node: Any, *args: Any, **kwargs: Any) -> Any:
+        told(node)
+        return method(node, *args, **kwargs)
+
+    way.patches.put(owner, "register_hook", functools.wraps(method)(register_hook))
+
+
 def _telling(method: Callable[..., Any], registered: Callable[[Any], object]) -> Callable[..., Any]:
     @functools.wraps(method)
     def register(*args: Any, **kwargs: Any) -> Any:
