@@ -76,7 +76,6 @@ _eval_frame: Any = _not_yet
 _put_aside: Callable[[str, Any], None] = _not_yet
 _is_aside: Callable[[str], bool] = _not_yet
 _aside: Callable[[str], Any] = _not_yet
-_take_aside: Callable[[str], None] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
@@ -102,7 +101,6 @@ _REQUIRED = {
     "_put_aside": "_C._stash_obj_in_tls",
     "_is_aside": "_C._is_key_in_tls",
     "_aside": "_C._get_obj_in_tls",
-    "_take_aside": "_C._remove_obj_from_tls",
 }
 
 # The spare key, for which a TorchDispatchMode stands in where a release lacks any of it.
@@ -156,11 +154,8 @@ def backward_call() -> Any:
 
 
 def set_backward_call(call: Any) -> None:
-    """Say which backward call this thread makes; None for no call."""
-    if call is not None:
-        _put_aside(_CALL, call)
-    elif _is_aside(_CALL):
-        _take_aside(_CALL)
+    """Say which backward call this thread makes; None for no call. It stays: torch 2.12 can't take it away again."""
+    _put_aside(_CALL, call)
 
 
 def take(tensor: torch.Tensor) -> torch.Tensor:

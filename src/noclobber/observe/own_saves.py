@@ -10,7 +10,7 @@ import torch
 
 from noclobber.observe import internals
 from noclobber.observe.frames import passed_over
-from noclobber.observe.internals import aside, no_modes, plain, private, unlogged
+from noclobber.observe.internals import aside, no_modes, private, unlogged
 
 
 def make(tensor: torch.Tensor) -> Any:
@@ -43,7 +43,7 @@ class _SavedByNode:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
-        with torch.enable_grad(), unlogged(), no_modes(), plain():
+        with torch.enable_grad(), unlogged(), no_modes(), internals.plain():
             # Not its node: that lives as long as this. Without the second argument there may be none.
             self._made = apply(tensor, torch.empty(0, requires_grad=True))
 
