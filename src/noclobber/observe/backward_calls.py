@@ -62,22 +62,27 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own name for it: whoever walks the stack knows the engine by that.
-        ended = way.guarded(lambda: _begins(recorder, t_outputs, args, kwargs))
-        if ended is None:
+        begun = way.guarded(lambda: _begins(recorder, t_outputs, args, kwargs))
+        if begun is None:
             return engine(t_outputs, *args, **kwargs)
+        call, ended = begun
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
+            call.over = True  # whatever fails now
             way.guarded(partial(ended, None, error))
             raise
+        call.over = True
         way.guarded(partial(ended, result, None))
         return result
 
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
-def _begins(recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> End | None:
-    """A backward call is about to begin in this thread; what is returned is called at its end."""
+def _begins(
+    recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Backward, End] | None:
+    """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
     thread = recorder.thread
     if not thread.entered or not recorder.listeners:
         if recorder.listeners:
@@ -95,7 +100,7 @@ def _begins(recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dic
     internals.set_backward_call(call)
     if call.quiet:
         internals.set_key(False)
-    return partial(_has_ended, recorder, call, ends)
+    return call, partial(_has_ended, recorder, call, ends)
 
 
 def _has_ended(

@@ -273,7 +273,7 @@ class Recorder:
     def here(self) -> Backward | None:
         """The backward call that this thread runs, or works for; None outside of one."""
         call: Backward | None = internals.backward_call()
-        return call
+        return None if call is None or call.over else call
 
     def reading(self) -> Backward:
         """The backward call under way; of a save that is read outside of one, where it is read."""
