@@ -212,6 +212,7 @@ class Recorder:
             return
         self.leave()
         thread.entered, thread.arming = True, self._armings
+        thread.backwards = [one for one in thread.backwards if not one.over]  # should an end have failed
         with self._counting:
             self._entered += 1
         if self.by_key:
