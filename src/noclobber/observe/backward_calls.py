@@ -96,10 +96,14 @@ def _begins(
     call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
     if recorder.contents is not None:
         recorder.contents.begin(sharing=call.quiet and recorder.is_alone)
-    thread.backwards.append(call)
-    internals.set_backward_call(call)
-    if call.quiet:
-        internals.set_key(False)
+    try:
+        thread.backwards.append(call)
+        internals.set_backward_call(call)
+        if call.quiet:
+            internals.set_key(False)
+    except Exception:
+        call.over = True  # it goes on without us
+        raise
     return call, partial(_has_ended, recorder, call, ends)
 
 
