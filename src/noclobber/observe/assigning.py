@@ -59,7 +59,7 @@ def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) 
     key = internals.storage_key(tensor) if recorder.thread.entered else None
     handles = [handle for handle in recorder.live.at(key) if handle.tensor() is tensor] if key else []
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
-        producer = tensor.grad_fn._sequence_nr()
+        producer = tensor.grad_fn
         handles = [handle for handle in handles if not saves.is_result(handle, producer)]
     reread = key is not None and recorder.memory.is_reread(key)
     tensors = key is not None and isinstance(value, torch.Tensor)

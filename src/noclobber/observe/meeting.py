@@ -10,7 +10,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Argument, Handle, Suspect
+from noclobber.observe.saves import Handle, Suspect, is_result
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -28,9 +28,8 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses the
     # write to a view at once, and asking that for its node may raise something else.
     producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
-    number = None if producer is None else producer._sequence_nr()
-    for handle in handles if number is not None else ():
-        if handle() is tensor and (handle.node != number or isinstance(handle, Argument)):
+    for handle in handles if producer is not None else ():
+        if handle() is tensor and not is_result(handle, producer):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
             handle.version.refuses = refusals.DETACHED

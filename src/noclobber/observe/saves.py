@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe import internals, own_saves
+from noclobber.observe import graph, internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.frames import passed_over
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
@@ -90,9 +90,15 @@ class Needed(Argument):
     where: Any
 
 
-def is_result(handle: Handle, producer: int) -> bool:
-    """Whether the node of this number, which made the tensor, is what saves it: its own result."""
-    return handle.node == producer and not isinstance(handle, Argument)
+def is_result(handle: Handle, producer: Any) -> bool:
+    """Whether the node that made a tensor is what saves it: its own result.
+
+    Where PyTorch made the node of a view anew on the way, the handle has the number of that (torch 2.13;
+    tests/observe/test_swapped.py).
+    """
+    if isinstance(handle, Argument):
+        return False
+    return bool(handle.node == producer._sequence_nr()) or graph.keeps(producer, handle)
 
 
 class Aside(Handle):
