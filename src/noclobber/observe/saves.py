@@ -59,6 +59,12 @@ class Handle(internals.Weak[torch.Tensor]):
         return self()
 
 
+class OfView(Handle):
+    """A save of a view. Autograd makes its node anew where what it is a view of enters the graph."""
+
+    __slots__ = ()
+
+
 class Argument(Handle):
     """An argument that a checkpointed region keeps. No node saves it: `node` is the last one before the region."""
 
@@ -207,7 +213,7 @@ def hooks(
     Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
     2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
-    new, reference, unsorted, kinds = Handle, ref, live.unsorted, KINDS
+    new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of = internals.next_node, sys._getframe
     at_save = contents.at_save if contents is not None else None
@@ -216,7 +222,7 @@ def hooks(
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
-            handle = new(tensor)
+            handle = of_view(tensor) if tensor._is_view() else new(tensor)
             try:
                 alias = tensor.detach()
             except (RuntimeError, NotImplementedError, TypeError):
