@@ -44,7 +44,7 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
-    key = internals.storage_key(tensor) if recorder.thread.entered else None
+    key = internals.storage_key(tensor) if recorder.thread.watched else None
     handles = [handle for handle in recorder.live.at(key) if handle.tensor() is tensor] if key else []
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn._sequence_nr()
@@ -54,7 +54,7 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
     cuts = tensors and (value.requires_grad or untracked.is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, len(recorder.thread.backwards))
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, recorder.thread.backwards)
     if reread:
         recorder.memory.recent.append(noted)
     if cuts:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.observe import changed_saves, graph, internals, keeping, refusals, steps, testimony, words
-from noclobber.observe.records import Backward
+from noclobber.observe.records import Backward, moment
 from noclobber.observe.sites import place_of
 from noclobber.observe.ways import Way
 
@@ -62,7 +63,8 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own name for it: whoever walks the stack knows the engine by that.
-        ended = way.guarded(lambda: _begins(recorder, t_outputs, args, kwargs))
+        here = sys._getframe()
+        ended = way.guarded(lambda: _begins(recorder, here, t_outputs, args, kwargs))
         if ended is None:
             return engine(t_outputs, *args, **kwargs)
         try:
@@ -76,16 +78,21 @@ def arm(recorder: Recorder, way: Way) -> None:
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
-def _begins(recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> End | None:
+def _begins(
+    recorder: Recorder, frame: FrameType, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> End | None:
     """A backward call is about to begin in this thread; what is returned is called at its end."""
-    thread = recorder.thread
-    if not thread.entered or not recorder.listeners:
-        if recorder.listeners:
-            recorder.not_seen("backward calls in threads that ran before watching began")
+    thread, outer = recorder.thread, recorder.here()
+    if not recorder.listeners:
         return None
-    recorder.enter()
+    if thread.entered:
+        recorder.enter()
+    elif outer is None:
+        recorder.not_seen("backward calls in threads that ran before watching began")
+        return None
     steps.unmute(thread)
     call = read(outputs, args, kwargs)
+    call.outer, call.frame, call.node = outer, frame, internals.next_node()
     ends = recorder.calls.begin(call)  # who may find hooks, which are to be listened to
     logged = recorder.by_key and not recorder.python_in_backward and internals.key_is_set()
     call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
@@ -101,11 +108,12 @@ def _begins(recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dic
 def _has_ended(
     recorder: Recorder, call: Backward, ends: list[tuple[Way, End]], result: Any, error: BaseException | None
 ) -> None:
-    thread = recorder.thread
-    if call.quiet and thread.entered:
+    stopped = recorder.core.guarded(partial(changed_saves.settle, recorder, call)) if call.later else None
+    thread, call.frame = recorder.thread, None
+    if call.quiet and thread.watched:
         internals.set_key(True)
     thread.backwards.remove(call)
-    internals.set_backward_call(thread.backwards[-1] if thread.backwards else None)
+    internals.set_backward_call(call.outer)
     if recorder.contents is not None:
         recorder.contents.begin(sharing=False)
     for way, end in reversed(ends):
@@ -116,9 +124,9 @@ def _has_ended(
         return
     thread.boundary = internals.next_node()
     if call.call == "backward":
-        recorder.memory.accumulated.append((thread.boundary, call.place))
-    if recorder.later:
-        changed_saves.settle(recorder)
+        recorder.memory.accumulated.append((moment(), call.place))
+    if stopped is not None:
+        raise stopped
 
 
 def _has_failed(recorder: Recorder, call: Backward, error: RuntimeError) -> None:

@@ -64,9 +64,32 @@ NEVER: Digest = -1
 
 def same(one: Digest, other: Digest) -> bool:
     """Whether two fingerprints are known to be equal; waits for the device that they are on."""
+    return one is not None and not differ(one, other)
+
+
+def differ(one: Digest, other: Digest) -> bool:
+    """Whether two fingerprints are other ones; waits for the device that they are on."""
+    return all_known([differs(one, other)])[0]
+
+
+def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
+    """Whether two fingerprints are other ones; left on their device, for `all_known`."""
     if isinstance(one, OnDevice) and isinstance(other, OnDevice):
-        return bool((one.value == other.value).item())
-    return one is not None and one == other
+        with internals.aside():
+            return one.value != other.value
+    return one != other
+
+
+def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
+    """The values of what `differs` gave. The program waits once for each device."""
+    known = {index: one for index, one in enumerate(answers) if isinstance(one, bool)}
+    waiting = [(index, one) for index, one in enumerate(answers) if not isinstance(one, bool)]
+    for device in {one.device for _, one in waiting}:
+        there = [(index, one) for index, one in waiting if one.device == device]
+        with internals.aside():
+            values = torch.stack([one for _, one in there]).tolist()
+        known |= zip((index for index, _ in there), values, strict=True)
+    return [known[index] for index in range(len(answers))]
 
 
 def fingerprint(tensor: torch.Tensor) -> Digest:
@@ -201,7 +224,8 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     The bytes as 64-bit numbers in rows of 4096, times odd weights of their row and of their column: tells a swap of two
     elements and changes that cancel, which a plain sum does not (capture-mechanisms 1 (o)).
     """
-    words = _as_stored(_in_order(tensor)).reshape(-1).view(torch.uint8)
+    dense = _as_stored(_in_order(tensor)).contiguous()
+    words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride
     whole = words.numel() // 8
     total = (words[whole * 8 :].to(torch.int64) * _odd(words.numel() - whole * 8, words.device)).sum()
     if not whole:

@@ -13,7 +13,7 @@ import torch
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe import graph, internals, testimony
-from noclobber.observe.contents import fingerprint
+from noclobber.observe.contents import differ, fingerprint, same
 from noclobber.observe.records import Backward, geometry, tensor_on
 from noclobber.observe.ways import Way
 
@@ -67,7 +67,7 @@ class Spoil:
         """Whether the bytes changed, and are still held by anybody."""
         if self.changed is None:
             now = self._fingerprint()
-            self.changed = now is not None and now != self._before
+            self.changed = now is not None and differ(now, self._before)
         return self.changed
 
     def count(self, held: Any, made: Any = ()) -> None:
@@ -102,7 +102,7 @@ class Spoil:
 
     def is_as_kept(self) -> bool:
         """Whether they are still the same: the program has not filled them anew."""
-        return bool(self._fingerprint() == self._kept)
+        return same(self._fingerprint(), self._kept)
 
     def tell(self, reader: str, notice: Notice) -> None:
         """Say it once."""
@@ -114,10 +114,8 @@ class Spoil:
 class Deliveries:
     """One backward call. From the first write that may matter on, every node that runs is looked at."""
 
-    def __init__(self, call: Backward, way: Way, outer: Backward | None) -> None:
+    def __init__(self, call: Backward, way: Way) -> None:
         self.given = call.gradients
-        self.outer = outer
-        """The call in whose midst this one is made."""
         self.spoils: list[Spoil] = []
         self._outputs, self._inputs, self._way = call.outputs, call.inputs, way
         self._hooks: list[Any] = []

@@ -14,9 +14,9 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
 from noclobber.observe import internals, rereads, saves, testimony
-from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
-from noclobber.observe.memory import Mark, Reread
-from noclobber.observe.records import Geometry, geometry
+from noclobber.observe.contents import Digest, OnDevice, differs, fingerprint, same
+from noclobber.observe.memory import Reread
+from noclobber.observe.records import Geometry, geometry, moment
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, place_of, site_of
 from noclobber.observe.ways import Way
@@ -35,7 +35,7 @@ class Kept:
     to the storage tells whether that is still the same memory when an address is met again.
     """
 
-    __slots__ = ("digest", "geometry", "in_sight", "mark", "memory", "node", "place", "spare", "storage", "value")
+    __slots__ = ("digest", "geometry", "in_sight", "memory", "moment", "node", "place", "spare", "storage", "value")
 
     value: Any
     memory: Reread | None
@@ -44,7 +44,7 @@ class Kept:
     geometry: Geometry
     digest: Digest
     node: int
-    mark: Mark
+    moment: int
     place: Place | None
     spare: Handle | None
     """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
@@ -82,15 +82,15 @@ def arm(recorder: Recorder, way: Way) -> None:
 def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
     """What to push in the place of the program's hooks."""
     recorder.python_in_backward = True
-    if recorder.watching and recorder.thread.entered and not _is_exempt(pack):
+    if recorder.watching and recorder.thread.watched and not _is_exempt(pack):
         return _wrapped(recorder, way, pack, unpack)
     return None
 
 
 def _to_put_back(recorder: Recorder) -> saves.Hooks | None:
     """Our own hooks, where they are on top: the program means the pair below."""
-    ours = recorder.thread.hooks
-    return ours if ours is not None and saves.are_ours(internals.top_hooks(True)) else None
+    ours = internals.top_hooks(True)
+    return ours if saves.are_ours(ours) else None
 
 
 def _is_exempt(pack: Any) -> bool:
@@ -118,7 +118,7 @@ def theirs(ask: Callable[[], Any]) -> Any:
 def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> Any:
         value = pack(tensor)
-        if not recorder.thread.entered:
+        if not recorder.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(recorder, tensor, value, place_of(sys._getframe(1))))
         return value if kept is None else kept
@@ -164,7 +164,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
         return None
     kept = Kept()
     kept.value, kept.place, kept.node = value, place, internals.next_node() - 1
-    kept.geometry, kept.mark = geometry(tensor), recorder.memory.mark()
+    kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest = None, None
     tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
     kept.in_sight, kept.spare = bool(tensors), None
@@ -208,26 +208,46 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
         return
     if not testimony.is_read(kept, node):
         return
-    clobber = _clobber(recorder, kept, memory, tensor, node, current)
-    if isinstance(digest, OnDevice) and isinstance(kept.digest, OnDevice):
-        recorder.later.append(testimony.Later(kept.digest.value != digest.value, (clobber,)))
+    call = recorder.here()
+    if isinstance(digest, OnDevice) and call is not None:
+        clobber = _clobber(recorder, kept, memory, tensor, node, current, held=False)
+        call.later.append(testimony.Later(differs(digest, kept.digest), clobber))
         return
-    if digest is None and not any(write.overlaps for write in clobber.writes):
+    if isinstance(digest, OnDevice) and same(digest, kept.digest):
+        return
+    found = _clobber(recorder, kept, memory, tensor, node, current)()
+    if digest is None and not any(write.overlaps for write in found.writes):
         return
     stopped = ClobberError(testimony.CHANGED) if recorder.strict else None
-    recorder.tell([clobber], stopped)
+    recorder.tell([found], stopped)
     if stopped is not None:
         raise stopped
 
 
-def _clobber(recorder: Recorder, kept: Kept, memory: Reread, tensor: torch.Tensor, node: Any, current: int) -> Clobber:
-    backward = recorder.reading()
+def _clobber(
+    recorder: Recorder,
+    kept: Kept,
+    memory: Reread,
+    tensor: torch.Tensor,
+    node: Any,
+    current: int,
+    *,
+    held: bool = True,
+) -> Callable[[], Clobber]:
+    """What makes the clobber. Where it is not to be `held`, nothing of what was saved is."""
+    shown = (lambda: tensor) if held else testimony.weak(tensor)
+    backward, when, is_compared = recorder.reading(), kept.moment, kept.digest is not None
     field, name = testimony.field_of(kept, node), node.name() if node is not None else ""
-    known = testimony.tensor_of(tensor, memory.alias)
-    save = Save(
-        name, field, known, memory.version, site_of(kept.place), testimony.is_output(field, node), unchecked="hooks"
-    )
-    writes = rereads.writes_to(memory, rereads.since(recorder.memory, kept.mark), known, current)
-    if not any(write.overlaps for write in writes):
-        writes = writes if kept.digest is None and writes else (Write("", via="foreign"),)
-    return Clobber(save, writes, Read(name, site_of(backward.place), testimony.call_of(backward)), current)
+    unnamed = testimony.unnamed(tensor)
+    is_output, place = testimony.is_output(field, node), site_of(kept.place)
+
+    def clobber() -> Clobber:
+        still = shown()
+        known = unnamed if still is None else testimony.tensor_of(still, memory.alias)
+        save = Save(name, field, known, memory.version, place, is_output, unchecked="hooks")
+        writes = rereads.writes_to(memory, rereads.since(recorder.memory, when), known, current)
+        if not any(write.overlaps for write in writes):
+            writes = (Write("", via="foreign"),) if is_compared or not writes else writes
+        return Clobber(save, writes, Read(name, site_of(backward.place), testimony.call_of(backward)), current)
+
+    return clobber

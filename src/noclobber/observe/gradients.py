@@ -69,7 +69,7 @@ class Gradients:
             return None
         if self._given:
             self._given_again(call.gradients)
-        call.deliveries = run = Deliveries(call, self._way, recorder.here())
+        call.deliveries = run = Deliveries(call, self._way)
         recorder.attend(self._looking)
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -85,7 +85,7 @@ class Gradients:
         call, found = self._recorder.here(), []
         while call is not None and call.deliveries is not None:
             found.append(call.deliveries)
-            call = call.deliveries.outer
+            call = call.outer
         return found
 
     def around_function(self, native: Any) -> Callable[..., Any]:

@@ -33,6 +33,10 @@ def _not_yet(*_: Any) -> Any:
     raise RuntimeError("nothing is armed: call `internals.require` first")
 
 
+def _nothing_is(_: str) -> bool:
+    return False
+
+
 # What everything stands on: without one of these nothing can be watched. `require` looks them up.
 C: Any = torch._C
 next_node: Callable[[], int] = _not_yet
@@ -63,7 +67,7 @@ _takes_numbers: Callable[[str], bool] = _not_yet
 _operator_names: Callable[[], list[str]] = _not_yet
 _eval_frame: Any = _not_yet
 _put_aside: Callable[[str, Any], None] = _not_yet
-_is_aside: Callable[[str], bool] = _not_yet
+_is_aside: Callable[[str], bool] = _nothing_is
 _aside: Callable[[str], Any] = _not_yet
 _take_aside: Callable[[str], None] = _not_yet
 _REQUIRED = {

@@ -36,7 +36,6 @@ from noclobber.observe import (
     replaced,
     saves,
     steps,
-    testimony,
     undeclared,
     writes,
 )
@@ -76,7 +75,6 @@ class Recorder:
         self.listeners: list[Listener] = []
         self.watching = False
         self.contents: Contents | None = None
-        self.later: list[testimony.Later] = []
         self.stop_writes = False
         self.keeping = False
         """Whether the bytes that backward still needs are kept before a write changes them."""
@@ -160,7 +158,7 @@ class Recorder:
         self.careful = 0
         self.attentive.clear()
         self._attending.clear()
-        self.contents, self.later = None, []
+        self.contents = None
         if forget:
             self.memory.forget()
             self.untold.forget()
@@ -176,7 +174,9 @@ class Recorder:
         (self.attend if keeping else self.ignore)(self._moves)
         if (thread := self.thread).hooks is not None:
             thread.hooks = self._hooks()
-            if not thread.withdrawn:
+            if thread.withdrawn is not None:
+                thread.withdrawn = thread.hooks
+            else:
                 internals.remove_hooks(saves.are_ours)
                 internals.push_hooks(*thread.hooks)
 
@@ -230,7 +230,7 @@ class Recorder:
             thread.mode = writes.enter_mode()
         if self.watching:
             thread.hooks = self._hooks()
-            self.put_back(first=True)
+            internals.push_hooks(*thread.hooks)
 
     def _hooks(self) -> saves.Hooks:
         changed = partial(changed_saves.read, self, silently=not self.keeping)
@@ -251,25 +251,24 @@ class Recorder:
         elif thread.mode is not None:
             writes.leave_mode(thread.mode)
             thread.mode = None
-        if thread.hooks is not None and not thread.withdrawn:
+        if thread.hooks is not None and thread.withdrawn is None:
             internals.remove_hooks(saves.are_ours)
-        thread.hooks, thread.withdrawn = None, False
+        thread.hooks = thread.withdrawn = None
 
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
-        thread = self.thread
-        if thread.hooks is not None and not thread.withdrawn and saves.are_ours(internals.top_hooks(True)):
+        thread, ours = self.thread, internals.top_hooks(True)
+        if thread.withdrawn is None and saves.are_ours(ours):
             internals.pop_hooks()
-            thread.withdrawn = True
+            thread.withdrawn = ours
 
-    def put_back(self, *, first: bool = False) -> None:
+    def put_back(self) -> None:
         """Push our hooks again after `withdraw`."""
         thread = self.thread
-        if thread.hooks is not None and (first or thread.withdrawn):
-            thread.withdrawn = False
-            internals.push_hooks(*thread.hooks)
-            if not first:
-                self.not_seen("saves inside torch.func transforms")
+        if thread.withdrawn is not None:
+            internals.push_hooks(*thread.withdrawn)
+            thread.withdrawn = None
+            self.not_seen("saves inside torch.func transforms")
 
     def versions_preserved(self, more: int) -> None:
         """This thread enters (1) or leaves (-1) a block that puts version counters back as they were."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
+from types import FrameType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,6 +15,9 @@ from noclobber.model.source import Site
 from noclobber.observe import internals
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import Written
+
+moment: Callable[[], int] = count(1).__next__
+"""What comes later has a higher number, in whatever thread; sequence numbers of nodes are counted by each thread."""
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
@@ -30,6 +36,8 @@ class Record(NamedTuple):
     """Backward calls under way."""
     node: int
     """The sequence number of the next autograd node."""
+    moment: int
+    """When it was made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +59,14 @@ class Backward:
     """What is known of the gradients that are overwritten in it (deliveries.py)."""
     explained: list[Site | None] = field(default_factory=list)
     """Where writes are that were told of in it."""
+    later: list[Any] = field(default_factory=list)
+    """Reads whose bytes are on a device, to be compared at its end (testimony.Later)."""
+    outer: Backward | None = None
+    """The call in whose midst this one is made."""
+    node: int = 0
+    """The sequence number of the next autograd node of the thread that makes it, when it begins."""
+    frame: FrameType | None = None
+    """Where it is made, while it is under way: threads that work for it have no frames of the program's own."""
 
 
 _new = tuple.__new__
@@ -75,10 +91,24 @@ def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
     return cast(torch.Tensor, shown)
 
 
+def _number_at_call() -> int:
+    """The number that the next node of the thread had that called backward: its graphs are what is written."""
+    call: Backward | None = internals.backward_call()
+    while call is not None and call.outer is not None:
+        call = call.outer
+    return internals.next_node() if call is None else call.node
+
+
+ELSEWHERE = Backward(None, (), "backward")
+"""Stands for the call of another thread that a thread of the engine works for."""
+
+
 def record(
-    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, backwards: int
+    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, backwards: list[Backward]
 ) -> Record:
-    """Note a write that is about to happen."""
+    """Note a write that is about to happen in a thread with these backward calls under way."""
+    under_way = len(backwards)
+    elsewhere = under_way and backwards[0] is ELSEWHERE
     fields = (
         written,
         place,
@@ -86,7 +116,8 @@ def record(
         internals.version_of(tensor),
         geometry(tensor),
         step,
-        backwards,
-        internals.next_node(),
+        under_way,
+        _number_at_call() if elsewhere else internals.next_node(),
+        moment(),
     )
     return _new(Record, fields)

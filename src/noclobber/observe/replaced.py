@@ -77,7 +77,7 @@ class Replaced:
         recorder = self._recorder
         for hooked in self._hooked:
             if hooked.key == key and hooked.write is None and not hooked.storage.expired():
-                step, backwards = recorder.thread.step, len(recorder.thread.backwards)
+                step, backwards = recorder.thread.step, recorder.thread.backwards
                 hooked.write = record(written, tensor, key, place_of(frame), step, backwards)
 
     def _backward_begins(self, backward: Backward) -> None:
