@@ -5,17 +5,28 @@ BIN := $(VENV)/bin
 # The first interpreter that is new enough; `make PYTHON=...` names another.
 PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+FOUND = $(or $(PYTHON),$(error noclobber needs Python 3.11 or newer: make PYTHON=/path/to/python3.11))
 
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench fuzz fuzz-preserve lock changelog clean
+# `make test TORCH=2.15.0` (or `oldest`, `newest`) runs all tests with that release, in an environment of its own; so do
+# `make fuzz`, `make fuzz-preserve` and `make conformance`. `make release` makes the environment only, and prints the version.
+TORCH :=
+# `make test TESTS=tests/rules` runs these alone.
+TESTS :=
+RUN = OMP_NUM_THREADS=1 $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
+
+.PHONY: demo test check format bench fuzz fuzz-preserve conformance release lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
 
-test: check  ## everything that must pass; one thread for torch, as two tests run at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+test: $(if $(TORCH),,check)  ## everything that must pass; one thread for torch, as two tests run at a time
+	$(RUN) -m pytest -n 2 -q $(TESTS)
+
+release:
+	@$(FOUND) requirements/release.py $(TORCH)
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check --quiet .
@@ -35,27 +46,33 @@ N := 1000
 SEED :=
 JOBS := 2
 
-fuzz: $(READY)  ## half an hour for 100000; fails on a wrong gradient without a finding, and on a false alarm
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS)
+fuzz: $(if $(TORCH),,$(READY))  ## half an hour for 100000; fails on a wrong gradient without a finding, and on a false alarm
+	$(RUN) -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS)
 
-fuzz-preserve: $(READY)  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
+fuzz-preserve: $(if $(TORCH),,$(READY))  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
+	$(RUN) -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
 		--preserve --without "hook,grad write"
 
+# PyTorch's own databases of operators, modules and optimizers, bare and in each mode: `make conformance ONLY="operator a*"`.
+ONLY :=
+PART := 1
+
+conformance: $(if $(TORCH),,$(READY))  ## an hour for all of it; fails on anything that differs
+	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --seed "$(or $(SEED),today)" --jobs $(JOBS)
+
 lock:
-	$(PYTHON) requirements/lock.py
+	$(FOUND) requirements/lock.py
 
 changelog: $(READY)  ## what the next release will say
 	$(BIN)/towncrier build --draft --version next
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment holds what the lock says and nothing else: a new lock makes it anew.
 $(LOCKED): requirements/dev.lock
-	@test -n "$(PYTHON)" || { echo "noclobber needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
+	$(FOUND) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
 	@touch $@
 

@@ -100,9 +100,9 @@ def test_import_contract_catches_a_breach(contract: str, path: str, text: str, t
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
 
     def lint() -> subprocess.CompletedProcess[str]:
-        lint_imports = Path(sys.executable).with_name("lint-imports")
-        command = [str(lint_imports), "--no-cache", "--no-logo", "--contract", contract]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()"]
+        options = ["--no-cache", "--no-logo", "--contract", contract]
+        return subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
 
     kept = lint()
     assert kept.returncode == 0, kept.stdout

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from noclobber import program
 from noclobber.imports import after_import
+from noclobber.model.error import UnsupportedTorch
 from noclobber.model.report import Report
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Run:
         self._argv: list[str] = []
         self._session: Session | None = None
         self._watched = False
+        self._unsupported = ""
+        """Why this release of torch can't be watched."""
         self._interrupt: BaseException | None = None
 
     def carry_out(self, words: Sequence[str]) -> None:
@@ -73,8 +76,11 @@ class Run:
         if self._session is None or self.in_child or not _is_pytorch():
             return
         with self.kept_apart():
-            self._session.start()
-            self._watched = True
+            try:
+                self._session.start()
+                self._watched = True
+            except UnsupportedTorch as unsupported:
+                self._unsupported = str(unsupported)
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -107,7 +113,7 @@ class Run:
             return "nothing to watch: torch was never imported"
         if not _is_pytorch():
             return f"nothing to watch: `torch` is {getattr(sys.modules['torch'], '__file__', None)}, not PyTorch"
-        return "nothing was watched"
+        return f"nothing was watched: {self._unsupported}" if self._unsupported else "nothing was watched"
 
     def leave(self) -> None:
         """Raise KeyboardInterrupt where one ended the program, its traceback having been shown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
+from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.silent import Event
@@ -49,6 +51,11 @@ class Session:
         self._coverage = Coverage(writes="nothing", saves=False)
         self._started = False
         self._lost: dict[Lost, None] = {}
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
+        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
@@ -86,8 +93,9 @@ class Session:
     def kept(self, one: Kept) -> None:
         """The recorder copied bytes of a save before a write."""
         lines = replace(one, bytes=0, times=0)
-        self._kept[lines] += one.bytes
-        self._copies[lines] += one.times
+        with self._counting:
+            self._kept[lines] += one.bytes
+            self._copies[lines] += one.times
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
@@ -127,8 +135,9 @@ class Session:
 
     def _keep(self, finding: Finding) -> None:
         identity = finding.identity()
-        self._found.setdefault(identity, finding)
-        self._counts[identity] = self._counts.get(identity, 0) + 1
+        with self._counting:
+            self._found.setdefault(identity, finding)
+            self._counts[identity] = self._counts.get(identity, 0) + 1
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
         from noclobber import render
@@ -141,7 +150,8 @@ class Session:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was found so far, equal findings once with their count, in the order they were first seen."""
-        return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
+        with self._counting:
+            return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
 
     @property
     def keepings(self) -> tuple[Kept, ...]:
@@ -223,7 +233,9 @@ class watch:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function."""
+        from noclobber.observe.frames import passed_over
 
+        @passed_over
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -274,7 +286,9 @@ class preserve:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Keep what backward needs in every call of a function."""
+        from noclobber.observe.frames import passed_over
 
+        @passed_over
         @functools.wraps(function)
         def kept(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:

@@ -72,7 +72,10 @@ class Run:
     failure: str = ""
 
 
+_ALONE = (r"^( *)in_thread\((\w+)\)$", r"\1\2()")
+"""What hooks of this thread are to see is done in this thread."""
 RIGHT = (
+    _ALONE,
     (r"checkpoint\((\w+), (\w+), use_reentrant=False\)", r"\1(\2)"),
     (
         r"checkpoint\((\w+), (\w+), use_reentrant=True\)",
@@ -154,6 +157,15 @@ def _kept(saved: torch.Tensor) -> torch.Tensor:
     return saved.detach().clone()
 
 
+def _other(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether other numbers are read than were saved. A zero of another sign is the same number; of a tensor that had
+    zeros of both signs, that can't be told from its fingerprint."""
+    if _bytes(now)[-1] == _bytes(before)[-1]:
+        return False
+    signs = before[before == 0].signbit() if before.is_floating_point() else before
+    return not torch.equal(now, before) or bool(signs.any() != signs.all())
+
+
 def right_gradients(source: str) -> Run:
     """The program's right gradients. A save is copied again when it is read, as a backward may write into it."""
     return run(rewritten(source, RIGHT), lambda: saved_tensors_hooks(_kept, _kept))
@@ -181,7 +193,7 @@ def changed_saves(source: str) -> int:
         unread = getattr(node, "_saved_training", False) and any(
             raw.data is kept for raw in (node._raw_saved_running_mean, node._raw_saved_running_var)
         )
-        changed += not unread and _bytes(read)[-1] != _bytes(before)[-1]
+        changed += not unread and _other(read, before)
         return saved
 
     def keep(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,12 +201,12 @@ def changed_saves(source: str) -> int:
 
     def give(kept: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         nonlocal changed
-        changed += _bytes(kept[0])[-1] != _bytes(kept[1])[-1]
+        changed += _other(*kept)
         return kept[0]
 
     identity = IDENTITY if "device=" in source else f"{IDENTITY}|{ON_CPU}"
-    seen_through = rewritten(source, ((identity, "saved_tensors_hooks(keep, give)"),))
-    for form in (seen_through, rewritten(source, PLAIN_SAVES[2:]), rewritten(source, PLAIN_SAVES)):
+    seen_through = rewritten(source, (_ALONE, (identity, "saved_tensors_hooks(keep, give)")))
+    for form in (seen_through, rewritten(source, (_ALONE, *PLAIN_SAVES[3:])), rewritten(source, PLAIN_SAVES)):
         names = {"keep": keep, "give": give}
         run(form, lambda: saved_tensors_hooks(pack, unpack), names)
     return changed + changed_recomputations(source)
@@ -238,7 +250,8 @@ def changed_recomputations(source: str) -> int:
 
         def unpack(at: int) -> torch.Tensor:
             nonlocal changed
-            changed += [*map(_bytes, saves())] != [*map(_bytes, first)]
+            again = saves()
+            changed += len(again) != len(first) or any(map(_other, again, first))
             return first[at]
 
         with saved_tensors_hooks(pack, unpack):
@@ -385,5 +398,7 @@ def judge(source: str, around: Watch = watch) -> Verdict:
             return Verdict(Outcome.REFUSED, first_line(bare.error), codes)
         if not codes:
             return Verdict(Outcome.QUIET)
+        if untame(bare, right):
+            return Verdict(Outcome.UNTAME, "", codes)
         lucky = changed_saves(source) or changed_gradients(source)
         return Verdict(Outcome.LUCKY if lucky else Outcome.FALSE_ALARM, "", codes)

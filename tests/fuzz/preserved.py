@@ -29,9 +29,12 @@ def judge(source: str) -> Verdict:
             return Verdict(Outcome.REFUSED, first_line(kept.error))
         if isinstance(kept.error, noclobber.ClobberError) and LOST.search(_body(source)):
             return Verdict(Outcome.RAISED, first_line(kept.error))
-        raised = not isinstance(kept.error, noclobber.ClobberError) and "checkpoint" in source
-        if raised and (FREED in str(kept.error) or run(source).error is not None):
-            return Verdict(Outcome.REFUSED, first_line(kept.error))
+        if not isinstance(kept.error, noclobber.ClobberError):
+            bare, checkpointed = run(source).error, "checkpoint(" in _body(source)
+            if checkpointed and (FREED in str(kept.error) or bare is not None):
+                return Verdict(Outcome.REFUSED, first_line(kept.error))
+            if bare is not None and first_line(bare) == first_line(kept.error):
+                return Verdict(Outcome.REFUSED, first_line(kept.error))
         return Verdict(Outcome.CHANGED, f"raises {type(kept.error).__name__}: {first_line(kept.error)}")
 
 

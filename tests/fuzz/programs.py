@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import string
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -154,6 +155,35 @@ class Writing:
         self._close(at)
         self.grad = True
 
+    def inference(self) -> None:
+        """Nothing is made in it, which could not be saved elsewhere."""
+        self.say("with torch.inference_mode():")
+        self.indent, self.grad, at = "    ", False, len(self.lines)
+        for _ in range(self.choose((1, 1, 2))):
+            self.statement(self.choose(("in place", "in place", "in place", "out", "data", "set", "assign")))
+        self._close(at)
+        self.grad = True
+
+    def thread(self) -> None:
+        """A task that another thread does while this one waits."""
+        task, at = f"task{self.made}", len(self.lines)
+        self.made += 1
+        self.say(f"def {task}():")
+        self.indent = "    "
+        for _ in range(self.choose((1, 2, 3))):
+            kind = self.choose((*FORWARD, "in place", "data", "step", "backward"))
+            if kind == "backward":
+                self.backward(retain=True)
+            else:
+                self.statement(kind)
+        self.indent, begun = "", len(self.lines) > at + 1
+        if begun:
+            used = sorted(set(re.findall(r"\b(?:[yh]\d+|[xwbct])\b", "\n".join(self.lines[at + 1 :]))))
+            self.lines.insert(at + 1, f"    global {', '.join(['grads', *used])}")
+            self.say(f"in_thread({task})")
+        else:
+            self.lines.pop()
+
     def saved_hooks(self) -> None:
         self.say(f"with {self.choose(('saved_tensors_hooks(lambda s: s, lambda s: s)', 'save_on_cpu()'))}:")
         self.indent, at = "    ", len(self.lines)
@@ -231,6 +261,10 @@ class Writing:
             self.statement(kind)
         elif kind == "no_grad":
             self.no_grad()
+        elif kind == "inference":
+            self.inference()
+        elif kind == "thread":
+            self.thread()
         elif kind == "saved hooks":
             self.saved_hooks()
         elif kind in ("checkpoint", "reentrant"):

@@ -16,6 +16,7 @@ PRELUDE = """\
 import ctypes
 import numpy as np
 import torch
+from concurrent.futures import ThreadPoolExecutor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import Parameter, functional as F
 from torch.utils.checkpoint import checkpoint
@@ -34,6 +35,9 @@ cols = torch.tensor([[0, 3, 1, 2]] * 3, dtype=torch.int64)
 grads = {}
 def gradients():
     return [None if p.grad is None else p.grad.clone() for p in (x, w, b, k)]
+def in_thread(task):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(task).result()
 """
 
 OPTIMIZERS = [
@@ -162,6 +166,26 @@ NUMPY = """
 BUFFER = "buf[:] = 0.3 | buf *= 2 | buf[0] += 1 | buf[:] = {m}.detach().numpy()"
 DLPACK = "torch.from_dlpack({a}.detach()).mul_(0.5) | torch.from_dlpack({a}.data).add_(1)"
 CTYPES = "ctypes.memset({a}.data_ptr(), 0, 8)"
+SIGNED_ZEROS = """
+    {a}.data.mul_(1 - 2.0 * ({a}.detach() == 0)) | {a}.data.copy_(torch.where({a}.detach() == 0, -{a}, {a}).detach())
+    np.negative({a}.detach(), out={a}.detach().numpy(), where={a}.detach().numpy() == 0)
+    {r} = {a}.relu(); {s} = {r} * {r}; {r}.data.mul_(1 - 2.0 * ({r}.detach() == 0))
+    {r} = {a}.clamp(min=0) + 0; {s} = {r} ** 3; torch.where({r}.detach() == 0, -{r}, {r}, out={r}.data)
+    {r} = {m}.tril(); {s} = {r} @ {q}; {r}.detach().numpy()[{r}.detach().numpy() == 0] = -0.0
+"""
+SWAPS = """
+    {r} = {a}.sigmoid(); torch.utils.swap_tensors({r}, {b}.detach() * 1)
+    {r} = {a} * 1; torch.utils.swap_tensors({r}, torch.ones_like({r}))
+    {r} = {a}.detach() * 1; torch.utils.swap_tensors({r}, {b} * 2)
+    {r} = {a} * 1; {s} = Stash.apply({r}); torch.utils.swap_tensors({r}, torch.ones_like({r}))
+"""
+LAZY = """
+    lazy = torch.nn.LazyLinear(4, dtype=torch.float64); {r} = lazy({a}); {s} = lazy.weight
+    lazy = torch.nn.LazyLinear(3, dtype=torch.float64); {r} = lazy({a}); {s} = lazy.bias
+    {r} = torch.nn.LazyBatchNorm1d(dtype=torch.float64)({m})
+    {r} = torch.nn.LazyConv1d(2, 1, dtype=torch.float64)({m}[None])[0]
+    lazy = torch.nn.LazyLinear(4, dtype=torch.float64); lazy.load_state_dict(lazy.state_dict()); {r} = lazy({a})
+"""
 EDITS = """
     torch.nn.utils.clip_grad_norm_([x, w, b, k], 0.1) | w.grad = None | x.grad = None | opt.zero_grad()
     opt.zero_grad(set_to_none=False) | if w.grad is not None: w.grad.zero_()
@@ -198,6 +222,9 @@ TABLES: dict[str, tuple[int, list[str]]] = {
     "buffer": (2, _rows(BUFFER)),
     "dlpack": (1, _rows(DLPACK)),
     "ctypes": (1, _rows(CTYPES)),
+    "signed zeros": (1, _rows(SIGNED_ZEROS)),
+    "swap": (1, _rows(SWAPS)),
+    "lazy": (1, _rows(LAZY)),
     "function": (2, ["{r} = Square.apply({a})", "{r} = Double.apply({a})"]),
     "stash": (2, ["{r} = Stash.apply({a})"]),
     "grad write": (2, ["{r} = Loud.apply({a})", "{r} = Scratch.apply({a} * 1)", "{r} = Scratch.apply({a}.sigmoid())"]),
@@ -208,7 +235,17 @@ TABLES: dict[str, tuple[int, list[str]]] = {
 }
 """Each kind of statement with its weight. The strategy's `without` leaves kinds out."""
 FORWARD = ("unary", "binary", "reduction", "matrix", "view")
-BLOCKS = {"no_grad": 4, "saved hooks": 2, "checkpoint": 5, "reentrant": 2, "backward": 4, "grad": 2, "penalty": 1}
+BLOCKS = {
+    "no_grad": 4,
+    "inference": 3,
+    "thread": 3,
+    "saved hooks": 2,
+    "checkpoint": 5,
+    "reentrant": 2,
+    "backward": 4,
+    "grad": 2,
+    "penalty": 1,
+}
 KINDS = (*TABLES, *BLOCKS)
 ON_THE_CPU = ("numpy", "buffer", "dlpack", "ctypes")
 """What looks at a tensor's memory from outside of torch."""

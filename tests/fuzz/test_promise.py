@@ -55,6 +55,8 @@ def test_every_kind_of_statement_is_written():
     body = "\n".join(text.partition("for p in (x, w, b, k)]")[2] for text in texts)
     marks = {
         "no_grad": "torch.no_grad():",
+        "inference": "torch.inference_mode():",
+        "thread": "in_thread(task",
         "saved hooks": "saved_tensors_hooks(",
         "checkpoint": "use_reentrant=False",
         "reentrant": "use_reentrant=True",

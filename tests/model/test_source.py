@@ -50,6 +50,23 @@ def test_whose_code_a_file_is(path, owner):
     assert owner_of(path) is owner
 
 
+def test_a_pseudo_file_whose_text_is_known_is_the_users():
+    linecache.cache["<template of a test>"] = (7, None, ["a = 1\n"], "<template of a test>")
+    assert owner_of("<template of a test>") is Owner.USER
+
+
+def test_a_pseudo_file_may_get_its_text_later():
+    assert owner_of("<cell of a test>") is Owner.LIBRARY
+    linecache.cache["<cell of a test>"] = (7, None, ["a = 1\n"], "<cell of a test>")
+    assert owner_of("<cell of a test>") is Owner.USER
+
+
+@pytest.mark.parametrize("path", ["<attrs generated methods a.B>", "<eval_with_key>.3", "<decorator-gen-7>"])
+def test_what_a_library_generates_is_not_the_users(path):
+    linecache.cache[path] = (7, None, ["a = 1\n"], path)
+    assert owner_of(path) is Owner.LIBRARY
+
+
 def test_a_pseudo_file_can_be_claimed():
     claim_for_user("<claimed by a test>")
     assert owner_of("<claimed by a test>") is Owner.USER

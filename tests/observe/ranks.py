@@ -155,6 +155,8 @@ COLLECTIVES = [
     receive,
     functional_all_reduce,
 ]
+# The first is deprecated from torch 2.13 on, which has the second.
+NO_BROADCAST = {"broadcast_buffers" if torch.__version__ < "2.13" else "forward_sync_buffers": False}
 PROGRAMS = {
     "step": training_step,
     "step_bucket_view": partial(training_step, gradient_as_bucket_view=True),
@@ -164,7 +166,7 @@ PROGRAMS = {
     "one_buffer": two_forwards,
     "two_buffers": partial(two_forwards, buffers=2),
     "same_bytes": partial(two_forwards, new_scale=1.0),
-    "no_broadcast": partial(two_forwards, forward_sync_buffers=False),
+    "no_broadcast": partial(two_forwards, **NO_BROADCAST),
     "batch_norm": two_forwards_of_batch_norm,
     "communication_hook": communication_hook,
     "stale_save": stale_save,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.observe import ranks
@@ -15,9 +16,12 @@ pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_availa
 SECONDS = 240
 WATCHED = ("watch", "mode")
 STEPS = [name for name in ranks.PROGRAMS if name.startswith(("step", "accumulated"))]
-RIGHT = [*STEPS, "same_bytes", "no_broadcast", "batch_norm"]
+TWO_FORWARDS = ["same_bytes", "batch_norm"]
+RIGHT = [*STEPS, "no_broadcast", *TWO_FORWARDS]
 SILENT = ["all_reduce", "all_reduce_in_the_background", "scatter", "functional_all_reduce", "all_reduce_in_graph"]
 COUNTED = ["all_gather", "all_gather_into_tensor"]
+BUFFERS_COUNT = torch.__version__ < "2.12"
+"""Whether the versions of buffers move as DistributedDataParallel copies them; from 2.12 on it puts them back."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,14 @@ def codes(result):
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_is_bit_identical_and_without_finding(results, name):
+    if BUFFERS_COUNT and name in TWO_FORWARDS:
+        assert results[1][name]["bare"]["error"] is not None, "PyTorch refuses what would be right"
+        for rank in results:
+            bare = rank[name]["bare"]
+            for how in WATCHED:
+                assert {one: rank[name][how][one] for one in bare} == bare
+                assert codes(rank[name][how]) == ["NC105"] * (bare["error"] is not None)
+        return
     for rank in results:
         bare = rank[name]["bare"]
         assert bare["error"] is None
@@ -75,15 +87,18 @@ def test_no_save_is_left_after_backward_while_the_loss_lives(results, name):
 @pytest.mark.parametrize(("name", "gradient"), [("one_buffer", 50.0), ("two_buffers", 100.0)])
 def test_a_buffer_that_the_second_forward_overwrites_is_blamed_on_that_forward(results, name, gradient):
     zero, one = (rank[name] for rank in results)
-    assert one["bare"] == {"values": [[gradient] * 3], "error": None}, "PyTorch 2.13 is silent, and rank 1 is wrong"
+    if BUFFERS_COUNT:
+        assert "modified by an inplace operation" in one["bare"]["error"]
+    else:
+        assert one["bare"] == {"values": [[gradient] * 3], "error": None}, "PyTorch is silent, and rank 1 is wrong"
     assert zero["bare"]["values"] == [[gradient / 50.0] * 3]
     for how in WATCHED:
-        assert one[how]["values"] == one["bare"]["values"]
+        assert (one[how]["values"], one[how]["error"]) == (one["bare"]["values"], one["bare"]["error"])
         assert (zero[how]["findings"], set(codes(one[how]))) == ([], {"NC105"})
         for _, lines in one[how]["findings"]:
             assert lines["save"] == marked(ranks.Scaled.forward, "saved")
             assert lines["write"] == marked(ranks.two_forwards, "written")
-        assert any("copies the buffers of rank 0" in note for note in one[how]["notes"])
+        assert any("copies the buffers of rank 0" in note for note in one[how]["notes"]) != BUFFERS_COUNT
         assert not any("times" in note for note in one[how]["notes"]), "one forward, one broadcast"
 
 
@@ -113,7 +128,13 @@ def test_a_collective_that_pytorch_counts_raises_with_the_same_words(results, na
 
 @pytest.mark.parametrize("name", ["one_buffer", "two_buffers", *SILENT])
 def test_a_collective_is_not_stopped_as_the_other_rank_would_wait_but_raises_when_it_is_read(results, name):
-    raised = results[1][name]["raise"]
+    zero, raised = results[0][name], results[1][name]["raise"]
+    if BUFFERS_COUNT and name not in SILENT:
+        # The copies follow the collective, and can be stopped.
+        assert zero["raise"]["values"] == zero["bare"]["values"]
+        assert raised["error"].startswith("an in-place write was stopped")
+        assert [lines["write"] for _, lines in raised["findings"]] == [marked(ranks.two_forwards, "written")]
+        return
     assert raised["error"].startswith("a tensor that backward needs holds other bytes")
     assert ["read" in lines for _, lines in raised["findings"]] == [True]
 

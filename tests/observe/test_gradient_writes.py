@@ -1,9 +1,12 @@
 """Writes into gradients: heard if and only if another part of the graph gets the changed bytes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from noclobber.observe import internals
 from tests.observe.hearing import bare, hear, is_marked
 
 W = torch.tensor([1.0, 2.0, 3.0])
@@ -159,6 +162,23 @@ def test_both_kinds_of_programs_are_among_them():
         (make.__name__, join.__name__): is_wrong(make, join) for make in (by_function, by_hook) for join in JOINS
     }
     assert set(verdicts.values()) == {True, False}
+
+
+def test_how_often_a_gradient_is_held_that_nobody_else_gets():
+    """Until torch 2.12 the engine held what a Function was given while that ran."""
+    counts = {}
+
+    def count(name, gradient):
+        counts[name] = internals.use_count(gradient)
+        return gradient
+
+    x = torch.ones(3, requires_grad=True)
+    h = x * 1
+    h.register_hook(partial(count, "hook"))
+    linear = torch.nn.Linear(3, 3)
+    linear.register_full_backward_hook(lambda module, inputs, outputs: (count("module", outputs[0]), inputs)[1])
+    (function(partial(count, "function")).apply(linear(h)) * 2).sum().backward()
+    assert counts == {"hook": 2, "module": 1, "function": 2 if torch.__version__ < "2.13" else 1}
 
 
 def test_a_gradient_that_only_the_call_still_holds():

@@ -240,6 +240,31 @@ def test_the_producer_of_a_result_that_a_double_backward_reads_is_pytorchs(funct
     assert "is at version 1" in words_of(program)
 
 
+WITH_SEVERAL_RESULTS = {
+    "aminmax": (lambda x: torch.aminmax(x), "1 of Aminmax"),
+    "svd": (lambda x: torch.linalg.svd(x.outer(x) + torch.eye(3), full_matrices=False), "2 of LinalgSvd"),
+    "lu": (lambda x: torch.linalg.lu(x.outer(x) + torch.eye(3))[1:], "1 of LinalgLu"),
+    "layer norm": (lambda x: torch.native_layer_norm(x, (3,), None, None, 1e-5), ""),
+    "batch norm": (lambda x: torch.native_batch_norm(x[:, None], None, None, None, None, True, 0.1, 1e-5), ""),
+}
+"""Operators that keep their last result, and how PyTorch names it; not at all where it has no gradient."""
+
+
+@pytest.mark.parametrize(("operation", "name"), WITH_SEVERAL_RESULTS.values(), ids=WITH_SEVERAL_RESULTS)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_result_is_counted_among_those_that_have_a_gradient(operation, name, is_there):
+    def program():
+        results = operation(torch.tensor([1.0, 2.0, 4.0], requires_grad=True))
+        loss = sum(one.sum() for one in results if one.requires_grad)
+        with torch.no_grad():
+            results[-1].mul_(2)
+        if not is_there:
+            del results
+        loss.backward()
+
+    assert f"which is output {name}," in words_of(program) if name else "which is" not in words_of(program)
+
+
 @pytest.mark.parametrize("many", [lambda w: w.split(1), lambda w: w.unbind(), lambda w: w.chunk(2)])
 @pytest.mark.parametrize("view", [lambda part: part, lambda part: part[None].view(-1, 1)], ids=["", "a view of it"])
 def test_one_of_several_views_that_is_gone_is_refused_in_pytorchs_words(many, view):

@@ -105,7 +105,8 @@ def test_a_ctx_looks_and_lives_as_without_noclobber():
         gc.collect()
         assert node() is None
     assert "__setattr__" not in vars(torch.autograd.function.BackwardCFunction)
-    assert torch.autograd.Function.apply.__func__.__module__ == "torch.autograd.function"
+    # From torch 2.15 on it is written in C++ and has no module.
+    assert getattr(torch.autograd.Function.apply, "__module__", None) in (None, "torch.autograd.function")
 
 
 def test_transforms_and_compiled_functions_work_as_before():

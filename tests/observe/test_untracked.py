@@ -1,5 +1,6 @@
 """Writes that autograd is kept from seeing: told where they make a gradient wrong, and only there."""
 
+import threading
 import warnings
 
 import pytest
@@ -353,6 +354,38 @@ def test_another_leaf_where_one_was_that_had_been_written(write):
         del gone
         leaf = until_used_again(lambda: nn.Parameter(data), id, was)
         (leaf * 2).sum().backward()
+
+    assert warned(program) == []
+
+
+def test_the_other_output_of_the_node_whose_one_was_written():
+    def program(which):
+        results = torch.var_mean(torch.randn(3, 3, requires_grad=True) * 1, 0)
+        with torch.no_grad():
+            results[0].mul_(3)
+        (results[which] * 2).sum().backward()
+
+    assert warned(lambda: program(1)) == []
+    assert warned(lambda: program(0)) == ["NC208"]
+
+
+def test_a_node_of_another_thread_that_has_the_same_number():
+    """Each thread counts its own (torch 2.13)."""
+    made = {}
+
+    def compute(name, operator):
+        made[name] = operator(torch.ones(3, requires_grad=True))
+
+    def program():
+        for name, operator in (("written", torch.exp), ("other", torch.sin)):
+            thread = threading.Thread(target=compute, args=(name, operator))
+            thread.start()
+            thread.join()
+        numbers = {one.grad_fn._sequence_nr() for one in made.values()}
+        assert len(numbers) == 1
+        with torch.no_grad():
+            made["written"].mul_(2)
+        (made["other"] * 2).sum().backward()
 
     assert warned(program) == []
 

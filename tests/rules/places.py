@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import textwrap
 from collections.abc import Iterator
@@ -26,10 +27,13 @@ class Program:
         self.code = compile(self.text, self.path, "exec")
 
     def at(self, piece: str, inside: Site | None = None) -> Site:
-        """The last instruction that CPython places exactly at the first occurrence of `piece`."""
+        """The last instruction that CPython places exactly at the first occurrence of `piece`.
+
+        But for the jump of a loop, which Python 3.13 places at its last statement.
+        """
         offset = self.text.index(piece)
         wanted = (*self._place(offset), *self._place(offset + len(piece)))
-        found = [Site(code, 2 * n, inside) for code, n, place in _placed(self.code) if place == wanted]
+        found = [Site(code, offset, inside) for code, offset, place in _placed(self.code) if place == wanted]
         assert found, f"no instruction at {piece!r}"
         return found[-1]
 
@@ -47,8 +51,10 @@ class Program:
 
 
 def _placed(code: CodeType) -> Iterator[tuple[CodeType, int, tuple[int | None, ...]]]:
-    for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
-        yield code, number, (line, column, end_line, end_column)
+    for one in dis.get_instructions(code):
+        if one.positions is not None and not one.opname.startswith("JUMP"):
+            line, end_line, column, end_column = one.positions
+            yield code, one.offset, (line, column, end_line, end_column)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _placed(constant)

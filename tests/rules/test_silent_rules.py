@@ -169,6 +169,43 @@ def test_a_region_reads_a_tensor_that_was_written() -> None:
     assert "`scale.clone()` as an argument of `checkpoint`" in helped(finding)
 
 
+DRAWING = Program("""
+    def block(x):
+        return rrelu(x, training=True)
+    y = checkpoint(block, x, use_reentrant=False)
+    loss.backward()
+""")
+
+
+def stopped(call: str) -> Finding:
+    program = Program(DRAWING.text.replace("checkpoint(block, x, use_reentrant=False)", call))
+    kept = save("RreluWithNoiseBackward0", "noise", program.at("rrelu(x, training=True)"), name=None)
+    read = Read("RreluWithNoiseBackward0", program.at("loss.backward()"))
+    finding = the(Drift(program.at(call), kept, (), read, unfilled=True))
+    assert (finding.code, finding.rule, finding.severity) == ("NC205", "recompute-drift", "error")
+    return finding
+
+
+def test_a_region_that_stops_before_its_noise_is_drawn() -> None:
+    finding = stopped("checkpoint(block, x, use_reentrant=False)")
+    assert finding.message == (
+        "a checkpointed region stops too early when it runs again: the `noise` of rrelu_with_noise is not filled"
+    )
+    assert told(finding, "save").text == "rrelu_with_noise keeps its `noise` here, and fills it afterwards"
+    assert told(finding, "save").primary
+    (edit,) = finding.suggestions[0].edits
+    assert edit.replacement == "False, early_stop=False"
+    assert "set_checkpoint_early_stop(False)" in helped(finding)
+
+
+@pytest.mark.parametrize(
+    "call", ["checkpoint(*given)", "checkpoint(block, x, **how)", "checkpoint(block, x, early_stop=True)"]
+)
+def test_a_call_that_may_say_something_of_stopping_gets_words_only(call: str) -> None:
+    finding = stopped(call)
+    assert bool(finding.suggestions[0].edits) == (call == "checkpoint(*given)")
+
+
 def test_a_step_changes_the_weights_of_a_region() -> None:
     weight = Tensor((4,), name="fc.weight", kind="parameter")
     step = REGION.at("opt.step()")

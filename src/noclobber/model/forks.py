@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from weakref import WeakMethod
-
-_unlocking: list[WeakMethod[Callable[[], None]]] = []
+from typing import Protocol
+from weakref import WeakSet
 
 
-def unlocked_in_child(unlock: Callable[[], None]) -> None:
-    """Call a bound method in every child that this process forks, as long as its object lives; and once now."""
-    _unlocking.append(WeakMethod(unlock))
-    unlock()
+class Locked(Protocol):
+    """What has a lock."""
+
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
+
+
+_locked: WeakSet[Locked] = WeakSet()
+
+
+def unlocked_in_child(one: Locked) -> None:
+    """Unlock an object in every child that this process forks; and now, for the first time."""
+    _locked.add(one)
+    one.unlock()
 
 
 def _in_child() -> None:
-    for reference in _unlocking:
-        if (unlock := reference()) is not None:
-            unlock()
+    for one in list(_locked):
+        one.unlock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -42,9 +42,10 @@ class LiveSaves(Generic[Handle]):
         """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
         self._filed = 0
-        unlocked_in_child(self._unlock)
+        unlocked_in_child(self)
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
         self._lock = Lock()
         self._inside: int | None = None
 

@@ -31,12 +31,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that."""
+    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that. `notes` say
+    what else a reader must know to trust the rest."""
 
     writes: str = "dispatch key"
     saves: bool = True
     contents: bool = False
     unseen: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     lost: tuple[Lost, ...] = ()
 
 
@@ -62,6 +64,7 @@ class Report:
                 "saves": self.coverage.saves,
                 "contents": self.coverage.contents,
                 "unseen": list(self.coverage.unseen),
+                "notes": list(self.coverage.notes),
                 "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in self.coverage.lost],
             },
             "program": self.program,
@@ -90,7 +93,8 @@ class Report:
 
 def _coverage_in(data: dict[str, Any]) -> Coverage:
     lost = tuple(Lost(one["way"], one["why"], one["internal"]) for one in data.get("lost", ()))
-    return Coverage(data["writes"], data["saves"], data["contents"], tuple(data["unseen"]), lost)
+    unseen, notes = tuple(data["unseen"]), tuple(data.get("notes", ()))
+    return Coverage(data["writes"], data["saves"], data["contents"], unseen, notes, lost)
 
 
 def _span_out(span: Span) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class Drift:
 
     `region` is the call of `checkpoint`; `save` the first tensor that differs (of a reentrant region an output), with
     the place in forward where it was saved; `writes` are those since then to what the region reads, when known.
+    `unfilled`: the second run stopped after the save and before the operator had made what it saved.
     """
 
     region: Site | None
@@ -23,6 +24,7 @@ class Drift:
     writes: tuple[Write, ...]
     read: Read
     reentrant: bool = False
+    unfilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

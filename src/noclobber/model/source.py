@@ -91,7 +91,13 @@ _LIBRARY_ROOTS = tuple(
 )
 _PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERACTIVE = ("<stdin>", "<console>", "<ipython-input", "<doctest")
-_owners: dict[str, Owner] = {"sys": Owner.LIBRARY}
+_GENERATED = ("<frozen ", "<attrs generated ", "<eval_with_key>", "<decorator-gen-", "<makefun-gen-", "<beartype(")
+"""What libraries call code that they write themselves; most of them show its text, as attrs and torch.fx do."""
+PASSED_OVER = "<noclobber, like importlib._bootstrap>"
+"""The file name of noclobber's own frames that stand between two of the program's. Warnings and logging count frames up
+to the one that they blame, and pass over those whose file name has both words: the frames of an import (CPython 3.11 to
+3.14; tests/observe/test_warnings.py)."""
+_owners: dict[str, Owner] = {"sys": Owner.LIBRARY, PASSED_OVER: Owner.NOCLOBBER}
 """What is known already. `sys` is Python's own name, in warnings, for what is above a program's first frame."""
 
 
@@ -99,8 +105,15 @@ def owner_of(path: str) -> Owner:
     """Whose code a file is, from its `co_filename`. Cached: this is asked on every recorded event."""
     known = _owners.get(path)
     if known is None:
-        known = _owners[path] = _owner_of(path)
+        known = _owner_of(path)
+        if is_settled(path, known):
+            _owners[path] = known
     return known
+
+
+def is_settled(path: str, owner: Owner) -> bool:
+    """Whether a file stays whose it is: the text of a pseudo file may be shown later, and then it is the user's."""
+    return owner is not Owner.LIBRARY or not path.startswith("<") or path.startswith(_GENERATED)
 
 
 def claim_for_user(path: str) -> None:
@@ -110,7 +123,9 @@ def claim_for_user(path: str) -> None:
 
 def _owner_of(path: str) -> Owner:
     if path.startswith("<"):
-        return Owner.USER if path.startswith(_INTERACTIVE) else Owner.LIBRARY
+        if path.startswith(_GENERATED):
+            return Owner.LIBRARY
+        return Owner.USER if path.startswith(_INTERACTIVE) or path in linecache.cache else Owner.LIBRARY
     path = os.path.normpath(path)
     if path.startswith(_HERE):
         return Owner.NOCLOBBER

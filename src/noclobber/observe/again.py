@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from noclobber.observe import graph, internals, saves, testimony
+from noclobber.observe import graph, internals, saves
 from noclobber.observe.backward_calls import End
 from noclobber.observe.records import Backward, geometry
 from noclobber.observe.ways import Way
@@ -33,7 +33,7 @@ def arm(recorder: Recorder, way: Way) -> None:
         internals.push_hooks(*instead)
 
         def ended(result: Any, error: BaseException | None) -> None:
-            if saves.are_ours(internals.top_hooks(True)):
+            if internals.top_hooks(True) == instead:
                 internals.pop_hooks()
                 internals.push_hooks(*hooks)
 
@@ -62,7 +62,7 @@ def _inputs_of(node: Any) -> Iterator[saves.Handle]:
     """What a node has saved of its inputs."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
-        if isinstance(held, saves.Handle) and not testimony.is_output(saved.field, node):
+        if isinstance(held, saves.Handle) and graph.output_of(node, saved.field) is None:
             yield held
 
 

@@ -40,6 +40,8 @@ class Aliases:
         self.handed: dict[int, list[Handout]] = {}
         self.vigil = Vigil(self.is_out)
         self.lines = lines.Lines(self._passed, self._failed)
+        for callback in self.lines.callbacks():
+            internals.never_compile(callback)  # torch 2.10 ends a fullgraph compilation at one, later ones skip it
         self.processes = processes.Processes()
         self.handouts = handouts.Handouts(self.hand, way)
 

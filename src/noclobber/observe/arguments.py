@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
 
+from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals
 from noclobber.observe.saves import Argument, ArgumentOfNode, Handle, are_ours
 from noclobber.observe.ways import Way
@@ -36,7 +37,18 @@ def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
     saved_tensor = internals.private("_C._autograd.SavedTensor")
 
     def save_inputs(frame: Any, *args: Any) -> None:
-        if _all_pass(save, frame, *args):
+        ours = internals.top_hooks(True)
+        try:
+            save(frame, *args)
+        except RuntimeError:
+            if not way.guarded(lambda: are_ours(ours)):
+                raise
+            internals.pop_hooks()
+            try:
+                save(frame, *args)
+            finally:
+                internals.push_hooks(*ours)
+        else:
             way.guarded(lambda: saved_inputs(frame, args))
 
     def saved_inputs(frame: Any, args: Any) -> None:
@@ -50,41 +62,24 @@ def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
         if given is None:
             inputs: list[Any] = unpacked(frame)
             return inputs
-        return [unpack(saved, *one) for saved, one in zip(frame.saved_args, given, strict=True)]
+        way.guarded(lambda: refuse_detached(frame.saved_args, given))
+        inputs = unpacked(frame)
+        return way.guarded(lambda: given_again(frame.saved_args, given, inputs)) or inputs
 
-    def unpack(saved: Any, given: Any, had_node: bool) -> Any:
-        if not isinstance(saved, saved_tensor):
-            return saved
-        handle = saved.data
-        way.guarded(lambda: refuse_detached(handle, given, had_node))
-        tensor = saved.unpack()  # which PyTorch may refuse
-        instead = way.guarded(lambda: _either(recorder, handle, given, tensor))
-        return tensor if instead is None else instead
+    def given_again(saved: list[Any], given: Any, inputs: list[Any]) -> list[Any]:
+        rows = zip(saved, given, inputs, strict=True)
+        return [_either(recorder, getattr(one, "data", None), was, tensor) for one, (was, _), tensor in rows]
 
-    def refuse_detached(handle: Any, given: Any, had_node: bool) -> None:
-        refuses = isinstance(handle, Handle) and recorder.listeners and not recorder.keeping
-        if refuses and had_node and given.grad_fn is None:
-            raise refusals.detached(handle, recorder.reading())
+    def refuse_detached(saved: list[Any], given: Any) -> None:
+        for one, (tensor, had_node) in zip(saved, given, strict=True) if recorder.listeners else ():
+            handle = one.data if isinstance(one, saved_tensor) else None
+            if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not recorder.keeping:
+                error = ClobberError(refusals.DETACHED)
+                refusals.remember(error, refusals.refusal_of_read(handle, refusals.DETACHED, recorder.reading()))
+                raise error
 
     way.patches.put(frame_type, "save_inputs", save_inputs)
     way.patches.put(frame_type, "get_inputs", get_inputs)
-
-
-def _all_pass(save: Callable[..., None], frame: Any, *args: Any) -> bool:
-    """Whether arguments could be saved with our hooks: else they are without."""
-    ours = internals.top_hooks(True)
-    try:
-        save(frame, *args)
-        return True
-    except RuntimeError:
-        if not are_ours(ours):
-            raise
-    internals.pop_hooks()
-    try:
-        save(frame, *args)
-    finally:
-        internals.push_hooks(*ours)
-    return False
 
 
 def _may_be_detached(given: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
-from noclobber.observe.records import record
+from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
@@ -23,7 +23,7 @@ _ASSIGNED = Written("data=", (), True)
 def arm(recorder: Recorder, way: Way) -> None:
     """See every assignment, and where `.data` is read, until the recorder disarms."""
     native = internals.private("_C.TensorBase.data")
-    take, data_taken = native.__get__, recorder.untold.data_taken
+    take, data_taken, live = native.__get__, way.entry(recorder.untold.data_taken), recorder.live
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
         data_taken(tensor)
@@ -31,15 +31,27 @@ def arm(recorder: Recorder, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        assigned = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
+        handles = way.guarded(lambda: _about_to_assign(recorder, tensor, value))
         native.__set__(tensor, value)
-        if assigned:
-            way.guarded(lambda: _assigned(recorder, assigned, tensor))
+        if handles:
+            way.guarded(lambda: _assigned(recorder, handles, tensor))
+        if not way.on and recorder.watching:
+            # What backward reads is to be what PyTorch would read, all the same.
+            for table in (live.unsorted, *list(live.by_storage.values())):
+                for reference in table:
+                    handle = reference()
+                    if handle is not None and handle() is tensor and tensor.grad_fn is None:
+                        handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
 
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
 
 def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) -> list[saves.Handle]:
+    with internals.plain():
+        return _to_be_moved(recorder, tensor, value)
+
+
+def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) -> list[saves.Handle]:
     """The saves that are about to be backed by the other's bytes, which nothing counts.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
@@ -64,12 +76,13 @@ def _about_to_assign(recorder: Recorder, tensor: torch.Tensor, value: torch.Tens
 
 
 def _assigned(recorder: Recorder, handles: list[saves.Handle], tensor: torch.Tensor) -> None:
-    for handle in handles:
-        _moved(handle, _alias_of(tensor, handle.alias))
-        recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
+    with internals.plain():
+        for handle in handles:
+            moved(handle, alias_of(tensor, handle.alias))
+            recorder.live.unsorted.append(ref(handle))  # it lies on another storage now
 
 
-def _alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+def alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """An alias of a tensor that was given other memory; `old` is the one that it had before.
 
     Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
@@ -84,7 +97,7 @@ def _alias_of(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
+def moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     """The save lies on other memory now. Fingerprints are of bytes in their order: it is taken anew for another layout,
     of the old bytes where these are still what was saved."""
     old, before = handle.alias, handle.digest
@@ -92,9 +105,10 @@ def _moved(handle: saves.Handle, alias: torch.Tensor) -> None:
     if before is None:
         return
     handle.shown = shown(alias)
-    if (old.shape, old.dtype) != (alias.shape, alias.dtype):
+    (_, *was), (_, *is_now) = geometry(old), geometry(alias)
+    if (was[0], was[2]) != (is_now[0], is_now[2]):
         handle.digest = NEVER
-    elif old.stride() != alias.stride():
+    elif was != is_now:
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return

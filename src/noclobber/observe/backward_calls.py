@@ -117,7 +117,7 @@ def _has_ended(
     if recorder.contents is not None:
         recorder.contents.begin(sharing=False)
     for way, end in reversed(ends):
-        way.guarded(partial(end, result, error))
+        way.entry(end, also_off=True)(result, error)
     if error is not None:
         if isinstance(error, RuntimeError):
             _has_failed(recorder, call, error)
@@ -143,13 +143,13 @@ def _has_failed(recorder: Recorder, call: Backward, error: RuntimeError) -> None
         refusals.remember(error, refusals.refusal_of_freed(message, roots, call, recorder.memory))
 
 
-def listen(recorder: Recorder) -> Callable[[], None] | None:
+def listen(recorder: Recorder, *_: Any) -> Callable[..., None] | None:
     """Log writes again while Python runs inside a backward that goes unlogged; what is returned ends that."""
     call = recorder.here() if recorder.by_key and recorder.listeners else None
     if call is None or not call.quiet or internals.key_is_set():
         return None
     internals.set_key(True)
-    return partial(internals.set_key, False)
+    return lambda *_: internals.set_key(False)
 
 
 @contextmanager

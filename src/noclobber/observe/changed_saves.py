@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals, saves, testimony, words
@@ -17,38 +18,39 @@ if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
 
-def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
+def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor | None:
     """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
     raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
 
-    Where noclobber itself fails, what is left is PyTorch's own check of the version.
+    None where PyTorch, or the program, is to be asked outside of the error boundary (saves.checked).
     """
-    try:
-        return _read(recorder, handle, digest, silently=silently)
-    except ClobberError:
-        raise
-    except Exception as failure:
-        recorder.core.fail(failure)
-    return saves.checked(handle)
-
-
-def _read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor:
     alias, version, current = handle.alias, handle.version, int(handle.alias._version)
+    if isinstance(version, Suspect) and version.theirs is not None:
+        return None
     node, expected = internals.current_node(), saves.version_at_save(handle)
+    guarded = recorder.core.guarded
     if not silently and not testimony.is_read(handle, node):
         return alias
     if isinstance(version, Suspect):
         if version.kept is not None:
             return version.kept
-        if version.refuses is not None and silently and refusals.is_refused(handle, node):
-            raise refusals.detached(handle, recorder.reading())
-    guarded = recorder.core.guarded
+        # PyTorch refuses an input that was detached in place; but not to custom Functions, nor outside of a backward:
+        # there it unpacks with a node that stands in for the lost one; nor where the tensor was given a new node since
+        # (saved_variable.cpp of torch 2.13).
+        asks = node is not None and not isinstance(node, BackwardCFunction)
+        if version.refuses is not None and silently and asks and ((saved := handle()) is None or saved.grad_fn is None):
+            error = ClobberError(version.refuses)
+            guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, str(error), recorder.reading())))
+            raise error
     if current != expected:
         if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
             return alias  # where bytes are preserved: what moved the version was written elsewhere
+        try:
+            message = words.stale_message(alias, None, current, expected)
+        except NotImplementedError:
+            return None
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
-        message = clobber.message if clobber else words.stale_message(alias, None, current, expected)
-        error = ClobberError(message)
+        error = ClobberError(clobber.message if clobber else message)
         error.handles = {id(handle)}
         if clobber is not None:
             refusals.remember(error, clobber)
@@ -64,7 +66,7 @@ def _read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool)
     if isinstance(digest, OnDevice) and silently and call is not None:
         if testimony.is_read(handle, node):
             call.later.append(testimony.later(handle, node, digest, call, recorder.memory))
-    elif not same(digest, handle.digest) and testimony.is_read(handle, node):
+    elif not same(digest, handle.digest) and testimony.is_other(handle, node, alias, handle.digest):
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
         stopped = ClobberError(testimony.CHANGED) if recorder.strict or not silently else None
         guarded(partial(recorder.tell, [clobber] if clobber else [], stopped))

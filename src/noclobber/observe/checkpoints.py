@@ -26,8 +26,10 @@ from noclobber.observe import (
     testimony,
 )
 from noclobber.observe.contents import OnDevice
+from noclobber.observe.frames import passed_over
 from noclobber.observe.records import moment
 from noclobber.observe.regions import Packed, Region
+from noclobber.observe.saves import Suspect
 from noclobber.observe.sites import place_of
 from noclobber.observe.ways import Way
 
@@ -84,10 +86,21 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     region.past = past = reruns.Past(region.recorder, region.way, region.place, in_forward, reached)
 
     def recompute_fn(*args: Any) -> None:
-        with past.running_anew_for(weak()):
+        stack = ExitStack()
+        leave = region.way.entry(stack.close, also_off=True)
+        record: Any = weak()
+        if region.way.guarded(region.unfilled):
+            record.early_stop = False
+        try:
+            if not region.way.guarded(lambda: past.enter_for(stack, record)):
+                leave()
+                if any(isinstance(one.version, Suspect) for one in list(past.reached)):
+                    raise ClobberError(reruns.LOST)
             native(*args)
+        finally:
+            leave()
 
-    frame.recompute_fn = recompute_fn
+    frame.recompute_fn = passed_over(recompute_fn)
 
 
 def _watch(region: Region, hooks: Any, frame: Any) -> None:
@@ -110,9 +123,11 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
         before = guarded(lambda: (moment(), recorder.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
         read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
+        if read is None and region.past is not None and region.past.has_put_back:
+            raise ClobberError(reruns.LOST)
         return tensor if read is None else read
 
-    hooks.pack_hook, hooks.unpack_hook = pack_hook, unpack_hook
+    hooks.pack_hook, hooks.unpack_hook = passed_over(pack_hook), passed_over(unpack_hook)
 
 
 def _read(
@@ -141,24 +156,16 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
         return
     call = region.recorder.here()
     if isinstance(packed.digest, OnDevice) and call is not None:
-        if _matters(holder, node):
+        if testimony.is_read(holder, node):
             region.ask_later(call, node, testimony.field_of(holder, node), packed, tensor)
         return
-    if _is_empty(region, frame, holder, packed, node):
-        region.tell(node, testimony.field_of(holder, node), packed, tensor)
-    elif region.differs(packed, tensor) and _matters(holder, node):
+    if frame.early_stop and packed in region.unfilled():
+        region.tell(node, testimony.field_of(holder, node), packed, tensor, unfilled=True)
+    elif _matters(region, node, holder, packed, tensor):
         different = [(packed.order, node, holder, packed, tensor)]
-        different += [one for one in _recomputed(region, frame, node) if region.differs(one[3], one[4])]
+        different += [one for one in _recomputed(region, frame, node) if _matters(region, *one[1:])]
         _, node, holder, packed, tensor = min(different, key=lambda one: one[0])
         region.tell(node, testimony.field_of(holder, node), packed, tensor)
-
-
-def _is_empty(region: Region, frame: Any, holder: Any, packed: Packed, node: Any) -> bool:
-    """Whether this has no value at all: an operator fills it itself after it has been saved, and the region, run anew,
-    stopped before that operator, as nothing more was to be saved. So it is with the noise of `rrelu` (torch 2.13)."""
-    if not frame.early_stop or packed.node != region.last or testimony.is_read(holder, node):
-        return False
-    return not any(testimony.is_output(saved.field, node) for saved in graph.saves_of_or_gone(node))
 
 
 def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, Any, Any, Packed, torch.Tensor]]:
@@ -169,7 +176,7 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
             packed = (
                 region.saved.get(holder) if isinstance(holder, internals.private("utils.checkpoint._Holder")) else None
             )
-            if packed is None or not _matters(holder, node):
+            if packed is None:
                 continue
             for group, handle in holder.handles.items():
                 tensor = frame.recomputed[group].get(handle) if handle is not None else None
@@ -177,11 +184,13 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
                     yield packed.order, node, holder, packed, tensor
 
 
-def _matters(holder: Any, node: Any) -> bool:
-    """Whether the node reads what was packed, and all its bytes have a meaning."""
+def _matters(region: Region, node: Any, holder: Any, packed: Packed, tensor: torch.Tensor) -> bool:
+    """Whether what was computed anew differs, the node reads it, and all its bytes have a meaning."""
+    if not region.differs(packed, tensor):
+        return False
     if node is not None and testimony.field_of(holder, node) == _PARTLY_FILLED.get(node.name()):
         return False
-    return testimony.is_read(holder, node)
+    return testimony.is_other(holder, node, tensor, packed.digest)
 
 
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
@@ -222,7 +231,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         ctx.noclobber_region = (region, packed, before, run_function)
         if region.past is not None:
             region.past.forward_ended()
-            ctx.run_function = _with_past(region, region.past, packed, before, ref(ctx), run_function)
+            ctx.run_function = functools.partial(_run_anew, region, packed, before, ref(ctx), run_function, None)
 
     @functools.wraps(backward)
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
@@ -230,13 +239,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         region, packed, before, run = watched
         if region is None or region.past is not None or not recorder.listeners:
             return backward(ctx, *gradients)
-        told = recorder.told
-
-        def run_and_compare(*args: Any) -> Any:
-            region.told |= recorder.told > told
-            return _run_and_compare(region, packed, before, ctx, run, args)
-
-        ctx.run_function = run_and_compare
+        ctx.run_function = functools.partial(_run_anew, region, packed, before, lambda: ctx, run, recorder.told)
         try:
             return backward(ctx, *gradients)
         finally:
@@ -254,28 +257,38 @@ def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -
     return reruns.Past(region.recorder, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
-def _with_past(region: Region, past: reruns.Past, packed: list[Packed], before: Any, ctx: ref[Any], run: Any) -> Any:
-    """How a reentrant region is run anew where bytes are preserved, also once the block that does so has ended."""
+@passed_over
+def _run_anew(
+    region: Region,
+    packed: list[Packed],
+    before: dependence.Before | None,
+    node: Callable[[], Any],
+    run: Any,
+    told: int | None,
+    *args: Any,
+) -> Any:
+    """Run a reentrant region anew, where bytes are preserved also once the block that does so has ended. `told`: how
+    much had been told when its backward began, None where that is no matter. Raises ClobberError where it drifts though
+    its bytes are to be preserved.
 
-    def run_and_compare(*args: Any) -> Any:
-        node: Any = ctx()
-        with past.running_anew(node, args):
-            return _run_and_compare(region, packed, before, node, run, args)
-
-    return run_and_compare
-
-
-def _run_and_compare(region: Region, packed: list[Packed], before: Any, ctx: Any, run: Any, args: Any) -> Any:
-    """Run a reentrant region anew. Raises ClobberError where it drifts though its bytes are to be preserved."""
-    guarded, following = region.way.guarded, ExitStack()
-    with following:
-        derived = guarded(lambda: _followed(region, before, ctx, run, args, following)) or _Followed(None, None)
+    PyTorch calls this: nothing but `run` may raise anything else here.
+    """
+    guarded, past, stack = region.way.guarded, region.past, ExitStack()
+    leave = region.way.entry(stack.close, also_off=True)
+    try:
+        followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
+        if followed is None:
+            leave()
+            if past is not None and any(isinstance(one.version, Suspect) for one in list(past.reached)):
+                raise ClobberError(reruns.LOST)
         outputs = run(*args)
-    if not region.told:
-        guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *derived))
-    if region.must_raise():
-        raise ClobberError(testimony.CHANGED)
-    return outputs
+        if followed is not None and not region.told:
+            guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
+        if region.told and (region.recorder.keeping or past is not None):
+            raise ClobberError(testimony.CHANGED)
+        return outputs
+    finally:
+        leave()
 
 
 class _Followed(NamedTuple):
@@ -286,16 +299,26 @@ class _Followed(NamedTuple):
 
 
 def _followed(
-    region: Region, before: dependence.Before | None, ctx: Any, run: Any, args: Any, following: ExitStack
+    region: Region,
+    before: dependence.Before | None,
+    ctx: Any,
+    run: Any,
+    told: int | None,
+    args: Any,
+    following: ExitStack,
 ) -> _Followed:
+    if region.past is not None:
+        region.past.enter(following, ctx, args)
+    if told is not None:
+        region.told |= region.recorder.told > told
     region.again = moment()
     now = _now(region, before, ctx, run, args) if before is not None else None
     standing_in = region.past.standing_in() if region.past is not None else nullcontext()
     changed, moved = None, None
     if now is not None and now.calls_for_a_look(region.statistics()):
-        changed = following.enter_context(dependence.Derived(now, ctx.preserve_rng_state))
+        changed = following.enter_context(dependence.Derived(now, region.way, ctx.preserve_rng_state))
     if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
-        moved = following.enter_context(dependence.Derived(now, True, moved=True))
+        moved = following.enter_context(dependence.Derived(now, region.way, True, moved=True))
     following.enter_context(standing_in)
     return _Followed(changed, moved)
 

@@ -92,6 +92,27 @@ def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
     return [known[index] for index in range(len(answers))]
 
 
+def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
+    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign.
+
+    Known only where all those zeros had one sign, of real numbers on the CPU; else False. As -0.0 == 0.0, but not
+    their bytes, what multiplies with them or adds them up gives the same numbers.
+    """
+    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu:
+        return False
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    with internals.aside():
+        span = tensor.detach().as_strided((last + 1,), (1,)).clone()
+        zeros, shown = span == 0, span.as_strided(tensor.shape, tensor.stride(), 0)
+        for zero in (0.0, -0.0) if zeros.any() else ():
+            span.masked_fill_(zeros, zero)
+            if same(fingerprint(shown), digest):
+                return True
+    return False
+
+
 def fingerprint(tensor: torch.Tensor) -> Digest:
     """xxh3_64 of a tensor's bytes; of tensors on a device a weighted sum, left there.
 
@@ -175,6 +196,29 @@ def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan
     if rows == 1:
         return Plan(_viewer(end), None)
     return Plan(_viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart))))
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a plain tensor of the numbers that a tensor keeps; None where there are none to look at.
+
+    Meta and fake tensors have none, and the operators of other subclasses are the program's. A sparse tensor gives its
+    values, a nested one its elements in one row. To be called `aside`; tests/observe/test_unreadable.py.
+    """
+    tensor = internals.unwrapped(tensor)
+    if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):
+        return None
+    if tensor.is_mkldnn:
+        return tensor.to_dense()
+    if tensor.is_sparse:
+        return tensor._values()
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return tensor.values()
+    return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
+    return bool(internals.private("_C._functorch.is_legacy_batchedtensor")(tensor))
 
 
 _real: set[type] = {torch.Tensor, torch.nn.Parameter}

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe import graph, internals, testimony
-from noclobber.observe.contents import differ, fingerprint, same
+from noclobber.observe.contents import Digest, fingerprint, same, same_but_for_zeros
 from noclobber.observe.records import Backward, geometry, tensor_on
 from noclobber.observe.ways import Way
 
 Notice = Callable[[GradientWrite], None]
+HOLDS = torch.__version__ < "2.13"
+"""Whether the engine itself holds what it gives to the backward of a Function, for as long as that runs."""
+_given: dict[object, tuple[Any, ...]] = {}
+"""What it holds so."""
+
+
+def hold(args: tuple[Any, ...]) -> Callable[[], object]:
+    """Note what the engine holds while the backward of a Function runs; what is returned is called at its end."""
+    call = object()
+    _given[call] = args
+    return lambda: _given.pop(call, None)
+
+
+def uses(tensor: torch.Tensor) -> int:
+    """How many hold a tensor, but for the engine (tests/observe/test_gradient_writes.py)."""
+    return internals.use_count(tensor) - sum(one is tensor for given in list(_given.values()) for one in given)
 
 
 def holders(tensor: torch.Tensor) -> int:
     """How many tensors share a storage, this one included."""
     # One more for the Python object through which the storage is asked.
-    storage = internals.unwrapped(tensor).untyped_storage()
+    storage = internals.storage(tensor)
     return internals.storage_holders(storage._cdata) - 1
+
+
+def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
+    """Whether a gradient holds other numbers than one of that fingerprint, of which a zero's sign is no part."""
+    now = fingerprint(tensor)
+    return now is not None and not same(now, before) and not same_but_for_zeros(tensor, before)
 
 
 class Spoil:
@@ -36,8 +58,8 @@ class Spoil:
         """How many others hold the gradient that the node was given, or show the same bytes."""
         self.passed = 0
         """How many of these are what a backward call under way was given, and holds to its end."""
-        self._given = ref(given)
-        self._all = given.nbytes == given.untyped_storage().nbytes()
+        self._given = internals.Weak(given)
+        self._all = given.nbytes == internals.storage(given).nbytes()
         self.counted = False
         """Whether the node ran, and `others` is known."""
         self.storage = internals.storage_ref(tensor)
@@ -54,7 +76,7 @@ class Spoil:
         """Whether a tensor shows bytes that were written."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
-        if tensor.untyped_storage()._cdata != self.storage.cdata:
+        if internals.storage(tensor)._cdata != self.storage.cdata:
             return False
         region = testimony.region(geometry(tensor))
         return region is None or self._region is None or overlap(region, self._region)
@@ -66,8 +88,9 @@ class Spoil:
     def settle(self) -> bool:
         """Whether the bytes changed, and are still held by anybody."""
         if self.changed is None:
-            now = self._fingerprint()
-            self.changed = now is not None and differ(now, self._before)
+            with internals.aside():
+                shown = tensor_on(self.storage, self._geometry)
+                self.changed = shown is not None and _is_other(shown, self._before)
         return self.changed
 
     def count(self, held: Any, made: Any = ()) -> None:
@@ -84,9 +107,9 @@ class Spoil:
         whole = given if given._base is None else given._base
         sharing = holders(given) - 1 - (whole is not given)
         # Python's reference is one, and each view holds what it is a view of.
-        self.others = internals.use_count(given) - 1 - sum(one is given for one in held) - sharing
+        self.others = uses(given) - 1 - sum(one is given for one in held) - sharing
         if whole is not given:
-            self.others += internals.use_count(whole) - 2 - sharing
+            self.others += uses(whole) - 2 - sharing
         if self._all:
             self.others = max(self.others, 0) + sharing - views
 
@@ -124,8 +147,10 @@ class Deliveries:
         """Nodes run since the first write."""
         self._notice: Notice = lambda event: None
 
-    def expect(self, spoil: Spoil, notice: Notice) -> None:
-        """A gradient is about to be written."""
+    def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Any]) -> None:
+        """A gradient is about to be written. A Function tells itself that it `ran`; only those that the program has
+        `hooked` get a hook that says so: where there is one, no Function may add to what others have handed on so far
+        (`ctx.input_grad_buffers`, torch 2.14; tests/observe/test_gradient_buffers.py)."""
         self._notice = notice
         if any(one.node is spoil.node and one.storage.cdata == spoil.storage.cdata for one in self.spoils):
             return
@@ -135,7 +160,7 @@ class Deliveries:
             for node in self._nodes:
                 gets, made = (self._way.entry(partial(one, node)) for one in (self._gets, self._made))
                 self._hooks.append(internals.hook(node.register_prehook, gets))
-                if node.next_functions:
+                if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in hooked):
                     self._hooks.append(internals.hook(node.register_hook, made))
 
     def _gets(self, node: Any, gradients: tuple[Any, ...]) -> None:
@@ -158,7 +183,7 @@ class Deliveries:
     def ran(self, node: Any, gradients: Any, made: Any) -> None:
         """The backward of a Function has returned."""
         for spoil in self.spoils:
-            if node is spoil.node and spoil.event.by == "function":
+            if node is spoil.node:
                 # For the hooks of a node the engine keeps what the node is given until it has run.
                 spoil.count(gradients if node in self._ran else (), made if isinstance(made, tuple) else (made,))
         self.returned(node, made)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe import graph, internals, outside, testimony
-from noclobber.observe.contents import Digest, all_known, differ, differs, fingerprint
+from noclobber.observe.contents import Digest, all_known, differ, differs, fingerprint, same_but_for_zeros
 from noclobber.observe.foreign_hooks import Kept
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written, tensors, written_by
 
 Parts = dict[int, list[Geometry]]
@@ -28,7 +28,7 @@ class Before:
 
     def __init__(self, function: Any, args: Iterable[Any]) -> None:
         args = list(args)
-        self._reached = [(ref(one), _digest(one)) for one in _reached(function, args)]
+        self._reached = [(internals.Weak(one), _digest(one)) for one in _reached(function, args)]
         self._nodes = [node_of(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
         self._required = [one.requires_grad for one in args if isinstance(one, torch.Tensor)]
@@ -77,7 +77,7 @@ def _digest(tensor: torch.Tensor) -> Digest:
 
 
 class Now:
-    """What a region reads when it is run anew, by storage: all of it, and what has other bytes than in forward."""
+    """What a region reads when it is run anew, by storage: all of it, and what holds other numbers than in forward."""
 
     def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], moved: list[torch.Tensor]) -> None:
         self.moved: Parts = {}
@@ -91,9 +91,9 @@ class Now:
         self._whole: dict[tuple[int, int], Digest] = {}
         """By address and size."""
         self._counts: set[int] = set()
-        other = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
-        for (key, tensor, digest), changed in zip(keys, other, strict=True):
-            if key is not None and (digest is None or changed):
+        others = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
+        for (key, tensor, digest), other in zip(keys, others, strict=True):
+            if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
                 self.changed.setdefault(key, []).append(geometry(tensor))
                 self._whole[internals.address(tensor), tensor.numel()] = digest
                 if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):
@@ -117,9 +117,9 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     what comes of tensors that were `moved` in the graph.
     """
 
-    def __init__(self, now: Now, random_is_kept: bool, *, moved: bool = False) -> None:
+    def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = now
+        self.now, self._way = now, way
         self.lost = False
         self._found, self._moved = now.moved if moved else now.changed, moved
         self._changed, self._known = set[int](), set(now.known)
@@ -129,15 +129,15 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written = written_by(func._schema)
-        several = _tensors(args) if "_foreach_" in func._schema.name else []
-        versions = [(one, version) for one in several if (version := internals.version_of(one)) is not None]
+        written = self._way.guarded(lambda: written_by(func._schema))
+        several = self._way.guarded(lambda: _tensors(args)) if written is not None and "_foreach_" in written.op else ()
+        versions = [(one, one._version) for one in several or () if not one.is_inference()]
         result = func(*args, **kwargs)
-        for tensor, version in versions if written is not None else ():
+        for tensor, version in versions:
             if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode
                 torch.autograd.graph.increment_version(tensor)
         with internals.plain():
-            self._follow(func, written, (args, kwargs), result)
+            self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
 
     def _follow(self, func: Any, written: Written | None, given: Any, result: Any) -> None:

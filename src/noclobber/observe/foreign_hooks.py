@@ -13,8 +13,9 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
-from noclobber.observe import internals, rereads, saves, testimony
+from noclobber.observe import graph, internals, registered_hooks, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, differs, fingerprint, same
+from noclobber.observe.frames import passed_over
 from noclobber.observe.memory import Reread
 from noclobber.observe.records import Geometry, geometry, moment
 from noclobber.observe.saves import Handle, Suspect
@@ -35,11 +36,15 @@ class Kept:
     to the storage tells whether that is still the same memory when an address is met again.
     """
 
-    __slots__ = ("digest", "geometry", "in_sight", "memory", "moment", "node", "place", "spare", "storage", "value")
+    __slots__ = (
+        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "place",
+        "spare", "storage", "value",
+    )  # fmt: skip
 
     value: Any
     memory: Reread | None
     """None where the hooks moved the data elsewhere, for what happens here is no matter then."""
+    key: int | None
     storage: Any
     geometry: Geometry
     digest: Digest
@@ -48,8 +53,14 @@ class Kept:
     place: Place | None
     spare: Handle | None
     """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
+    filled_last: bool
     in_sight: bool
     """Whether their pack hook returned tensors, and no index or file name that stands for one."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether their hooks moved the data elsewhere."""
+        return self.memory is None
 
 
 def arm(recorder: Recorder, way: Way) -> None:
@@ -77,6 +88,8 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
     way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
+    if recorder.watching:
+        registered_hooks.arm(recorder, way)
 
 
 def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
@@ -134,7 +147,7 @@ def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[
         return tensor
 
     _wrapping[pack_and_keep] = pack, unpack
-    return pack_and_keep, unpack_and_compare
+    return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
 def _read(recorder: Recorder, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -165,7 +178,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     kept = Kept()
     kept.value, kept.place, kept.node = value, place, internals.next_node() - 1
     kept.geometry, kept.moment = geometry(tensor), moment()
-    kept.memory, kept.digest = None, None
+    kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
     tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
     kept.in_sight, kept.spare = bool(tensors), None
     if not tensors or any(internals.storage_key(one) == key for one in tensors):
@@ -178,6 +191,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     if recorder.keeping and kept.memory is not None and tensors:
         kept.spare = saves.handle_of(tensor, kept.node, place, kept.digest)
         recorder.live.unsorted.append(ref(kept.spare))
+    recorder.thread.packed.append(ref(kept))
     recorder.thread.history.nodes.append(kept.node)
     recorder.thread.history.places.append(place)
     return kept
@@ -206,7 +220,7 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
     current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
-    if not testimony.is_read(kept, node):
+    if not testimony.is_other(kept, node, tensor, kept.digest):
         return
     call = recorder.here()
     if isinstance(digest, OnDevice) and call is not None:
@@ -239,7 +253,7 @@ def _clobber(
     backward, when, is_compared = recorder.reading(), kept.moment, kept.digest is not None
     field, name = testimony.field_of(kept, node), node.name() if node is not None else ""
     unnamed = testimony.unnamed(tensor)
-    is_output, place = testimony.is_output(field, node), site_of(kept.place)
+    is_output, place = graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
         still = shown()

@@ -70,7 +70,7 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     way.patches.put(Function, "apply", classmethod(apply))
     _on_attributes(way, calls, kept)
-    stashes.around_backward(recorder, way, kept)
+    recorder.customs.watch(way, kept.begins)
     recorder.calls.watch(way, writers.backward_begins)
 
 

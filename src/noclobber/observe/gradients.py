@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
 """The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
-hooks of a module keep it and are called later (torch 2.13; tests/observe/test_gradient_writes.py)."""
+hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/test_gradient_writes.py)."""
 _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 
@@ -37,7 +38,8 @@ def arm(recorder: Recorder, way: Way) -> None:
     patches.on_backward_hooks(way, gradients.registered)
     recorder.calls.watch(way, gradients.begin)
     if recorder.watching:
-        patches.wrap_custom_backward(way, gradients.around_function)
+        recorder.customs.watch(way, gradients.function_begins)
+        patches.on_function_hooks(way, gradients.function_hooked)
 
 
 class Gradients:
@@ -47,6 +49,8 @@ class Gradients:
         self._recorder, self._way = recorder, way
         self._looking = way.entry(self._look)
         self._places: dict[CodeType, Place | None] = {}
+        self._hooked: WeakSet[Any] = WeakSet()
+        """The nodes of Functions on which the program registered hooks that get what they have made."""
         self._given: list[Spoil] = []
         """Gradients that the program passed to a backward and that were overwritten in it."""
 
@@ -58,6 +62,10 @@ class Gradients:
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
         if isinstance(code, CodeType):
             self._places[code] = caller(2)
+
+    def function_hooked(self, node: Any) -> None:
+        """The program registers a hook on the node of a Function, to get what that has made."""
+        self._hooked.add(node)
 
     def begin(self, call: Backward) -> End | None:
         """A backward begins: listen to all writes until it has ended."""
@@ -88,20 +96,21 @@ class Gradients:
             call = call.outer
         return found
 
-    def around_function(self, native: Any) -> Callable[..., Any]:
+    def function_begins(self, function: Any, args: tuple[Any, ...]) -> Callable[[Any], None]:
         """What a custom Function returns may be what it was given: then that is how others come by it."""
 
-        def apply(function: Any, *args: Any) -> Any:
-            result = native(function, *args)
-            self._way.guarded(lambda: self._ran(function, args, result))
-            return result
+        let_go = deliveries.hold(args) if deliveries.HOLDS else None
 
-        return apply
+        def ran(result: Any) -> None:
+            try:
+                for run in self._under_way() if result is not None else ():
+                    if run.spoils:
+                        run.ran(function, args, result)
+            finally:
+                if let_go is not None:
+                    let_go()
 
-    def _ran(self, function: Any, args: Any, result: Any) -> None:
-        for run in self._under_way():
-            if run.spoils:
-                run.ran(function, args, result)
+        return ran
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         if frame.f_code.co_name == _ENGINE or (node := internals.current_node()) is None:
@@ -121,7 +130,7 @@ class Gradients:
         by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
         kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
         # The call that writes holds what it is given at least once.
-        alone = internals.use_count(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
+        alone = deliveries.uses(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
         if alone and deliveries.holders(given) <= 1 + (tensor is not given):
             return
         user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)
@@ -145,7 +154,7 @@ class Gradients:
         passed = {id(one): one for run in under_way for one in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))
         for run in under_way:
-            run.expect(spoil, recorder.notice)
+            run.expect(spoil, recorder.notice, self._hooked)
 
     def _finish(self, run: Deliveries, result: Any) -> None:
         run.finish(result)

@@ -86,27 +86,75 @@ def source_of(node: Any, field: str) -> tuple[Any, int]:
     return edges[max(positions)] if positions else (None, 0)
 
 
+def output_of(node: Any, field: str) -> int | None:
+    """Which of its operator's results a node keeps under a name, as autograd counts them; None for anything else.
+
+    It counts the results that have a gradient (derivatives.yaml). Only the permutation of `linalg_lu` has none and
+    comes before others (torch 2.13; tests/conformance/test_results.py).
+    """
+    name = node.name() if node is not None else ""
+    number = _results(name).get(field)
+    return number - 1 if number and name.startswith("LinalgLuBackward") else number
+
+
+def has_gradient(node: Any, output: int) -> bool:
+    """Whether a result of a node's operator has a gradient; those that have none are counted last."""
+    return output < len(node._input_metadata)
+
+
 @cache
 def _arguments(node: str) -> dict[str, set[int]]:
-    """Where a node's operator has its tensor arguments, by name: "ConvolutionBackward0" is of `aten::convolution`.
+    """Where a node's operator has its tensor arguments, by name.
 
     An argument that is a number in one overload and a tensor in another leaves several places for those behind it.
     """
-    operator, found = re.sub(r"Backward\d*$", "", node).lower(), dict[str, set[int]]()
+    found = dict[str, set[int]]()
+    for schema in _schemas(node):
+        tensors = [one.name for one in schema.arguments if str(one.type) in ("Tensor", "Optional[Tensor]")]
+        for position, one in enumerate(tensors):
+            found.setdefault(one, set()).add(position)
+    return found
+
+
+@cache
+def _results(node: str) -> dict[str, int]:
+    """Where a node's operator has its results, by the names of derivatives.yaml: "values", or "result1" without one."""
+    found = dict[str, int]()
+    for schema in _schemas(node):
+        if not schema.is_mutable:
+            given = {one.name for one in schema.arguments}
+            several = len(schema.returns) > 1
+            names = [one.name or f"result{position if several else ''}" for position, one in enumerate(schema.returns)]
+            found |= {name: position for position, name in enumerate(names) if name not in given}
+    return found
+
+
+def _schemas(node: str) -> Iterator[Any]:
+    """The schemas of a node's operator: "ConvolutionBackward0" is of `aten::convolution`."""
+    for base, overload in _overloads().get(re.sub(r"Backward\d*$", "", node).lower(), ()):
+        yield getattr(getattr(torch.ops.aten, base), overload)._schema
+
+
+@cache
+def _overloads() -> dict[str, list[tuple[str, str]]]:
+    """All overloads of aten that are not in place, by the operator's name in lowercase without underscores."""
+    found = dict[str, list[tuple[str, str]]]()
     for name in internals.operator_names():
         base, _, overload = name.removeprefix("aten::").partition(".")
-        if base.replace("_", "").lower() == operator and not base.endswith("_"):
-            schema = getattr(getattr(torch.ops.aten, base), overload or "default")._schema
-            tensors = [one.name for one in schema.arguments if str(one.type) in ("Tensor", "Optional[Tensor]")]
-            for position, one in enumerate(tensors):
-                found.setdefault(one, set()).add(position)
+        if name.startswith("aten::") and not base.endswith("_"):
+            found.setdefault(base.replace("_", "").lower(), []).append((base, overload or "default"))
     return found
 
 
 def content(saved: Saved) -> Any:
     """The saved tensor, or what a pack hook returned for it; None once released."""
+    return content_of(saved.raw)
+
+
+def content_of(raw: Any) -> Any:
+    """The same of PyTorch's SavedTensor."""
     try:
-        return saved.raw.data
+        return raw.data
     except RuntimeError:
         return None
 

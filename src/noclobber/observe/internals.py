@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.observe import releases
 
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
@@ -26,7 +28,8 @@ def private(name: str) -> Any:
     try:
         return operator.attrgetter(name)(torch)
     except AttributeError:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`") from None
+        supported = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
+        raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`; {supported}") from None
 
 
 def _not_yet(*_: Any) -> Any:
@@ -37,14 +40,22 @@ def _nothing_is(_: str) -> bool:
     return False
 
 
+Thing = TypeVar("Thing")
+
+
+class Weak(weakref.ref[Thing]):
+    """A weak reference of noclobber's own to a tensor of the program, which is not to notice it (swapping.py)."""
+
+    __slots__ = ()
+
+
 # What everything stands on: without one of these nothing can be watched. `require` looks them up.
 C: Any = torch._C
 next_node: Callable[[], int] = _not_yet
 """The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
 address: Callable[[torch.Tensor], int] = _not_yet
 """Not by its name on a tensor, which may be replaced while noclobber is on (aliases.py)."""
-storage: Callable[[torch.Tensor], Any] = _not_yet
-"""A storage's Python object, which is there as long as the storage: weak references to it tell when that dies."""
+_storage: Callable[[torch.Tensor], Any] = _not_yet
 _storage_ref: Callable[[Any], Any] = _not_yet
 _data: Any = _not_yet
 _cdata: Any = _not_yet
@@ -69,11 +80,10 @@ _eval_frame: Any = _not_yet
 _put_aside: Callable[[str, Any], None] = _not_yet
 _is_aside: Callable[[str], bool] = _nothing_is
 _aside: Callable[[str], Any] = _not_yet
-_take_aside: Callable[[str], None] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
-    "storage": "_C.TensorBase.untyped_storage",
+    "_storage": "_C.TensorBase.untyped_storage",
     "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
     "_data": "_C.TensorBase.data",
     "_cdata": "_C.TensorBase._cdata",
@@ -95,7 +105,6 @@ _REQUIRED = {
     "_put_aside": "_C._stash_obj_in_tls",
     "_is_aside": "_C._is_key_in_tls",
     "_aside": "_C._get_obj_in_tls",
-    "_take_aside": "_C._remove_obj_from_tls",
 }
 
 # The spare key, for which a TorchDispatchMode stands in where a release lacks any of it.
@@ -149,11 +158,8 @@ def backward_call() -> Any:
 
 
 def set_backward_call(call: Any) -> None:
-    """Say which backward call this thread makes; None for no call."""
-    if call is not None:
-        _put_aside(_CALL, call)
-    elif _is_aside(_CALL):
-        _take_aside(_CALL)
+    """Say which backward call this thread makes; None for no call. It stays: torch 2.12 can't take it away again."""
+    _put_aside(_CALL, call)
 
 
 def take(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,7 +201,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _identity(tensor: torch.Tensor) -> int | None:
     try:
-        return int(storage(unwrapped(tensor))._cdata)
+        return int(storage(tensor)._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
@@ -207,13 +213,22 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def storage(tensor: torch.Tensor) -> Any:
+    """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies.
+
+    A lazy parameter's class refuses to be asked (torch 2.13; tests/observe/test_lazy_modules.py), so it is not.
+    """
+    with plain():
+        return _storage(unwrapped(tensor))
+
+
 def storage_ref(tensor: torch.Tensor) -> Any:
     """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
 
     Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
     not forbid `swap_tensors` (torch 2.13; tests/observe/test_untracked.py).
     """
-    return _storage_ref(storage(unwrapped(tensor)))
+    return _storage_ref(storage(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
@@ -331,33 +346,6 @@ def when_backward_ends(function: Callable[[], None]) -> None:
     private("autograd.Variable._execution_engine").queue_callback(function)
 
 
-def saved_tensor(tensor: torch.Tensor) -> Any:
-    """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
-    if hasattr(C._autograd, "_make_saved_tensor"):
-        return C._autograd._make_saved_tensor(tensor, is_output=False)
-    return _SavedByNode(tensor)
-
-
-class _SavedByNode:
-    """Stands in on torch 2.10, which makes a save nowhere but in a node."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
-        with torch.enable_grad(), unlogged(), no_modes(), plain():
-            self._made = apply(tensor)  # not its node: that lives as long as this
-
-    def unpack(self) -> torch.Tensor:
-        (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
-        return cast(torch.Tensor, tensor)
-
-
-class _Saving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tensor)
-        return tensor.new_empty(0)
-
-
 def counting() -> AbstractContextManager[None]:
     """Below a dispatch mode, let what runs inside move version counters: gloo gathers with a counted `copy_`."""
     guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)
@@ -373,11 +361,6 @@ def library(namespace: str) -> Any:
 def takes_numbers(operator: str) -> bool:
     """Whether the overloads of an operator ("aten::add_") take a Python number where their schema says Tensor."""
     return _takes_numbers(operator.partition("::")[2])
-
-
-def extension_name() -> str:
-    """What a device that PyTorch does not bring itself is called."""
-    return str(C._get_privateuse1_backend_name())
 
 
 def operator_names() -> list[str]:

@@ -54,7 +54,7 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
                 kept = _copy(alias)
                 copies.append((alias, kept))
                 recorder.kept(noted, handle, internals.storage(kept).nbytes())
-            if handle.digest is not None and kept.stride() != alias.stride():
+            if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
                 handle.digest = fingerprint(kept)  # which is of bytes in their order
         # Nothing of the save needs the old memory now, which is to go when the program lets it go.
         suspect.kept = handle.alias = kept
@@ -64,6 +64,8 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the same layout but for gaps: each element once, also where the tensor is expanded."""
+    if tensor.is_nested:
+        return tensor.clone()
     shape = tensor.shape
     for dimension, stride in enumerate(tensor.stride()):
         if stride == 0:
@@ -141,8 +143,8 @@ def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: tor
 
 def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torch.Tensor | None:
     """The place of `alias` in the copy of another tensor; None unless that one holds all of it, without a gap."""
-    marked = any(one.is_conj() or one.is_neg() for one in (copied, alias))
-    if marked or copied.dtype != alias.dtype or not copied.is_contiguous():
+    special = any(one.is_conj() or one.is_neg() or one.is_nested for one in (copied, alias))
+    if special or copied.dtype != alias.dtype or not copied.is_contiguous():
         return None
     offset = alias.storage_offset() - copied.storage_offset()
     last = offset + sum((size - 1) * stride for size, stride in zip(alias.shape, alias.stride(), strict=True))

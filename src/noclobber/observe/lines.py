@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from noclobber.model.source import Owner, owner_of
+from noclobber.model.source import Owner, is_settled, owner_of
 from noclobber.observe.sites import Place, place_of
 
 gettrace = sys.gettrace
@@ -54,6 +54,10 @@ class Lines:
         """Follow nothing any more, and leave the interpreter as it was."""
         self._engine.end()
 
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        """What the interpreter calls, wherever it is."""
+        return self._engine.callbacks()
+
     def is_ours(self, tracer: object) -> bool:
         """Whether what `sys.gettrace` gives is ours."""
         return isinstance(self._engine, _Traced) and tracer is self._engine.trace
@@ -73,6 +77,7 @@ class Lines:
 class _Engine(Protocol):
     """How the interpreter tells where it is."""
 
+    def callbacks(self) -> tuple[Callable[..., Any], ...]: ...
     def follows(self) -> bool: ...
     def start(self, frame: FrameType) -> bool: ...
     def stop(self) -> None: ...
@@ -83,9 +88,13 @@ _user_files: dict[str, bool] = {}
 
 
 def _is_users(code: CodeType) -> bool:
-    known = _user_files.get(code.co_filename)
+    path = code.co_filename
+    known = _user_files.get(path)
     if known is None:
-        known = _user_files[code.co_filename] = owner_of(code.co_filename) is Owner.USER
+        owner = owner_of(path)
+        known = owner is Owner.USER
+        if is_settled(path, owner):
+            _user_files[path] = known
     return known
 
 
@@ -97,6 +106,9 @@ class _Traced:
         self._on = False
         self._in_frame: Any = _guarded(self._event, failed)
         self.trace: Any = _guarded(_of_users_only(self._called), failed)
+
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        return self.trace, self._event
 
     def follows(self) -> bool:
         return self._on and gettrace() is self.trace
@@ -186,6 +198,9 @@ class _Monitored:
         self._idle = 0
         self._tool: int | None = None
         self._monitoring: Any = vars(sys).get("monitoring")  # not by its name, which Python 3.11 does not have
+
+    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+        return self._line, self._entered, self._left
 
     def follows(self) -> bool:
         return self._on

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from noclobber.observe import internals
+from noclobber.observe.frames import frame_above
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import record
 from noclobber.observe.sites import place_of
@@ -58,7 +59,8 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
             without_storage(WITHOUT_STORAGE)
             return None
         after = untold.before(written, tensor, key, frame_of(1)) if taken or not tracking() else None
-        if attentive and (frame := frame_of(1).f_back) is not None:
+        if attentive:
+            frame = frame_above(2)
             for look in tuple(attentive):
                 look(written, tensor, key, frame)
         in_graph = tensor.requires_grad

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe import internals
+from noclobber.observe import internals, own_saves
 
 
 def of_saves() -> None:
@@ -90,7 +90,7 @@ def of_use_counts() -> None:
         tensor = torch.zeros(2, device="cpu")
         alone, storage = internals.use_count(tensor), internals.storage(tensor)
         one = internals.storage_holders(storage._cdata)
-        saved = internals.saved_tensor(tensor)
+        saved = own_saves.make(tensor)
         shared = tensor.detach()
         two = internals.storage_holders(storage._cdata)
         _holds(alone == 1 and internals.use_count(tensor) == 2, "Python's reference counts one, and a save another")

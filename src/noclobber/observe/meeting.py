@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import ref
 
 import torch
 
@@ -11,7 +10,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Handle, Suspect, is_result
+from noclobber.observe.saves import Argument, Handle, Suspect
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -26,6 +25,15 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the counter
     of its saves; one made from `.data` or wrapped in a Parameter may have its own.
     """
+    # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses the
+    # write to a view at once, and asking that for its node may raise something else.
+    producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
+    number = None if producer is None else producer._sequence_nr()
+    for handle in handles if number is not None else ():
+        if handle() is tensor and (handle.node != number or isinstance(handle, Argument)):
+            if not isinstance(handle.version, Suspect):
+                handle.version = Suspect(handle.version)
+            handle.version.refuses = refusals.DETACHED
     preserving = recorder.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
@@ -38,7 +46,7 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         if base is not None and (marked.base is None or marked.base() is None) and handle() is None:
-            marked.base = ref(base)
+            marked.base = internals.Weak(base)
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
             with internals.no_modes():
                 handle.digest = fingerprint(handle.alias)
@@ -48,8 +56,6 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
             written.append(entry)
         else:
             written[-1] = entry
-    if noted.written.detaches:
-        _forbid_detached(tensor, handles)
     if recorder.keeping:
         keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
@@ -63,16 +69,3 @@ def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:
         refusals.remember(error, found[0])
         recorder.tell(found, error)
         raise error
-
-
-def _forbid_detached(tensor: torch.Tensor, handles: list[Handle]) -> None:
-    """PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp)."""
-    if tensor._is_view():
-        return  # PyTorch refuses that at once, and asking for its node may raise something else
-    producer = tensor.grad_fn
-    if producer is None:
-        return
-    for handle in handles:
-        marked = handle.version
-        if handle.tensor() is tensor and not is_result(handle, producer._sequence_nr()) and isinstance(marked, Suspect):
-            marked.refuses = refusals.DETACHED

@@ -14,6 +14,7 @@ from noclobber.model.events import Step, Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals, saves
+from noclobber.observe.filling import Packed
 from noclobber.observe.records import ELSEWHERE, Backward, Record
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import WriteMode
@@ -30,7 +31,7 @@ class Reread:
 
     def __init__(self, key: int, tensor: torch.Tensor) -> None:
         self.alias = key
-        self.tensor = ref(tensor)
+        self.tensor = internals.Weak(tensor)
         self.version = internals.version_of(tensor) or 0
 
 
@@ -52,6 +53,8 @@ class Thread(threading.local):
         self.muted = False
         self.given: list[list[Any]] = []
         """What the custom Functions whose forward is under way were given, innermost last (undeclared.py)."""
+        self.packed: deque[ref[Packed]] = deque(maxlen=8)
+        """The last saves that hooks other than noclobber's were given."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.backwards = [] if internals.backward_call() is None else [ELSEWHERE]
@@ -89,9 +92,10 @@ class Memory:
         self.aliases: Watch | None = None
         """Who watches over saves whose memory foreign code may hold, where contents are watched."""
         self.thread = Thread()
-        unlocked_in_child(self._unlock)
+        unlocked_in_child(self)
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
         self._pruning = threading.Lock()
 
     def prune(self, needed: Callable[[int], bool]) -> None:

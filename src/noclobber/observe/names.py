@@ -11,7 +11,9 @@ import torch
 
 from noclobber.model.events import Kind
 from noclobber.model.source import Owner, owner_of
+from noclobber.observe import internals
 from noclobber.observe.internals import backward_call, storage_key
+from noclobber.observe.records import geometry, strided
 
 _MOST_FRAMES = 40
 _MOST_VALUES = 400
@@ -29,28 +31,30 @@ def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = Non
 
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
-    if key is None:
-        return None
+    with internals.plain():
+        return None if key is None else _found(tensor, key, frame or sys._getframe(1))
+
+
+def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
     best: Name | None = None
-    for one in _user_frames(frame or sys._getframe(1)):
+    where = _place(tensor)
+    for one in _user_frames(frame):
         for label, value in _values(one):
             if isinstance(value, torch.nn.Module):
                 found = _in_module(label, value, key)
                 if found is not None:
                     return found
             elif best is None and isinstance(value, torch.Tensor):
-                if value is tensor or (_is_on(value, key) and _same_place(value, tensor)):
+                if value is tensor or (where is not None and _is_on(value, key) and _place(value) == where):
                     best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
                 elif _is_on(_gradient(value), key):
                     best = Name(f"{label}.grad", "tensor")
     return best
 
 
-def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    try:
-        return one.shape == other.shape and one.storage_offset() == other.storage_offset()
-    except (RuntimeError, NotImplementedError):
-        return False
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:
+    known = strided(geometry(tensor))
+    return None if known is None else known[:2]
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -36,15 +36,15 @@ def kernel(op: Any, name: str) -> Callable[..., Any]:
     below = internals.KEYS_BELOW
 
     def compared(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(name, args, kwargs, lambda: op.redispatch(keys & below, *args, **kwargs))
+        after = _around(name, args, kwargs) if _around is not None else None
+        result = op.redispatch(keys & below, *args, **kwargs)
+        if after is not None:
+            after()
+        return result
 
     return compared
 
 
-def around(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-    """Make a call of such an operator."""
-    after = _around(name, args, kwargs) if _around is not None else None
-    result = call()
-    if after is not None:
-        after()
-    return result
+def before(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
+    """Such an operator is about to run by other ways; what is returned is called after it."""
+    return _around(name, args, kwargs) if _around is not None else None

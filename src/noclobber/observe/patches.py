@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noclobber.observe import internals
+from noclobber.observe.frames import passed_over
 
 if TYPE_CHECKING:
     from noclobber.observe.ways import Way
@@ -27,7 +28,7 @@ class Patches:
 
     def put(self, owner: type | ModuleType, name: str, value: Any) -> None:
         """Set `owner.name`, remembering what the owner itself held (nothing, where it only inherits the name)."""
-        self._made.append((owner, name, vars(owner).get(name, _ABSENT), value))
+        self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
         setattr(owner, name, value)
 
     def undo(self) -> None:
@@ -90,14 +91,19 @@ def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
     way.patches.put(type(torch.ops), "load_library", then_rescan(type(torch.ops).load_library))
 
 
-def around_disabled_hooks(way: Way, withdraw: Callable[[], None], put_back: Callable[[], None]) -> None:
-    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards."""
+def around_disabled_hooks(
+    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], Any]
+) -> None:
+    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards. `ours` gives the
+    pair of this thread."""
     autograd = internals.private("_C._autograd")
     disable = internals.private("_C._autograd._saved_tensors_hooks_disable")
     enable = internals.private("_C._autograd._saved_tensors_hooks_enable")
 
     def _saved_tensors_hooks_disable(*args: Any, **kwargs: Any) -> None:
         way.guarded(withdraw)
+        if not way.on and (pair := ours()) is not None and internals.top_hooks(True) == pair:
+            internals.pop_hooks()  # PyTorch would refuse
         disable(*args, **kwargs)
 
     def _saved_tensors_hooks_enable() -> None:
@@ -141,32 +147,6 @@ def on_saved_tensors(way: Way, restore: Callable[[Any, tuple[Any, ...]], tuple[A
     way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
 
 
-def around_custom_backward(way: Way, listen: Callable[[], Callable[[], None] | None]) -> None:
-    """Call `listen` before the backward of every custom Function, the only Python that autograd calls unasked; and
-    what that returns after it."""
-
-    def around(native: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(self: Any, *args: Any) -> Any:
-            end = way.guarded(listen)
-            try:
-                return native(self, *args)
-            finally:
-                if end is not None:
-                    end()
-
-        return apply
-
-    wrap_custom_backward(way, around)
-
-
-def wrap_custom_backward(way: Way, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the methods by which the engine runs the backward of a custom Function."""
-    owner = internals.private("autograd.function.BackwardCFunction")
-    for name in ("apply", "apply_boxed"):
-        if hasattr(owner, name):
-            way.patches.put(owner, name, wrap(getattr(owner, name)))
-
-
 _HOOKS = (
     (torch.Tensor, "register_hook"),
     (torch.Tensor, "register_post_accumulate_grad_hook"),
@@ -181,6 +161,18 @@ def on_backward_hooks(way: Way, registered: Callable[[Any], None]) -> None:
     """Call `registered` with the code of its own that the program registers to run in the midst of a backward."""
     for owner, name in _HOOKS:
         way.patches.put(owner, name, _telling(vars(owner)[name], way.entry(registered)))
+
+
+def on_function_hooks(way: Way, registered: Callable[[Any], None]) -> None:
+    """Call `registered` with the node of a Function on which the program registers a hook that runs after it."""
+    owner: Any = torch.autograd.function.BackwardCFunction
+    method, told = owner.register_hook, way.entry(registered)
+
+    def register_hook(node: Any, *args: Any, **kwargs: Any) -> Any:
+        told(node)
+        return method(node, *args, **kwargs)
+
+    way.patches.put(owner, "register_hook", functools.wraps(method)(register_hook))
 
 
 def _telling(method: Callable[..., Any], registered: Callable[[Any], object]) -> Callable[..., Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
@@ -17,36 +15,30 @@ from noclobber.model.live_saves import LiveSaves
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
 from noclobber.observe import (
-    again,
-    aliases,
-    assigning,
     backward_calls,
     changed_saves,
-    checkpoints,
-    foreign_hooks,
-    functions,
-    gradients,
+    custom_backwards,
+    filling,
     internals,
     keeping,
     log,
     meanings,
     meeting,
-    patches,
     refusals,
     replaced,
     saves,
-    steps,
-    undeclared,
+    seeing,
     writes,
 )
 from noclobber.observe.backward_calls import BackwardCalls
 from noclobber.observe.contents import Contents
+from noclobber.observe.custom_backwards import CustomBackwards
 from noclobber.observe.memory import Memory
 from noclobber.observe.records import Backward, Record
 from noclobber.observe.saves import Handle, Needed
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.untracked import Untold
-from noclobber.observe.ways import Way, lost
+from noclobber.observe.ways import Way
 
 
 class Listener(Protocol):
@@ -73,7 +65,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
-        self.watching = False
+        self.armed = self.watching = False
         self.contents: Contents | None = None
         self.stop_writes = False
         self.keeping = False
@@ -92,6 +84,7 @@ class Recorder:
         self.memory = Memory()
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
+        self.customs = CustomBackwards()
         self.meet = partial(meeting.meet, self)
         """A write met live saves of its storage."""
         self.unseen: dict[str, int] = {}
@@ -106,28 +99,27 @@ class Recorder:
         """What everything else stands on. A failure there costs no more than the save, write or call that failed."""
         self._entered = 0
         self._armings = 0
-        unlocked_in_child(self._unlock)
+        unlocked_in_child(self)
 
-    def _unlock(self) -> None:
-        self._counting = threading.Lock()
+    def unlock(self) -> None:
+        """Take a new lock, which nobody holds."""
+        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
 
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
         internals.require()
-        self.watching = watching
+        self.armed, self.watching = True, watching
         self.contents = Contents() if contents else None
         self.core = Way("some saves and writes", self.has_failed, lasting=True)
         try:
             meanings.of_saves()
             self.by_key = writes.key_answers() if by_key is None else by_key
             self._arm_core()
-        except Exception as failure:
+        except Exception:
             self.disarm()
-            if isinstance(failure, UnsupportedTorch):
-                raise
-            raise UnsupportedTorch(f"noclobber cannot watch: {lost('', failure).why}") from failure
-        for name, arm in ALWAYS + WATCHING if watching else ALWAYS:
-            way = Way(name, self.has_failed)
+            raise
+        for name, arm, lasting in seeing.ALWAYS + seeing.WATCHING if watching else seeing.ALWAYS:
+            way = Way(name, self.has_failed, lasting=lasting)
             self._ways.append(way)
             way.arm(partial(arm, self))
         self._armings += 1
@@ -139,30 +131,28 @@ class Recorder:
         else:
             before = log.every_write(self.memory, partial(self.not_seen, log.WITHOUT_STORAGE))
         core = self.core
-        writes.connect(
-            writes.Sink(
-                before, core.entry(partial(refusals.write_failed, self)), core.entry(self.views_made), core.fail
-            )
-        )
+        failed, filled = core.entry(partial(refusals.write_failed, self)), core.entry(partial(filling.filled, self))
+        writes.connect(writes.Sink(before, failed, core.entry(self.views_made), core.fail, filled))
         backward_calls.arm(self, core)
+        custom_backwards.arm(self, core)
 
     def disarm(self, *, forget: bool = True) -> None:
         """Stop seeing and put PyTorch back as it was found; `forget` what was seen, unless it is to go on otherwise."""
-        self.core.guarded(lambda: self.keep(False))
-        self.core.guarded(self.leave)
-        writes.disconnect()
+        guarded = self.core.guarded
+        guarded(lambda: self.keep(False))
+        guarded(self.leave)
+        guarded(writes.disconnect)
         for way in (*reversed(self._ways), self.core):
-            way.end()
+            guarded(way.end)
         self._ways.clear()
-        self.watching = self.stop_writes = self.keeping = self.python_in_backward = False
+        self.armed = self.watching = self.stop_writes = self.keeping = self.python_in_backward = False
         self.careful = 0
         self.attentive.clear()
         self._attending.clear()
         self.contents = None
         if forget:
-            self.memory.forget()
-            self.untold.forget()
-            self.replaced.forget()
+            for one in (self.memory, self.untold, self.replaced):
+                guarded(one.forget)
             self.unseen, self.lost = {}, {}
 
     def keep(self, keeping: bool) -> None:
@@ -241,19 +231,22 @@ class Recorder:
         thread = self.thread
         if not thread.entered:
             return
+        # What PyTorch knows of us goes first, whatever may fail after it.
+        hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
         thread.entered = thread.muted = False
+        thread.hooks = thread.withdrawn = thread.mode = thread.step = None
+        if self.by_key:
+            internals.include(internals.KEY, False)
+        elif mode is not None:
+            writes.leave_mode(mode)
+        if hooks is not None and not withdrawn:
+            if internals.top_hooks(True) == hooks:
+                internals.pop_hooks()
+            else:
+                internals.remove_hooks(saves.are_ours)
         with self._counting:
             self._entered -= 1
-        thread.step = None
         self.versions_preserved(-thread.preserving)
-        if self.by_key:
-            internals.set_key(False)
-        elif thread.mode is not None:
-            writes.leave_mode(thread.mode)
-            thread.mode = None
-        if thread.hooks is not None and thread.withdrawn is None:
-            internals.remove_hooks(saves.are_ours)
-        thread.hooks = thread.withdrawn = None
 
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
@@ -304,12 +297,14 @@ class Recorder:
 
     def not_seen(self, what: str) -> None:
         """Count something for the report's coverage."""
-        self.unseen[what] = self.unseen.get(what, 0) + 1
+        with self._counting:
+            self.unseen[what] = self.unseen.get(what, 0) + 1
 
     def has_failed(self, lost: Lost) -> None:
         """A way of seeing is lost, or failed once. Says so, however often it does."""
-        times = self.lost.get(lost, 0)
-        self.lost[lost] = times + 1
+        with self._counting:
+            times = self.lost.get(lost, 0)
+            self.lost[lost] = times + 1
         for listener in () if times else self.listeners:
             listener.failed(lost)
 
@@ -337,58 +332,6 @@ class Recorder:
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)
 
-
-def _threads(recorder: Recorder, way: Way) -> None:
-    patches.around_threads(way, recorder.enter, recorder.leave)
-
-
-def _operators(recorder: Recorder, way: Way) -> None:
-    patches.on_new_operators(way, writes.rescan)
-
-
-def _custom_backward(recorder: Recorder, way: Way) -> None:
-    patches.around_custom_backward(way, partial(backward_calls.listen, recorder))
-
-
-def _saved_tensors(recorder: Recorder, way: Way) -> None:
-    patches.on_saved_tensors(way, saves.originals)
-
-
-def _untracked(recorder: Recorder, way: Way) -> None:
-    recorder.untold.arm(way)
-
-
-def _preserved_versions(recorder: Recorder, way: Way) -> None:
-    patches.in_preserved_versions(way, recorder.versions_preserved)
-
-
-def _transforms(recorder: Recorder, way: Way) -> None:
-    patches.around_disabled_hooks(way, recorder.withdraw, recorder.put_back)
-
-
-ALWAYS: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
-    ("threads that the program starts", _threads),
-    ("operators that the program defines", _operators),
-    ("custom Functions in backward", _custom_backward),
-    ("writes into gradients", gradients.arm),
-    ("saves under the program's own saved-tensor hooks", foreign_hooks.arm),
-    ("optimizer steps", steps.arm),
-)
-"""The ways of seeing that are armed whenever anybody listens, in this order; what each is called in a report."""
-WATCHING: tuple[tuple[str, Callable[[Recorder, Way], None]], ...] = (
-    ("saves that a backward with create_graph makes of its inputs", again.arm),
-    ("what ctx.saved_tensors gives", _saved_tensors),
-    ("assignments to `.data`", assigning.arm),
-    ("writes that autograd does not know of", _untracked),
-    ("tensors that a write replaced", replaced.arm),
-    ("memory that other code holds (numpy, DLPack)", aliases.arm),
-    ("checkpoint regions", checkpoints.arm),
-    ("custom Functions", functions.arm),
-    ("custom operators", undeclared.arm_operators),
-    ("blocks that put version counters back", _preserved_versions),
-    ("torch.func transforms", _transforms),
-)
-"""Those that are armed where saves are watched."""
 
 RECORDER = Recorder()
 """The one of this process: dispatch keys, hooks and patches are process-wide or thread-wide, never per watch."""

@@ -21,6 +21,7 @@ moment: Callable[[], int] = count(1).__next__
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
+Strided = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Record(NamedTuple):
@@ -74,10 +75,47 @@ _new = tuple.__new__
 
 def geometry(tensor: torch.Tensor) -> Geometry:
     """The geometry of a tensor."""
+    offset: Any
     try:
-        return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
-    except (RuntimeError, NotImplementedError):
-        return (None, tensor.shape, None, tensor.dtype)
+        offset = tensor.storage_offset()
+        return (offset, tensor.shape, tensor.stride(), tensor.dtype)
+    except Exception:  # sparse and nested tensors, lazy parameters, subclasses that compute their sizes
+        return _without_strides(tensor)
+
+
+def _without_strides(tensor: torch.Tensor) -> Geometry:
+    """The geometry of a tensor that does not tell its strides: of a nested one, where it has no gaps, its elements'."""
+    with internals.plain():
+        if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
+            offset: Any = tensor.storage_offset()
+            return (offset, torch.Size((tensor.numel(),)), (1,), tensor.dtype)
+        return (None, torch.Size(shape_of(tensor)), None, tensor.dtype)
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape; empty where a tensor has none in numbers: nested ones, and those that are traced with symbols.
+
+    (torch 2.13; tests/observe/test_nested.py, test_unreadable.py)
+    """
+    try:
+        with internals.plain():
+            sizes = tuple(_shape.__get__(tensor))
+    except Exception:  # a subclass computes its sizes itself
+        return ()
+    return sizes if all(type(size) is int for size in sizes) else ()
+
+
+_shape: Any = torch.Tensor.shape
+
+
+def strided(geometry: Geometry | None) -> Strided | None:
+    """The same in numbers; None without strides, and while sizes are symbols, which must not be asked for a number."""
+    if geometry is None:
+        return None
+    offset, shape, strides, dtype = geometry
+    if offset is None or strides is None or not all(type(one) is int for one in (offset, *shape, *strides)):
+        return None
+    return (offset, shape, strides, dtype)
 
 
 def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe import graph, internals
+from noclobber.observe.frames import frame_above
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward
-from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
+from noclobber.observe.records import Backward, shape_of
+from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.writes import Written, tensors
 
@@ -75,7 +73,7 @@ def write_failed(
     """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
-        frame = sys._getframe(2)
+        frame = frame_above(2)
         refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
         remember(error, refusal)
         for listener in recorder.listeners:
@@ -89,7 +87,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         return Refusal(message, site, op)
     name = name_of(tensor, internals.storage_key(tensor), frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    about = Tensor(tuple(tensor.shape), dtype, str(tensor.device), name and name.text, name.kind if name else "tensor")
+    shape, kind = shape_of(tensor), name.kind if name else "tensor"
+    about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     return Refusal(message, site, op, about, _created(tensor, message, memory))
 
 
@@ -102,25 +101,6 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
     except RuntimeError:
         return None
     return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
-
-
-def is_refused(handle: Handle, node: Any) -> bool:
-    """Whether PyTorch refuses an input that was detached in place, once `node` reads it.
-
-    Not to custom Functions, nor outside of a backward: there it unpacks with a node that stands in for the lost one;
-    nor where the tensor was given a new node since (saved_variable.cpp of torch 2.13).
-    """
-    tensor = handle.tensor()
-    if node is None or isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode):
-        return False
-    return tensor is None or tensor.grad_fn is None
-
-
-def detached(handle: Handle, backward: Backward) -> ClobberError:
-    """The error that PyTorch would raise, and what it is about."""
-    error = ClobberError(DETACHED)
-    remember(error, refusal_of_read(handle, DETACHED, backward))
-    return error
 
 
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:

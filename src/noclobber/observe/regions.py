@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
-from noclobber.observe import internals, rereads, reruns, testimony
-from noclobber.observe.contents import Digest, differ, differs, fingerprint
+from noclobber.observe import graph, internals, rereads, reruns, testimony
+from noclobber.observe.contents import Digest, differ, differs, fingerprint, same_but_for_zeros
 from noclobber.observe.memory import Reread
 from noclobber.observe.records import Backward, moment
 from noclobber.observe.sites import Place, site_of
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Packed:
     """One tensor as it was in forward, without a reference to it."""
 
-    __slots__ = ("digest", "node", "order", "place", "rough", "version")
+    is_copy = False
+    __slots__ = ("__weakref__", "digest", "filled_last", "key", "node", "order", "place", "rough", "version")
 
     def __init__(self, tensor: torch.Tensor, place: Place | None, digest: Digest, order: int = 0) -> None:
         self.digest = digest
@@ -35,6 +36,9 @@ class Packed:
         self.version = internals.version_of(tensor) or 0
         self.place = place
         self.node = internals.next_node() - 1
+        self.key = internals.storage_key(tensor)
+        self.filled_last = False
+        """Whether the operator makes it only once all is saved (filling.py)."""
 
 
 class Region:
@@ -61,8 +65,8 @@ class Region:
         """By the object that PyTorch keeps in the place of the tensor."""
         self.count = 0
         """How many tensors were saved."""
-        self.last = -1
-        """The number of the node that saved last."""
+        self._of_last: list[Packed] = []
+        """What the node has saved that saved last."""
         self.told = False
         self.past: reruns.Past | None = None
         """What it read in forward, where bytes are preserved."""
@@ -86,13 +90,21 @@ class Region:
         """Note what is saved in forward."""
         self.count += 1
         self.saved[holder] = packed = Packed(tensor, place, self.digest(tensor), self.count)
-        self.end, self.last = moment(), packed.node
-        key = internals.storage_key(tensor)
-        if key in self.outside:
-            self.used.add(key)
+        self.end = moment()
+        if self._of_last and self._of_last[-1].node != packed.node:
+            self._of_last = []
+        self._of_last.append(packed)
+        self.recorder.thread.packed.append(ref(packed))
+        if packed.key in self.outside:
+            self.used.add(packed.key)
         history = self.recorder.thread.history
         history.nodes.append(packed.node)
         history.places.append(place)
+
+    def unfilled(self) -> list[Packed]:
+        """What has no value where the region stops, run anew, once all has been saved: its operator makes it only then
+        (torch 2.13; tests/observe/test_filled.py)."""
+        return [one for one in self._of_last if one.filled_last]
 
     def differs(self, packed: Packed, tensor: torch.Tensor) -> bool:
         """Whether a recomputed tensor is another than in forward: by its bytes, else by its version.
@@ -163,7 +175,7 @@ class Region:
         """
         if packed.digest is None:
             return self.past is None and self._was_written()
-        if not differ(self.digest(tensor), packed.digest):
+        if not differ(self.digest(tensor), packed.digest) or same_but_for_zeros(tensor, packed.digest):
             return False
         return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
 
@@ -183,8 +195,17 @@ class Region:
                     return found
         return ()
 
-    def tell(self, node: Any, field: str, packed: Packed, tensor: torch.Tensor, *, reentrant: bool = False) -> None:
-        """Tell once that `tensor`, read by `node`, differs from forward.
+    def tell(
+        self,
+        node: Any,
+        field: str,
+        packed: Packed,
+        tensor: torch.Tensor,
+        *,
+        reentrant: bool = False,
+        unfilled: bool = False,
+    ) -> None:
+        """Tell once that `tensor`, read by `node`, differs from forward, or is still `unfilled`.
 
         One that the region computed, and whose version moved, was computed right and then overwritten: a clobber.
         """
@@ -193,15 +214,16 @@ class Region:
         key, current = internals.storage_key(tensor), internals.version_of(tensor) or 0
         known, name = testimony.tensor_of(tensor, key), node.name() if node is not None else ""
         read = Read(name, site_of(backward.place), testimony.call_of(backward))
-        is_own = not reentrant and key is not None and self.source(tensor) is None
+        is_own = not reentrant and not unfilled and key is not None and self.source(tensor) is None
         clobbered = is_own and current > packed.version
-        is_output = testimony.is_output(field, node)
+        is_output = graph.output_of(node, field) is not None
         save = Save(name, field, known, packed.version, site_of(packed.place), is_output, "hooks" if clobbered else "")
         if clobbered and key is not None:
             writes = self._writes_to(Reread(key, tensor), tensor, packed.version)
             self.recorder.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
         else:
-            self.recorder.notice(Drift(site_of(self.place), save, self.causes(tensor), read, reentrant))
+            causes = () if unfilled else self.causes(tensor)
+            self.recorder.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
 
     def ask_later(self, call: Backward, node: Any, field: str, packed: Packed, tensor: torch.Tensor) -> None:
         """Compare what shows memory outside on a device once the call has ended, and tell then, as `tell` does. Holds
@@ -210,7 +232,7 @@ class Region:
         if digest is None:
             return
         shown, key, unnamed = testimony.weak(tensor), internals.storage_key(tensor), testimony.unnamed(tensor)
-        name, is_output = node.name() if node is not None else "", testimony.is_output(field, node)
+        name, is_output = node.name() if node is not None else "", graph.output_of(node, field) is not None
 
         def tell() -> None:
             if self.told:

@@ -12,8 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from noclobber.model.error import ClobberError
-from noclobber.observe import afterwards, dependence, internals, keeping
+from noclobber.observe import afterwards, dependence, internals, keeping, own_saves
 from noclobber.observe.records import Record, geometry, moment
 from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.sites import Place, caller
@@ -44,16 +43,18 @@ class Past:
     ) -> None:
         self.recorder, self._way, self._place, self._in_forward = recorder, way, place, in_forward
         self._reentrant = reentrant
-        self._reached: set[Needed] = set()
+        self.reached: set[Needed] = set()
+        self.has_put_back = False
+        """Whether anything was in other memory, or held other bytes, while the region ran anew."""
         itself = ref(self)
 
         def gone(needed: Any) -> None:
             if (past := itself()) is not None:
-                past._reached.discard(needed)
+                past.reached.discard(needed)
 
         for tensor in reached:
             if (needed := self._needed(tensor, way.entry(gone))) is not None:
-                self._reached.add(needed)
+                self.reached.add(needed)
         given = list(given)
         self._given = [self._needed(one) if isinstance(one, torch.Tensor) else None for one in given]
         self._required = [isinstance(one, torch.Tensor) and one.requires_grad for one in given]
@@ -73,7 +74,7 @@ class Past:
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
             # Of a view that was written, looking at its node makes PyTorch put it elsewhere in the graph.
-            needed.connected = internals.saved_tensor(tensor)
+            needed.connected = own_saves.make(tensor)
         self._file(needed)
         return needed
 
@@ -107,14 +108,14 @@ class Past:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
                     internals.give(tensor, _copied(kept))
-            for needed in list(self._reached):  # which loses those that die meanwhile
+            for needed in list(self.reached):  # which loses those that die meanwhile
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
             waiting = there - recorder.put_off
             recorder.put_off |= waiting
             undo.callback(recorder.put_off.difference_update, waiting)
             undo.callback(self._keep_what_was_saved, swapped, there)
-            self._stand_ins = [pair for needed in list(self._reached) if (pair := self._instead(needed)) is not None]
+            self._stand_ins = [pair for needed in list(self.reached) if (pair := self._instead(needed)) is not None]
             undo.callback(self._stand_ins.clear)
             elsewhere = {internals.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
@@ -145,6 +146,7 @@ class Past:
         tensor, suspect = needed(), needed.version
         if tensor is None or not isinstance(suspect, Suspect):
             return
+        self.has_put_back = True
         if internals.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
             undo.callback(
                 internals.give, tensor, internals.take(tensor)
@@ -170,41 +172,15 @@ class Past:
                 marked.writes.append((noted, int(handle.alias._version)))
             keeping.keep(self.recorder, made, noted, [(tensor, kept)])
 
-    @contextmanager
-    def running_anew_for(self, frame: Any) -> Iterator[None]:
+    def enter_for(self, stack: ExitStack, frame: Any) -> bool:
         """A region that is not reentrant is run anew. `frame` is PyTorch's record of it, whose own hooks are on top of
         this thread's."""
-
-        def enter(stack: ExitStack) -> bool:
-            pack, unpack = internals.top_hooks(True)
-            stack.enter_context(afterwards.preserving(self.recorder))
-            stack.enter_context(self.restored())
-            stack.enter_context(self._saving(frame, pack, unpack))
-            stack.enter_context(self.standing_in())
-            return True
-
-        with self._entered(enter):
-            yield
-
-    @contextmanager
-    def _entered(self, enter: Callable[[ExitStack], bool]) -> Iterator[None]:
-        """What `enter` enters. Raises ClobberError where that fails and anything has been overwritten: the region would
-        be run anew with other bytes."""
-        stack, needed = ExitStack(), list(self._reached)
-        leave = self._way.entry(stack.close, also_off=True)
-        try:
-            entered = self._way.guarded(lambda: enter(stack))
-        except ClobberError:
-            leave()
-            raise
-        if not entered:
-            leave()
-            if any(isinstance(one.version, Suspect) for one in needed):
-                raise ClobberError(LOST)
-        try:
-            yield
-        finally:
-            leave()
+        pack, unpack = internals.top_hooks(True)
+        stack.enter_context(afterwards.preserving(self.recorder))
+        stack.enter_context(self.restored())
+        stack.enter_context(self._saving(frame, pack, unpack))
+        stack.enter_context(self.standing_in())
+        return True
 
     @contextmanager
     def _saving(self, frame: Any, pack: Any, unpack: Any) -> Iterator[None]:
@@ -244,19 +220,12 @@ class Past:
             return handle.alias
         return tensor
 
-    @contextmanager
-    def running_anew(self, ctx: Any, args: Iterable[Any]) -> Iterator[None]:
+    def enter(self, stack: ExitStack, ctx: Any, args: Iterable[Any]) -> None:
         """A reentrant region is run anew, in a backward of its node `ctx`. When that backward has ended what the region
         needed may go, unless the graph is retained."""
-
-        def enter(stack: ExitStack) -> bool:
-            internals.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
-            stack.enter_context(afterwards.preserving(self.recorder))
-            stack.enter_context(self.restored(args))
-            return True
-
-        with self._entered(enter):
-            yield
+        internals.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
+        stack.enter_context(afterwards.preserving(self.recorder))
+        stack.enter_context(self.restored(args))
 
     def _release_if_freed(self, ctx: Any) -> None:
         try:
@@ -264,7 +233,7 @@ class Past:
         except RuntimeError:
             freed = True
         if freed:
-            self._reached.clear()
+            self.reached.clear()
             self._given.clear()
 
 

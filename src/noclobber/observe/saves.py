@@ -13,8 +13,9 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe import internals
+from noclobber.observe import internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
+from noclobber.observe.frames import passed_over
 from noclobber.observe.records import moment
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
@@ -22,7 +23,7 @@ HISTORY = 16_384
 """Places of past saves kept for graphs that were freed, newest last."""
 
 
-class Handle(ref[torch.Tensor]):
+class Handle(internals.Weak[torch.Tensor]):
     """What the pack hook returns instead of the tensor: a weak reference to the very tensor that is saved.
 
     It is the reference itself rather than an object that has one, since what survives until backward is looked at by
@@ -96,10 +97,16 @@ def is_result(handle: Handle, producer: int) -> bool:
     return handle.node == producer and not isinstance(handle, Argument)
 
 
+class Aside(Handle):
+    """What was kept besides PyTorch's own save of it, which holds it or not, whatever noclobber does."""
+
+    __slots__ = ()
+
+
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("base", "kept", "refuses", "spared", "version", "writes")
+    __slots__ = ("base", "kept", "refuses", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -112,6 +119,8 @@ class Suspect:
         """A copy of the bytes, made before the first write that changes them, where they are preserved."""
         self.spared = False
         """Whether writes moved the version, while bytes are preserved, that change others than those of the save."""
+        self.theirs: Any = None
+        """PyTorch's own save under the hooks that the program registered on this one, in place of what ours kept."""
 
 
 def version_at_save(handle: Handle) -> int:
@@ -122,7 +131,7 @@ def version_at_save(handle: Handle) -> int:
 
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
     """A handle made outside of our own pack hook."""
-    handle = Handle(tensor)
+    handle = Aside(tensor)
     handle.alias = alias_of(tensor)
     handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
     handle.node, handle.place, handle.moment = node, place, moment()
@@ -182,7 +191,7 @@ def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
 def hooks(
     live: LiveSaves[Handle],
     history: History,
-    changed: Callable[[Handle, Digest], torch.Tensor],
+    changed: Callable[[Handle, Digest], torch.Tensor | None],
     contents: Contents | None,
     watch: Watch | None,
     failed: Callable[[Exception], None],
@@ -220,7 +229,10 @@ def hooks(
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             handle.node = node = next_node() - 1
             handle.moment = now()
-            frame: Any = frame_of(1)
+            try:
+                frame: Any = frame_of(1)
+            except ValueError:  # a thread without Python frames (sites.frame_above)
+                frame = frame_of()
             code = frame.f_code
             # The common way up, through PyTorch's own frames to a user's, without a call.
             while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
@@ -243,11 +255,18 @@ def hooks(
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
         if alias._version != handle.version:
-            return changed(handle, None)
+            try:
+                if (found := changed(handle, None)) is not None:
+                    return found
+            except ClobberError:
+                raise
+            except Exception as failure:
+                failed(failure)
+            return checked(handle)
         return alias
 
     internals.never_compile(pack)
-    internals.never_compile(unpack)
+    internals.never_compile(passed_over(unpack))
     claim(pack)
     if contents is None:
         return pack, unpack
@@ -262,14 +281,17 @@ def hooks(
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+            if alias._version == handle.version and digest == handle.digest:
+                return alias
+            if (found := changed(handle, digest)) is not None:
+                return found
+        except ClobberError:
+            raise
         except Exception as failure:
             failed(failure)
-            digest = handle.digest
-        if alias._version != handle.version or digest != handle.digest:
-            return changed(handle, digest)
-        return alias
+        return checked(handle)
 
-    internals.never_compile(unpack_and_compare)
+    internals.never_compile(passed_over(unpack_and_compare))
     return pack, unpack_and_compare
 
 
@@ -285,26 +307,40 @@ def _versioned(tensor: torch.Tensor) -> Handle:
     return handle
 
 
+_SAMPLE = " is at version 1; expected version 0 instead."
+_STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
+
+
+@passed_over
 def checked(handle: Handle) -> torch.Tensor:
-    """A save as PyTorch would give it without hooks. Raises ClobberError where its version moved."""
+    """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
     marked = handle.version
     version = marked.version if isinstance(marked, Suspect) else marked
+    if isinstance(marked, Suspect) and marked.theirs is not None:
+        return own_saves.unpacked(marked.theirs)
     if isinstance(marked, Suspect) and marked.kept is not None:
         return marked.kept
     if handle.alias._version != version:
-        raise ClobberError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{handle.alias.type()} {list(handle.alias.shape)}] is at version {handle.alias._version}; "
-            f"expected version {version} instead."
-        )
+        versions = f" is at version {handle.alias._version}; expected version {version} instead."
+        try:
+            said = own_saves.said_of_a_stale(handle.alias)
+        except NotImplementedError:  # PyTorch's own
+            raise
+        except Exception:  # there are no better words, then
+            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"
+        raise ClobberError(said.replace(_SAMPLE, versions))
     return handle.alias
 
 
 def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
     """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
 
-    Code keeps gradients and marks as attributes of parameters and finds them again in backward.
+    Code keeps gradients and marks as attributes of parameters and finds them again in backward. In `jvp` it gives what
+    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/test_saved_tensors.py).
     """
+    for_forward: tuple[Any, ...] | None = function.saved_for_forward
+    if for_forward is unpacked:
+        return unpacked
     return tuple(
         _original(function, raw, tensor) for raw, tensor in zip(function._raw_saved_tensors, unpacked, strict=True)
     )

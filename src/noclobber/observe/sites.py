@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from types import CodeType, FrameType
 
-from noclobber.model.source import Owner, Site, is_plumbing, owner_of
+from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
+from noclobber.observe.frames import frame_above
 from noclobber.observe.internals import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
@@ -19,7 +19,8 @@ USER, _LIBRARY, SKIP = 0, 1, 2
 def _kind(path: str) -> int:
     owner = owner_of(path)
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
-    KINDS[path] = kind
+    if is_settled(path, owner):
+        KINDS[path] = kind
     return kind
 
 
@@ -46,7 +47,7 @@ def place_of(frame: FrameType | None) -> Place | None:
 
 def caller(depth: int = 1) -> Place | None:
     """The place of the code that called the caller."""
-    return place_of(sys._getframe(depth + 1))
+    return place_of(frame_above(depth + 1))
 
 
 def site_of(place: Place | None) -> Site | None:

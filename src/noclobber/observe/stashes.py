@@ -7,16 +7,18 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe import internals, patches, saves, testimony, words
+from noclobber.observe import custom_backwards, internals, own_saves, saves, testimony, words
 from noclobber.observe.contents import OnDevice, fingerprint, same
+from noclobber.observe.custom_backwards import CustomBackwards
 from noclobber.observe.records import moment
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place
@@ -81,8 +83,7 @@ class Stashes:
         self._recorder, self.way = recorder, way
         self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
-        self.natives: dict[str, Any] = {}
-        """PyTorch's own methods that run a backward."""
+        self._by_themselves: WeakSet[Any] = WeakSet()
 
     def take(self, ctx: Any, function: type, kept: dict[str, Place | None], applied: Place | None) -> None:
         """A forward has ended that was `applied` there; what it wrote to its own stash until now is part of it."""
@@ -120,15 +121,20 @@ class Stashes:
         stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._recorder.keeping and tensor.requires_grad and words.made_by(tensor, ctx) is False:
-            stash.connected = internals.saved_tensor(tensor)
+            stash.connected = own_saves.make(tensor)
         return stash
 
     def _keep_comparing(self, ctx: Any) -> None:
         """Its backward gets what was kept also once the block has ended."""
-        weak = ref(ctx)
-        for name, native in self.natives.items():
-            apply = _comparing(self._recorder, self, native)
-            _attributes(ctx)[name] = lambda *args, apply=apply: apply(weak(), *args)
+        weak, customs = ref(ctx), CustomBackwards()
+        customs.watch(self.way, partial(backward_begins, self._recorder, self), for_good=True)
+        self._by_themselves.add(ctx)
+        for name in custom_backwards.natives():
+            _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
+
+    def begins(self, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
+        """A backward is about to run: as `backward_begins`, unless its node sees to that itself."""
+        return None if ctx in self._by_themselves else backward_begins(self._recorder, self, ctx, args)
 
     def forget(self, ctx: Any, name: str) -> None:
         """An attribute is set anew or deleted once forward has ended: its bytes may go, and the new ones are meant."""
@@ -184,33 +190,8 @@ def _state(stash: Stash) -> tuple[int, Any]:
     return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
 
 
-def around_backward(recorder: Recorder, way: Way, kept: Stashes) -> None:
-    """Compare before the backward of each custom Function runs, and tell once it reads what was changed."""
-
-    def comparing(native: Any) -> Callable[..., Any]:
-        kept.natives[native.__name__] = native
-        return _comparing(recorder, kept, native)
-
-    patches.wrap_custom_backward(way, comparing)
-
-
-def _comparing(recorder: Recorder, kept: Stashes, native: Any) -> Callable[..., Any]:
-    guarded = kept.way.guarded
-
-    def apply(self: Any, *args: Any) -> Any:
-        ended = guarded(lambda: _begun(recorder, kept, self))
-        if ended is None:
-            return native(self, *args)
-        try:
-            return native(self, *args)
-        finally:
-            guarded(ended)
-
-    return apply
-
-
-def _begun(recorder: Recorder, kept: Stashes, ctx: Any) -> Callable[[], None] | None:
-    """A backward is about to run that may read stashes; what is returned is called at its end."""
+def backward_begins(recorder: Recorder, kept: Stashes, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
+    """A backward is about to run that may read stashes: compare them now, and tell once it reads what was changed."""
     held = kept.of(ctx)
     if not held:
         return None
@@ -221,7 +202,8 @@ def _begun(recorder: Recorder, kept: Stashes, ctx: Any) -> Callable[[], None] | 
         if changed:
             read = kept.way.entry(lambda name: _tell(recorder, held, changed, name))
             stack.enter_context(_reads(ctx, read))
-        return stack.pop_all().close
+        leave = stack.pop_all().close
+    return lambda _: leave()
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import threading
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import afterwards, refusals
+from noclobber.observe import afterwards, refusals, releases, ways
 from noclobber.observe.recorder import RECORDER, Listener
 
 
@@ -43,17 +44,25 @@ def subscribe(one: Subscriber) -> None:
     """Send events to a listener from now on, and watch the calling thread. Raises UnsupportedTorch."""
     with _changing:
         _subscribers.append(one)
-        _settle()
-        RECORDER.core.guarded(RECORDER.begin_block)
+        try:
+            _settle()
+            RECORDER.begin_block()
+        except Exception as failure:
+            _subscribers.remove(one)
+            RECORDER.core.guarded(_settle)
+            if isinstance(failure, UnsupportedTorch):
+                raise
+            raise UnsupportedTorch(f"noclobber cannot watch: {ways.lost('', failure).why}") from failure
 
 
 def unsubscribe(one: Subscriber) -> Coverage:
     """Stop; returns what was covered."""
     with _changing:
-        covered = coverage()
+        guarded = RECORDER.core.guarded
+        covered = guarded(coverage) or Coverage("", False, lost=tuple(RECORDER.lost))
         _subscribers.remove(one)
-        RECORDER.core.guarded(RECORDER.end_block)
-        _settle()
+        guarded(RECORDER.end_block)
+        guarded(_settle)
     return covered
 
 
@@ -65,15 +74,11 @@ def _settle() -> None:
     contents = watching and any(one.contents for one in _subscribers)
     keeping = any(one.keeping for one in _subscribers)
     armed = (RECORDER.watching, RECORDER.contents is not None)
-    if RECORDER.listeners and (not _subscribers or armed != (watching, contents)):
-        RECORDER.disarm(forget=not _subscribers)
+    if RECORDER.armed and (not _subscribers or armed != (watching, contents)):
         RECORDER.listeners = []
-    if _subscribers and not RECORDER.listeners:
-        try:
-            RECORDER.arm(watching=watching, contents=contents)
-        except Exception:
-            _subscribers.clear()
-            raise
+        RECORDER.disarm(forget=not _subscribers)
+    if _subscribers and not RECORDER.armed:
+        RECORDER.arm(watching=watching, contents=contents)
     RECORDER.listeners = list(_subscribers)
     RECORDER.keep(keeping)
     RECORDER.stop(any(one.on_write == "raise" for one in _subscribers))
@@ -89,7 +94,7 @@ def coverage() -> Coverage:
         counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
-    return Coverage(by, RECORDER.watching, contents, unseen, tuple(RECORDER.lost))
+    return Coverage(by, RECORDER.watching, contents, unseen, releases.notes(), tuple(RECORDER.lost))
 
 
 def _compiled() -> int:

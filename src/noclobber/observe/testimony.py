@@ -13,47 +13,26 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe import graph, internals, saves, words
-from noclobber.observe.contents import Digest, differs, fingerprint, same
+from noclobber.observe import graph, internals, saves, unread, words
+from noclobber.observe.contents import Digest, differs, fingerprint, same, same_but_for_zeros
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward, Geometry, Record, geometry, tensor_on
+from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided, tensor_on
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, site_of
 from noclobber.observe.writes import Written
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
-_OUTPUTS = ("result", "output", "values", "indices", "logsumexp", "save_mean", "save_invstd", "mean", "rstd")
-_GIVEN_INDICES = ("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Embedding", "Take", "Put")
-
-
-def is_output(field: str, node: Any) -> bool:
-    """Whether a node keeps what it computed itself under this name.
-
-    The `indices` of indexing are what it was given, and so is the `output` of what computes a backward: the result of
-    the forward (derivatives.yaml of torch 2.13; tests/observe/test_never_wrong.py).
-    """
-    name = node.name() if node is not None else ""
-    if field == "indices" and name.startswith(_GIVEN_INDICES):
-        return False
-    if field == "output" and name.count("Backward") > 1:
-        return False
-    return field.startswith(_OUTPUTS)
 
 
 def region(geometry: Geometry | None) -> Region | None:
     """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
-    if geometry is None:
+    if (known := strided(geometry)) is None:
         return None
-    offset, shape, strides, dtype = geometry
-    if offset is None or strides is None:
-        return None
+    offset, shape, strides, dtype = known
     size = dtype.itemsize
-    try:
-        return Region(int(offset) * size, tuple(map(int, shape)), tuple(int(s) * size for s in strides), size)
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
 
 
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
@@ -66,9 +45,10 @@ def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
 
 def touch(one: Geometry | None, other: Geometry | None) -> bool:
     """Whether two tensors of one storage share a byte: exact for strided ones, True where that can't be told."""
-    if one is None or other is None or one[0] is None or other[0] is None:
+    first, second = strided(one), strided(other)
+    if first is None or second is None:
         return True
-    return _touch(other[0] * other[3].itemsize - one[0] * one[3].itemsize, one[1:], other[1:])
+    return _touch(second[0] * second[3].itemsize - first[0] * first[3].itemsize, first[1:], second[1:])
 
 
 @lru_cache(maxsize=4096)
@@ -81,12 +61,12 @@ def _touch(apart: int, one: Any, other: Any) -> bool:
 def unnamed(alias: torch.Tensor) -> Tensor:
     """A tensor as far as it can be told without looking at the user's variables, which keeps these alive for longer."""
     dtype = str(alias.dtype).removeprefix("torch.")
-    return Tensor(tuple(alias.shape), dtype, str(alias.device), region=region(geometry(alias)))
+    return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
 
 
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     """How a reader knows a tensor. Looks through the user's frames for its name."""
-    shape = tuple(alias.shape)
+    shape = shape_of(alias)
     name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
     where = region(geometry(alias))
@@ -94,14 +74,12 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
 
 
 def is_read(handle: object, node: Any) -> bool:
-    """Whether what was packed is what the node reads: some operators fill a tensor themselves once it has been packed.
+    """Whether the node reads what was packed.
 
     Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; landscape F33). As arguments
     of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is computed anew.
     """
-    trains = bool(getattr(node, "_saved_training", False))
-    filled = _FILLED.get(node.name() if node is not None else "", _STATISTICS if trains else ())
-    kept = (getattr(node, f"_raw_saved_{name}", None) for name in filled)
+    kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread.fields(node))
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
     suspect = getattr(handle, "version", None)
@@ -110,8 +88,12 @@ def is_read(handle: object, node: Any) -> bool:
     return not suspect.writes or bool(field_of(handle, node))
 
 
-_STATISTICS = ("running_mean", "running_var")
-_FILLED = {"BatchNormWithUpdateBackward0": _STATISTICS, "RreluWithNoiseBackward0": ("noise",)}
+def is_other(handle: object, node: Any, tensor: torch.Tensor, before: Digest) -> bool:
+    """Whether a node reads other numbers than were saved. `tensor` is what it reads, whose bytes are not those of the
+    fingerprint `before`; to most nodes the sign of a zero makes no difference."""
+    if not is_read(handle, node):
+        return False
+    return unread.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
 
 
 def field_of(handle: object, node: Any) -> str:
@@ -223,7 +205,7 @@ def _save(handle: Handle, node: Any, version: int, tensor: Tensor) -> Save:
     field = handle.field or field_of(handle, node)
     name, site = node.name() if node is not None else "", site_of(handle.place)
     applied = site_of(handle.applied)
-    return Save(name, field, tensor, version, site, is_output(field, node), handle.unchecked, applied)
+    return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
 
 
 def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
@@ -289,13 +271,16 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
     return tuple(made)
 
 
+_MOVES: dict[str, Via] = {"data=": "set_data", "swap_tensors": "swap"}
+
+
 def _via(record: Record, counted: bool) -> Via:
-    if record.written.op == "data=":
-        return "set_data"
+    if record.written.op in _MOVES:
+        return _MOVES[record.written.op]
     if record.written.undeclared:
         return "undeclared"
     if not counted:
-        return "unversioned" if record.written.uncounted else "data"
+        return "unversioned" if record.written.uncounted or record.written.fills else "data"
     return "step" if record.step is not None else "operator"
 
 
@@ -320,7 +305,9 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
     place = memory.thread.history.place_of(number)
-    save = Save(node.name(), field, tensor, stale.expected, site_of(place), is_output=is_output(field, node))
+    save = Save(
+        node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
+    )
     entries = [one for one in _from_recent(memory, key, stale.expected, stale.current) if one[0].node > number]
     message = words.stale_message(stale.tensor, words.produced(stale.tensor), stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), call_of(backward))

@@ -15,6 +15,7 @@ from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe import graph, internals, testimony
 from noclobber.observe.backward_calls import End
+from noclobber.observe.contents import numbers
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.ways import Way
@@ -35,6 +36,10 @@ _PATIENCE = 3
 _MOST = 64
 
 
+Output = tuple[int, str, int]
+"""An output of a node: the node's sequence number and name, and which one. Each thread has its own numbers."""
+
+
 class _Target(NamedTuple):
     """A tensor of the graph, without holding it: a weak reference to it would forbid `swap_tensors`."""
 
@@ -43,8 +48,8 @@ class _Target(NamedTuple):
     """Tells whether the memory that `key` means is still there."""
     identity: int
     """What tells a leaf, as long as its memory is there; 0 for others."""
-    node: int
-    """The sequence number of the node that it is an output of; UNNUMBERED for a leaf."""
+    output: Output
+    """Of which node it is which output."""
 
     def is_leaf(self, tensor: Any) -> bool:
         """Whether this is that leaf. Both of its addresses are used again once it is gone, but not with its storage."""
@@ -75,17 +80,25 @@ class _Unseen:
     """Which elements changed; None where that is not known."""
     waited: int = 0
 
-    def has_changed(self, values: torch.Tensor, old: torch.Tensor) -> bool:
-        """Note which elements differ; two that are no numbers do not. Tells whether any do."""
+    def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
+        """Note which elements differ; two that are no numbers do not. Return True if any do, or that can't be told."""
         with internals.aside():
+            values = None if old is None else numbers(tensor)
+            if values is None or old is None or values.shape != old.shape:
+                return True
             self.changed = (values != old) & ((values == values) | (old == old))
             return bool(self.changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient that arrives is not zero where elements changed."""
+        """Return True if a gradient that arrives is not zero where elements changed."""
         with internals.aside():
-            known = self.changed is not None and self.changed.shape == gradient.shape
-            return bool(((gradient[self.changed] if known else gradient) != 0).any())
+            values, changed = numbers(gradient), self.changed
+            if values is None:
+                return False
+            if changed is not None and gradient.is_sparse and changed.shape == gradient.shape:
+                changed = changed[tuple(gradient._indices())]
+            known = changed is not None and changed.shape == values.shape
+            return bool(((values[changed] if known else values) != 0).any())
 
 
 class Untold:
@@ -107,8 +120,9 @@ class Untold:
 
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
-        if tensor.requires_grad and (target := _target(tensor)) is not None:
-            self.taken.append(target)
+        with internals.plain():
+            if tensor.requires_grad and (target := _target(tensor)) is not None:
+                self.taken.append(target)
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
         """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
@@ -128,13 +142,17 @@ class Untold:
             return self._into_leaf(written, tensor, target, key, frame) if how == "data" else None
         if written.op in _ADDING:
             return None
-        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
         with internals.aside():
-            values = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+            values = numbers(tensor)
+            if values is None:
+                self._recorder.not_seen("writes that autograd does not see, to tensors that show no numbers")
+                return None
             old = values.clone() if values.nbytes <= _LARGEST else None
+            alias = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, testimony.unnamed(tensor))
 
         def after() -> None:
-            if old is None or unseen.has_changed(values, old):
+            if unseen.has_changed(alias, old):
                 self._waiting.append(unseen)
 
         return after
@@ -174,8 +192,10 @@ class Untold:
             return
         source = testimony.unnamed(value) if value.requires_grad else None
         unseen = _Unseen(noted, "assigned", target, testimony.unnamed(tensor), source)
-        small = tensor.shape == value.shape and value.nbytes <= _LARGEST
-        if not small or unseen.has_changed(value, tensor):
+        with internals.aside():
+            values = numbers(tensor)
+        small = values is not None and values.nbytes <= _LARGEST
+        if unseen.has_changed(value, values if small else None):
             self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
@@ -198,18 +218,17 @@ class Untold:
             return None
         for unseen in waiting:
             unseen.waited += 1
-        inner = {unseen.target.node: unseen for unseen in waiting if not unseen.target.identity}
+        inner = {unseen.target.output: unseen for unseen in waiting if not unseen.target.identity}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, seen, arrived = list[Any](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
             if (following, index) in seen:
                 continue
-            number = following._sequence_nr()
             leaf = getattr(following, "variable", None)
-            if number == graph.UNNUMBERED:
+            if leaf is not None:
                 reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
             else:
-                reached = inner.get(number)
+                reached = inner.get((following._sequence_nr(), following.name(), index))
             if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
                 seen.add((following, index))
                 look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
@@ -308,8 +327,8 @@ def _target(tensor: torch.Tensor) -> _Target | None:
         return None
     producer, storage = tensor.grad_fn, internals.storage_ref(tensor)
     if producer is None:
-        return _Target(key, storage, internals.identity(tensor), graph.UNNUMBERED)
-    return _Target(key, storage, 0, producer._sequence_nr())
+        return _Target(key, storage, internals.identity(tensor), (graph.UNNUMBERED, "", 0))
+    return _Target(key, storage, 0, (producer._sequence_nr(), producer.name(), tensor.output_nr))
 
 
 def _only_of(root: Any, leaf: _Target) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from noclobber.observe import internals, saves, testimony
 from noclobber.observe.contents import Digest, fingerprint
+from noclobber.observe.records import geometry
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place
 
@@ -208,7 +209,7 @@ class Vigil:
 
 def _name(handle: Handle) -> tuple[Any, ...]:
     alias = handle.alias
-    return (internals.address(alias), alias.shape, alias.stride(), alias.dtype)
+    return (internals.address(alias), *geometry(alias)[1:])
 
 
 def _marks(handle: Handle) -> tuple[int, tuple[Any, ...]]:

@@ -7,6 +7,7 @@ where PyTorch would raise as well. Everything else is noclobber's own fault; the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import traceback
@@ -93,7 +94,8 @@ class Way:
     def fail(self, failure: Exception) -> None:
         """Tell what failed; be off from now on, unless this is `lasting`."""
         self.on = self.on and self._lasting
-        self._told(lost(self.name, failure))
+        with contextlib.suppress(Exception):
+            self._told(lost(self.name, failure))
 
 
 def lost(way: str, failure: Exception) -> Lost:

@@ -7,16 +7,9 @@ from typing import Any
 
 import torch
 
-from noclobber.observe import graph, internals
+from noclobber.observe import graph, own_saves
 from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 
-_CALL = "set_detect_anomaly(True)" if torch.__version__ < "2.11" else "set_detect_anomaly(True, check_nan=False)"
-_HINTS = (
-    "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-    f"torch.autograd.{_CALL}.",
-    "Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
-    "question was changed in there or anywhere later. Good luck!",
-)
 _NAMES_IN_FULL = torch.__version__ < "2.13"
 """Whether PyTorch names a node "AddBackward0" in this error, and not "Add"."""
 
@@ -27,15 +20,10 @@ def is_stale(message: str) -> bool:
 
 
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
-    """PyTorch's own words for a stale save (saved_variable.cpp, torch 2.10 on), which hooks make it leave unsaid."""
-    clause = ""
-    if producer is not None:
-        clause = f", which is output {producer[1]} of {_shown(producer[0])},"
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{_type(tensor)} {list(tensor.shape)}]{clause} is at version {current}; expected version {expected} instead. "
-        + _HINTS[torch.is_anomaly_enabled()]
-    )
+    """PyTorch's own words for a stale save, which hooks make it leave unsaid. Raises what it raises in their place."""
+    made_by = f", which is output {producer[1]} of {_shown(producer[0])}," if producer is not None else ""
+    said, _, rest = own_saves.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
+    return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
 
 
 def _shown(node: str) -> str:
@@ -44,30 +32,15 @@ def _shown(node: str) -> str:
     return re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node)
 
 
-def _type(tensor: torch.Tensor) -> str:
-    """PyTorch translates the names of the older types only, on the CPU and CUDA (Exceptions.cpp, torch 2.13)."""
-    device = tensor.device.type
-    if device in ("cpu", "cuda") and tensor.dtype in _TRANSLATED:
-        return tensor.type()
-    key = device if device == internals.extension_name() else "Meta" if device == "meta" else device.upper()
-    return f"{key}{tensor.type().rpartition('.')[2].removesuffix('Tensor')}Type"
-
-
-_TRANSLATED = (
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.float32, torch.float64),
-)
-
-
 def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[str, int] | None:
     """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
 
     Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
     the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
     """
-    if node is not None and output:
-        result = field.removeprefix("result") if field.startswith("result") else ""
-        return node.name(), int(result or 0)
+    number = graph.output_of(node, field) if output else None
+    if number is not None and graph.has_gradient(node, number):
+        return node.name(), number  # a result without a gradient is kept as an input is
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
         # A custom Function's own node stands in for the one that is lost.
@@ -76,12 +49,12 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
     if made is None and _is_view_of_tracked(handle):
-        return "AsStrided", 0
+        return "AsStridedBackward0", 0
     if made is None or made._sequence_nr() == graph.UNNUMBERED:
         return None
     if _first_of_views(made).name() in _MANY_VIEWS:
-        raise RuntimeError(_MANY.format(number=number, name=made.name().removesuffix("Backward0")))
-    return ("AsStrided", 0) if made.name() in _VIEWS else (made.name(), number)
+        raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
+    return ("AsStridedBackward0", 0) if made.name() in _VIEWS else (made.name(), number)
 
 
 def _first_of_views(node: Any) -> Any:

@@ -19,7 +19,8 @@ from noclobber.observe import internals, operators
 class Written(NamedTuple):
     """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; the
     position of the flag without which it writes nothing (batch norm's `training`); whether it cuts the tensor off its
-    graph, which PyTorch notices by other means than versions; and whether it writes though its schema does not say."""
+    graph, which PyTorch notices by other means than versions; whether it writes though its schema does not say; and
+    which argument it writes only once that has been saved, moving no version (filling.py)."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
@@ -27,11 +28,12 @@ class Written(NamedTuple):
     flag: int | None = None
     detaches: bool = False
     undeclared: bool = False
+    fills: tuple[int, str] | None = None
 
     @property
     def only_moves(self) -> bool:
         """Whether it changes where a tensor looks, and no bytes."""
-        return self.op == "data=" or self.op.partition("::")[2] in _MOVING
+        return self.op in ("data=", "swap_tensors") or self.op.partition("::")[2] in _MOVING
 
     @property
     def is_statistics(self) -> bool:
@@ -46,13 +48,14 @@ class Written(NamedTuple):
 
 class Sink(NamedTuple):
     """Where the kernels report. `before` is told of each written tensor and may raise ClobberError to stop the write;
-    what it returns is called after the write, if not None. `lost` is told of any other exception of it. The others
-    raise nothing."""
+    what it returns is called after the write, if not None. `lost` is told of any other exception of it. `filled` is
+    told of what an operator has filled that the node of this number had saved. The others raise nothing."""
 
     before: Callable[[Written, torch.Tensor], Callable[[], object] | None]
     failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], object]
     views: Callable[[str], object]
     lost: Callable[[Exception], None]
+    filled: Callable[[torch.Tensor, int, bool], object]
 
 
 _BATCH_NORM = (
@@ -80,11 +83,17 @@ _MOVING = frozenset(
 )
 """What PyTorch tags `inplace_view` (torch 2.13; tests/observe/test_schemas.py)."""
 
+_FILLS = {"aten::rrelu_with_noise": (1, "noise"), "aten::rrelu_with_noise_": (1, "noise")}
+"""What an operator writes only once it has been saved (torch 2.13; tests/observe/test_filled.py)."""
+_MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
+"""Operators that are another one with an argument made for it, by which they are seen."""
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 
 def written_by(schema: Any) -> Written | None:
     """What an overload writes by its schema, or by the table above where the schema lies; None for nothing."""
+    if schema.name in _MADE_OF:
+        return None
     namespace, _, name = schema.name.partition("::")
     arguments: tuple[tuple[int, str], ...]
     if namespace == "aten" and name.startswith(_BATCH_NORM):
@@ -99,7 +108,8 @@ def written_by(schema: Any) -> Written | None:
     if not arguments:
         return None
     uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
-    return Written(schema.name, arguments, uncounted, detaches=schema.name == "aten::detach_")
+    fills, op = _FILLS.get(schema.name), next((one for one in _MADE_OF if _MADE_OF[one] == schema.name), schema.name)
+    return Written(op, arguments, uncounted, detaches=schema.name == "aten::detach_", fills=fills)
 
 
 def makes_many_views(schema: Any) -> bool:
@@ -142,12 +152,15 @@ def connect(sink: Sink) -> None:
     """
     global _sink
     _sink = sink
+    if not internals.has_key():
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "_" not in _libraries:
-            _libraries["_"] = internals.library("_")
-            _libraries["_"].fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
+            library = internals.library("_")
+            library.fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
             internals.let_through()
+            _libraries["_"] = library
     rescan()
 
 
@@ -163,7 +176,7 @@ def rescan() -> None:
     """
     global _scanned
     now = internals.operators_may_have_changed()
-    if now == _scanned or not _scanning.acquire(blocking=False):
+    if not internals.has_key() or now == _scanned or not _scanning.acquire(blocking=False):
         return
     try:
         _scanned = now
@@ -188,6 +201,8 @@ def _register(name: str) -> None:
     written, compared = written_by(schema), False
     if written is not None:
         kernel = _write_kernel(op, written)
+        if written.fills is not None:
+            kernel = _filling(kernel, written)
     elif makes_many_views(schema):
         kernel = _views_kernel(op, schema.name)
     elif compared := operators.is_foreign(namespace):
@@ -201,15 +216,20 @@ def _register(name: str) -> None:
 
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
-    call, include, key = _caller(op), internals.include, internals.KEY
+    call, include, key = op._op, internals.include, internals.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
+    # `Tensor.set_` alone asks no `__torch_function__`, which a call from Python does (torch 2.13; test_exotic.py).
+    sight = internals.plain if written.op == "aten::set_" else None
+    by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        sink = _sink
+        sink, run, after = _sink, call, None
+        for i in may_be_numbers:
+            if i < len(args) and isinstance(args[i], _NUMBERS):
+                run = by_name
         if sink is None:
             include(key, False)
-            return call(*args, **kwargs)
-        after = None
+            return run(*args, **kwargs)
         try:
             if only_first and isinstance(args[0], torch.Tensor):
                 after = sink[0](written, args[0])
@@ -222,7 +242,11 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
             sink[3](failure)
         include(key, False)
         try:
-            result = call(*args, **kwargs)
+            if sight is None:
+                result = run(*args, **kwargs)
+            else:
+                with sight():
+                    result = run(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
@@ -235,26 +259,32 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
     return kernel
 
 
-def _caller(op: Any) -> Callable[..., Any]:
-    """How a kernel hands a call on.
+def _filling(kernel: Callable[..., Any], written: Written) -> Callable[..., Any]:
+    position, name = written.fills or (0, "")
+
+    def filling(*args: Any, **kwargs: Any) -> Any:
+        node, result = internals.next_node(), kernel(*args, **kwargs)
+        if _sink is not None:
+            _sink.filled(kwargs[name] if name in kwargs else args[position], node, len(written.arguments) == 1)
+        return result
+
+    return filling
+
+
+_NUMBERS = (int, float, complex)
+
+
+def _may_be_numbers(op: Any) -> tuple[int, ...]:
+    """The positions of tensors that may come to a kernel as numbers which the overload does not take back.
 
     Inside PyTorch `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number; to a Python
     kernel it comes as a plain number, which only a few overloads take back (torch 2.13; tests/observe/test_numbers.py).
     The others are called by their name, which finds the overload for a number.
     """
-    call, name = op._op, op._schema.name
-    others = [i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and a.alias_info is None]
-    if not others or internals.takes_numbers(name):
-        return cast(Callable[..., Any], call)
-    by_name = op._overloadpacket._op
-
-    def hand_on(*args: Any, **kwargs: Any) -> Any:
-        for i in others:
-            if i < len(args) and isinstance(args[i], (int, float, complex)):
-                return by_name(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return hand_on
+    if internals.takes_numbers(op._schema.name):
+        return ()
+    arguments = enumerate(op._schema.arguments)
+    return tuple(i for i, one in arguments if str(one.type) == "Tensor" and one.alias_info is None)
 
 
 def _views_kernel(op: Any, name: str) -> Callable[..., Any]:
@@ -294,16 +324,19 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as failure:
             sink.lost(failure)
         if written is None:
-            if operators.is_foreign(func.namespace):
-                return operators.around(func._schema.name, args, kwargs, lambda: func(*args, **kwargs))
-            return func(*args, **kwargs)
+            after = operators.before(func._schema.name, args, kwargs) if operators.is_foreign(func.namespace) else None
+            result = func(*args, **kwargs)
+            if after is not None:
+                after()
+            return result
         if isinstance(written, str):
             sink.views(written)
             return func(*args, **kwargs)
-        after = None
+        after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
             for tensor in tensors(written, args, kwargs):
-                after = sink.before(written, tensor) or after
+                if tensor is not filled:  # which is saved by now, as autograd comes before a mode
+                    after = sink.before(written, tensor) or after
         except ClobberError:
             raise
         except Exception as failure:
@@ -318,6 +351,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
             # would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
+        if filled is not None and torch.is_grad_enabled():
+            sink.filled(filled, internals.next_node() - 1, len(written.arguments) == 1)
         if after is not None:
             after()
         return result
@@ -353,7 +388,7 @@ def key_answers() -> bool:
     seen: list[str] = []
     before = _sink
     try:
-        connect(Sink(lambda written, tensor: seen.append(written.op), *[lambda *_: None] * 3))
+        connect(Sink(lambda written, tensor: seen.append(written.op), *[lambda *_: None] * 4))
         internals.set_key(True)
         try:
             torch.zeros(1).add_(1)

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rich.cells import cell_len
-from rich.color import ColorSystem
-from rich.style import Style
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
@@ -17,16 +15,18 @@ from noclobber.render.text import MENDING, advice, broken, fix_command, one_line
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
-_SEVERITY = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
+_SEVERITY = {"error": "1;31", "warning": "1;33", "hint": "1;36"}
 _STYLES = {
-    "headline": "bold",
-    "gutter": "bold blue",
-    "secondary": "bold blue",
-    "note": "bold",
-    "help": "bold cyan",
-    "removed": "red",
-    "added": "green",
+    "headline": "1",
+    "gutter": "1;34",
+    "secondary": "1;34",
+    "note": "1",
+    "help": "1;36",
+    "removed": "31",
+    "added": "32",
 }
+"""As terminals number them: 1 is bold, 31 red, 32 green, 33 yellow, 34 blue, 36 cyan. `rich.style` draws from Python's
+global random numbers when it is imported, and the program may be about to (rich 15; tests/cli/test_generators.py)."""
 
 
 def full(report: Report, *, color: bool = False, width: int = 120) -> str:
@@ -46,6 +46,7 @@ def footer(report: Report, *, color: bool = False) -> str:
     summary = _counts(report) if report.findings else _watched(report.coverage)
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
     rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
+    rows += [[("note", "note"), ("", f": {one_line(note)}")] for note in report.coverage.notes]
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
         code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
@@ -124,7 +125,7 @@ def _not_watched(coverage: Coverage) -> list[str]:
 
 
 def _painted(row: Row, styles: dict[str, str]) -> str:
-    """One line of output. Segments are only coloured: rich neither wraps nor highlights nor reads markup here."""
+    """One line of output."""
     while row and not row[-1][1].strip():
         row = row[:-1]
     if not row:
@@ -134,4 +135,4 @@ def _painted(row: Row, styles: dict[str, str]) -> str:
 
 
 def _colored(text: str, style: str) -> str:
-    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if style else text
+    return f"\x1b[{style}m{text}\x1b[0m" if style and text else text

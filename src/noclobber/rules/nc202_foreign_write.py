@@ -36,6 +36,8 @@ Notes
     copies, `torch.from_numpy` and `torch.as_tensor` do not. A tensor's own `.numpy()` is the same memory too:
     `.numpy(force=True)` copies only where it must, `.numpy().copy()` always.
     Where the write is found by its bytes alone, the report gives the lines between which it happened.
+    A write that changes nothing but the sign of zeros is no finding where backward does not divide by them. Of a
+    tensor that had zeros of both signs this can't be told, and the write is reported.
     Weights in shared memory that several processes train without a lock (Hogwild) change between a worker's
     forward and its backward: give each worker a local copy, and send it only the gradients.
 """

@@ -39,6 +39,9 @@ Notes
     twice; they do no harm where the region doesn't read them back.
     `preserve_rng_state=True`, the default, brings torch's random state back, so that dropout drops the same
     elements; it doesn't cover `random`, numpy, or a generator of one's own.
+    The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it: where a region
+    ends with an `rrelu` in training, backward reads noise that was never drawn. `early_stop=False` runs the region to
+    its end.
 """
 
 from __future__ import annotations
@@ -54,10 +57,10 @@ from noclobber.rules.shared.causes import is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import same_line, subject, writer_in_words
 from noclobber.rules.shared.refusing import suggest
-from noclobber.rules.shared.sourcetext import path_to, span_of
+from noclobber.rules.shared.sourcetext import path_to, source, span_of, text_of
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import name_in_words
+from noclobber.rules.shared.wording import name_in_words, node_in_words
 
 CODE = "NC205"
 NAME = "recompute-drift"
@@ -75,6 +78,8 @@ def find(event: Event) -> Finding | None:
     """A checkpointed region whose second run gave other bytes than its first."""
     if not isinstance(event, Drift):
         return None
+    if event.unfilled:
+        return _stopped(event)
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
@@ -105,6 +110,45 @@ def find(event: Event) -> Finding | None:
         saved=(saved,) if saved else (),
         created=(region,) if region else (),
     )
+
+
+def _stopped(event: Drift) -> Finding:
+    """The second run ended before the operator that saved last had made what it keeps."""
+    save, node = event.save, node_in_words(event.save.node)
+    saved = save.site and label("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards")
+    return story(
+        (CODE, NAME, SEVERITY),
+        f"a checkpointed region stops too early when it runs again: the `{save.field}` of {node} is not filled",
+        Clobber(save, (), event.read, save.version),
+        (),
+        notes=[
+            "checkpoint runs the region again in backward, and stops it as soon as everything is saved; "
+            f"{node} saves its `{save.field}` first and fills it then, so backward reads memory that nobody wrote"
+        ],
+        suggestions=(
+            suggest("let the region run to its end: `early_stop=False`", _to_its_end(event.region)),
+            Suggestion(
+                "or, where a library calls checkpoint: run the forward inside "
+                "`torch.utils.checkpoint.set_checkpoint_early_stop(False)`"
+            ),
+        ),
+        saved=(saved,) if saved else (),
+    )
+
+
+def _to_its_end(region: Site | None) -> Edit | None:
+    """`early_stop=False`, in a call that does not say anything of it yet."""
+    path = path_to(region)
+    if region is None or not path or not isinstance(path[-1], ast.Call):
+        return None
+    call = path[-1]
+    if not call.args or any(keyword.arg in (None, "early_stop") for keyword in call.keywords):
+        return None
+    last = max(
+        (*call.args, *(keyword.value for keyword in call.keywords)), key=lambda one: (one.lineno, one.col_offset)
+    )
+    text = text_of(region)
+    return Edit(span_of(region, last), f"{source(text, last)}, early_stop=False")
 
 
 def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:

@@ -1,0 +1,90 @@
+"""Saves of PyTorch's own, made without a node: to be unpacked at will, and to hear what PyTorch says of a stale one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from noclobber.observe import internals
+from noclobber.observe.frames import passed_over
+from noclobber.observe.internals import aside, no_modes, private, unlogged
+
+
+def make(tensor: torch.Tensor) -> Any:
+    """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
+    if hasattr(internals.C._autograd, "_make_saved_tensor"):
+        return internals.C._autograd._make_saved_tensor(tensor, is_output=False)
+    return _SavedByNode(tensor)
+
+
+def said_of_a_stale(tensor: torch.Tensor) -> str:
+    """What PyTorch says of a save of this tensor that was overwritten once.
+
+    Raises NotImplementedError where PyTorch comes to that instead: of a jagged tensor (torch 2.13; test_nested.py).
+    """
+    with aside(), without_hooks():
+        sample = internals.take(tensor)  # which has a version counter of its own
+        saved = make(sample)
+        torch.autograd.graph.increment_version(sample)
+        try:
+            saved.unpack()
+        except NotImplementedError:
+            raise
+        except RuntimeError as error:
+            return str(error)
+    raise AssertionError("torch unpacks a stale save")
+
+
+class _SavedByNode:
+    """Stands in on torch 2.10, which makes a save nowhere but in a node."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
+        with torch.enable_grad(), unlogged(), no_modes(), internals.plain():
+            # Not its node: that lives as long as this. Without the second argument there may be none.
+            self._made = apply(tensor, torch.empty(0, requires_grad=True))
+
+    @property
+    def raw(self) -> Any:
+        """The save itself."""
+        return self._made.grad_fn._raw_saved_tensors[0]
+
+    def unpack(self) -> torch.Tensor:
+        (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
+        return cast(torch.Tensor, tensor)
+
+
+class _Saving(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return connected.new_empty(0)
+
+
+def raw(save: Any) -> Any:
+    """PyTorch's SavedTensor of what `make` made."""
+    return getattr(save, "raw", save)
+
+
+@passed_over
+def unpacked(save: Any) -> torch.Tensor:
+    """What a save of PyTorch's own gives back."""
+    tensor: torch.Tensor = save.unpack()
+    return tensor
+
+
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """Let PyTorch keep what it saves as it is, whatever hooks this thread has."""
+    taken = []
+    while (top := internals.top_hooks(True)) is not None:
+        internals.pop_hooks()
+        taken.append(top)
+    try:
+        yield
+    finally:
+        for pair in reversed(taken):
+            internals.push_hooks(*pair)

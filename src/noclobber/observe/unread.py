@@ -1,0 +1,76 @@
+"""What a node does not read of what it keeps: in one mode nothing, of some tensors their shape only, of zeros no sign.
+
+Seen on torch 2.13, as formulas of derivatives.yaml and their kernels have it; tests/observe/test_unread.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_TRAINS = ("_saved_training", "_saved_train", "_saved_update")
+_OF_TRAINING = (
+    "BatchNormWithUpdateBackward0",
+    "CudnnBatchNormBackwardBackward0",
+    "MiopenBatchNormBackwardBackward0",
+)
+_STATISTICS = ("running_mean", "running_var")
+_SHAPE_ONLY = {
+    **dict.fromkeys(("AvgPool2DBackward0", "AvgPool3DBackward0"), ("self",)),
+    **dict.fromkeys(("AdaptiveAvgPool2DBackward0", "AdaptiveAvgPool3DBackward0"), ("self",)),
+    **dict.fromkeys(("MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"), ("self",)),
+    **dict.fromkeys(("AdaptiveMaxPool2DBackward0", "AdaptiveMaxPool3DBackward0"), ("self",)),
+    **dict.fromkeys(("FractionalMaxPool2DBackward0", "FractionalMaxPool3DBackward0"), ("self",)),
+    **{f"{how}Pad{dims}DBackward0": ("self",) for how in ("Reflection", "Replication") for dims in (1, 2, 3)},
+    **dict.fromkeys(("GatherBackward0", "TakeBackward0", "MaskedSelectBackward0"), ("self",)),
+    **dict.fromkeys(("CummaxBackward0", "CumminBackward0"), ("self",)),
+    **dict.fromkeys(("NllLossBackward0", "NllLoss2DBackward0"), ("self",)),
+    **dict.fromkeys(("IndexAddBackward0", "IndexCopyBackward0", "PutBackward0"), ("source",)),
+    "NativeLayerNormBackward0": ("bias",),
+}
+_DEVICES = ("cpu", "cuda")
+"""Elsewhere (MPS) the backward of a pool may be a graph of operators that computes the forward anew."""
+_DIVIDES = {
+    "AddcdivBackward0": ("tensor2",),
+    "DivBackward0": ("other",),
+    "FmodBackward1": ("other",),
+    "LgammaBackward0": ("self",),
+    **{f"Log{base}Backward0": ("self",) for base in ("", "2", "10", "it")},
+    "PowBackward1": ("self",),
+    "RemainderBackward1": ("other",),
+    "SqrtBackward0": ("result",),
+    "TriangularSolveBackward0": ("self", "A"),
+    "XlogyBackward0": ("other",),
+}
+_LINEAR_ALGEBRA = ("Linalg", "Lu", "Cholesky")
+_NO_DIVISION = ("LinalgCrossBackward0", "LinalgVectorNormBackward0")
+
+
+def fields(node: Any) -> tuple[str, ...]:
+    """What a node keeps, and computes its gradient without, by the names of derivatives.yaml."""
+    name = node.name() if node is not None else ""
+    if name.startswith("RreluWithNoise"):
+        return () if node._saved_training else ("noise",)
+    if name == "MkldnnRnnLayerBackward0":
+        return ("result3",)  # the workspace: nobody else has it, and the backward writes into it itself
+    if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
+        return _STATISTICS
+    if name in ("DivBackward2", "DivBackward3"):
+        return ("self", "other") if node._saved_rounding_mode is not None else ()
+    if name in _SHAPE_ONLY and node._input_metadata[0].device.type in _DEVICES:
+        return _SHAPE_ONLY[name]
+    return ()
+
+
+def minds_sign_of_zero(node: Any, field: str) -> bool:
+    """Whether the gradient that a node computes may depend on the sign of a zero that it keeps.
+
+    It does where it divides by the zero, and then it is infinite; and code in Python may ask for the sign.
+    """
+    name = node.name() if node is not None else ""
+    if type(node) is not getattr(torch._C._functions, name, None):
+        return True
+    if name == "PowBackward0":
+        return not isinstance(node._saved_exponent, (int, float)) or node._saved_exponent < 1
+    return field in _DIVIDES.get(name, ()) or (name.startswith(_LINEAR_ALGEBRA) and name not in _NO_DIVISION)

@@ -1,0 +1,26 @@
+"""A tenth of PyTorch's own databases, drawn by the day, does under noclobber what it does bare."""
+
+import os
+import re
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_tenth_of_the_databases_is_the_same_in_every_mode():
+    """In a process of its own, which an operator may take down; at the end of its output are the words to repeat it."""
+    options = ["--part", "0.1", "--seed", date.today().isoformat(), "--samples", "3", "--jobs", "1"]
+    command = [sys.executable, "-m", "tests.conformance.drive", *options]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{' '.join(command)}"
+    entries, samples, programs, values = map(int, re.search(SUMMARY, done.stdout).groups())
+    assert entries > 70
+    assert entries < samples < programs
+    assert values > 10 * programs, done.stdout
+
+
+SUMMARY = r"(\d+) entries in \d+ s: (\d+) samples, (\d+) programs in 5 modes, (\d+) values compared"

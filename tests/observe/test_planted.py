@@ -1,0 +1,112 @@
+"""An exception planted into any function of observe/ that runs while a program does never reaches that program."""
+
+import random
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import noclobber
+import noclobber.observe
+from noclobber.observe import internals, subscription, ways
+from noclobber.observe.recorder import RECORDER
+
+from .planting import PLANTED, Plants, called, modules, reached
+from .programs import RIGHT
+from .wrongs import WRONGS
+
+PROGRAMS = WRONGS + [one for one in RIGHT if one.__name__ not in ("attention", "fake_tensors")]
+AROUND = {
+    "contents": partial(noclobber.watch, contents=True),
+    "preserve": noclobber.preserve,
+    "watch": noclobber.watch,
+    "install": noclobber.install,
+}
+FILES = {module.__file__ for module in modules(noclobber.observe)}
+
+
+def outcome(program):
+    """What a program returns, bit for bit, or the error that it ends with; the error itself apart."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    try:
+        values = program() or ()
+    except RuntimeError as error:
+        return type(error), str(error).split(":")[0]
+    return tuple((one.shape, one.detach().contiguous().numpy().tobytes()) for one in values)
+
+
+def inside(around, program):
+    """The outcome of a program inside a block, and what the block has lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with around():
+            seen = outcome(program)
+            lost = subscription.coverage().lost
+    return seen, lost
+
+
+def is_as_bare(seen, bare, around, right):
+    """`preserve` gives right gradients, or says that it cannot. Words of an error may be lost, but not the error. What
+    backward would have read in the place of what was saved may be lost where that makes the gradient right."""
+    refused = seen[:1] == (noclobber.ClobberError,)
+    if around == "preserve":
+        return all(one in (*bare, *right) for one in seen) or (refused and bare != right)
+    return seen == bare or (refused and bare[:1] == (RuntimeError,)) or (seen == right and bare[:1] != (RuntimeError,))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """What each program comes to without noclobber and with `preserve`, and which functions run in which blocks."""
+    bare = {program: outcome(program) for program in PROGRAMS}
+    right, runs, entries = {}, {}, set()
+    for name, around in AROUND.items():
+        for program in PROGRAMS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with around(), called(FILES) as (ran, entered):
+                    seen = outcome(program)
+            if name == "preserve":
+                right[program] = seen
+            entries |= entered
+            for code in ran:
+                runs.setdefault(code, []).append((name, program))
+    return bare, right, runs, entries
+
+
+def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
+    bare, right, where, entries = runs
+    plants = Plants(modules(noclobber.observe))
+    wrong, named = [], plants.named()
+    boundary = ways.__file__  # which can't catch what is planted in itself
+    planted = [code for code in where if code in named and code not in entries and code.co_filename != boundary]
+    for code in planted:
+        # The first program in each kind of block.
+        for name, program in dict(reversed(where[code])).items():
+            with plants.planted(code):
+                try:
+                    seen, lost = inside(AROUND[name], program)
+                except noclobber.UnsupportedTorch:
+                    seen, lost = bare[program], ()  # it failed while everything was armed, and so before the program
+                    reached.clear()
+                except Exception as failure:
+                    seen, lost = ("block", f"{type(failure).__name__}: {failure}"), ()
+            if not is_as_bare(seen, bare[program], name, right[program]):
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: {str(seen)[:200]}")
+            elif reached and not any(PLANTED in one.why for one in lost):
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: not told")
+            while internals.top_hooks(True) is not None:
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: hooks are left")
+                internals.pop_hooks()
+            if internals.key_is_set():
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: the key is left")
+                internals.set_key(False)
+            if RECORDER.listeners:
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: still armed")
+                subscription._subscribers.clear()
+                subscription._settle()
+    assert not wrong, "\n" + "\n".join(wrong)
+    assert len(planted) > len(named) / 2

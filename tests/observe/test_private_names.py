@@ -1,0 +1,150 @@
+"""A release without one of the private names that noclobber uses: a person is told, and the program is as it is bare.
+
+The names are found by walking the source, and each is taken away in a fresh process.
+"""
+
+import ast
+import json
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils.checkpoint
+
+import noclobber.observe
+from noclobber.observe import internals
+
+ROOT = Path(noclobber.observe.__file__).parent
+
+
+def chain(node):
+    """`torch._C._autograd` as ["torch", "_C", "_autograd"]; empty for anything else."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
+
+
+def called(function):
+    """The last name of what is called."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def names_used():
+    """What the package asks of torch by a private name, as a path from `torch`, with where it does."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and chain(node)[:1] == ["torch"]:
+                found.setdefault(".".join(chain(node)[1:]), path.name)
+            elif isinstance(node, ast.Call) and called(node.func) == "private":
+                found |= {one.value: path.name for one in node.args if isinstance(one, ast.Constant)}
+    for name in internals._REQUIRED.values():
+        found.setdefault(name, "internals.py")
+    return {name: where for name, where in found.items() if any(map(is_private, name.split(".")))}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+PROGRAM = """
+import json, operator, os, sys, warnings
+import torch, torch.utils.checkpoint, torch.multiprocessing.reductions, torch.jit._builtins, torch.utils._device
+def values():
+    torch.manual_seed(0)
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = torch.utils.checkpoint.checkpoint(lambda x: (x * w).sigmoid(), x * 1, use_reentrant=False)
+    z = x.exp()
+    z.data.mul_(2)
+    (y.sum() + z.sum()).backward()
+    return x.grad.tolist()
+def without(name):
+    owner, _, last = name.rpartition(".")
+    owner = operator.attrgetter(owner)(torch) if owner else torch
+    try:
+        delattr(owner, last)
+    except (TypeError, AttributeError):
+        return "can't be taken away"
+    try:
+        bare = values()
+    except Exception:
+        return "torch itself needs it"
+    import noclobber
+    warnings.simplefilter("ignore")
+    try:
+        with noclobber.watch(contents=True) as seen:
+            watched = values()
+    except noclobber.UnsupportedTorch as told:
+        return "told" if name in str(told) and "are supported" in str(told) else f"puzzling: {told}"
+    coverage = seen.report.coverage
+    lost = any(name in one.why for one in coverage.lost) or coverage.writes != "dispatch key"
+    return ("same" if watched == bare else f"changed: {watched}") + (", lost" if lost else f", untold {coverage.lost}")
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if not os.fork():
+        print(json.dumps([name, without(name)]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def outcomes(names):
+    """What happens in a process where a name is taken away before noclobber is imported, for each name."""
+    run = subprocess.run([sys.executable, "-c", PROGRAM, *names], capture_output=True, text=True, check=True)
+    return dict(json.loads(line) for line in run.stdout.splitlines())
+
+
+def is_there(name):
+    try:
+        operator.attrgetter(name)(torch)
+    except AttributeError:
+        return False
+    return True
+
+
+def test_no_name_is_asked_for_when_a_module_is_imported():
+    """But in functions: so that a name that is missing is told when something is armed, and not by an import."""
+    for path in sorted(ROOT.rglob("*.py")):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+                continue
+            for node in ast.walk(statement):
+                names = chain(node)
+                private = names[:1] == ["torch"] and any(map(is_private, names[1:]))
+                assert not private or names == ["torch", "_C"], f"{path.name}: {'.'.join(names)}"
+
+
+def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import torch\nprint(torch.ones(1).tolist())\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'noclobber.observe.subscription':\n"
+        "            import torch; del torch._C._current_autograd_node\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    command = [sys.executable, "-m", "noclobber", "run", str(program)]
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert (run.returncode, run.stdout) == (0, "[1.0]\n")
+    assert run.stderr.startswith("noclobber: nothing was watched: torch ")
+    assert "has no `torch._C._current_autograd_node`" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each name is taken away in a fork")
+def test_each_name_is_told_of_when_it_is_missing():
+    names = [name for name in names_used() if is_there(name) and name != "_C"]
+    seen = outcomes(names)
+    assert seen.keys() == set(names)
+    fine = ("told", "same", "can't be taken away", "torch itself")
+    assert not {name: told for name, told in seen.items() if not told.startswith(fine)}
+    assert sum(told in ("told", "same, lost") for told in seen.values()) > 20

@@ -1,0 +1,335 @@
+"""Threads: contended ones train under noclobber as without it; a read is blamed on the backward call of its thread."""
+
+import functools
+import gc
+import random
+import sys
+import threading
+import time
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import noclobber
+from noclobber.model.live_saves import LiveSaves
+from noclobber.model.source import source_line
+from noclobber.observe import internals
+
+SECONDS = 5
+MODES = {
+    "install": noclobber.install,
+    "watch": noclobber.watch,
+    "contents": functools.partial(noclobber.watch, contents=True),
+    "preserve": noclobber.preserve,
+}
+
+
+@pytest.fixture
+def contended():
+    """Threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def step(seed, saves):
+    """One training step, with many saves, writes that meet live saves, and views; its gradients, by itself right."""
+    torch.manual_seed(seed)  # of all threads: nothing random is drawn here
+    x = torch.linspace(0, 1, 4).add_(seed).requires_grad_()
+    w = torch.ones(4)
+    h = x
+    for _ in range(saves):
+        h = (h * w).sigmoid()
+        w = w.clone()
+        w.mul_(1.5)
+        with torch.no_grad():
+            w[:2].add_(0.5)
+    h.sum().backward()
+    return x.grad
+
+
+def in_threads(count, work):
+    """The errors that threads end with."""
+    errors = []
+
+    def guarded(number):
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return errors
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("contended")
+def test_contended_threads_train_as_without_noclobber(mode):
+    right = {seed: step(seed, 20) for seed in range(4)}
+    until, wrong = time.monotonic() + SECONDS, []
+
+    def train(seed):
+        while time.monotonic() < until:
+            if not torch.equal(step(seed, 20), right[seed]):
+                wrong.append(seed)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", noclobber.ClobberWarning)
+        with MODES[mode]():
+            errors = in_threads(4, train)
+    assert not errors
+    assert not wrong
+
+
+@pytest.mark.usefixtures("contended")
+def test_contended_threads_find_what_each_of_them_does():
+    def wrong(number):
+        for _ in range(30):
+            x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+            y = x * w
+            w.data.mul_(2)
+            y.sum().backward()
+
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"), noclobber.watch() as seen:
+        errors = in_threads(4, wrong)
+    assert not errors
+    assert [(one.code, one.count) for one in seen.findings] == [("NC201", 120)]
+
+
+@pytest.mark.usefixtures("contended")
+def test_many_saves_are_swept_while_others_are_made():
+    """More saves are alive at once than the table keeps unsorted."""
+
+    def hold(number):
+        x = torch.ones(2, requires_grad=True)
+        kept = [x.exp() for _ in range(3000)]
+        w = torch.ones(2)
+        for _ in range(200):
+            y = x * w
+            w.add_(0)
+            kept.append(y)
+        assert len(kept) == 3200
+
+    with noclobber.watch() as seen:
+        assert not in_threads(4, hold)
+    assert not seen.findings
+
+
+class Cyclic:
+    """Goes with a garbage collection, in the midst of anything, and saves, writes and reads then."""
+
+    def __init__(self, went):
+        self.itself, self.went = self, went
+
+    def __del__(self):
+        x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+        y = x * w
+        w.mul_(1)
+        self.went.append(y)
+        del y
+
+
+@pytest.mark.parametrize("mode", ["watch", "contents"])
+def test_code_that_runs_in_a_garbage_collection(mode):
+    went, before = [], gc.get_threshold()
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+    with MODES[mode]() as seen:
+        gc.set_threshold(5, 2, 2)
+        try:
+            for _ in range(400):
+                Cyclic(went)
+                y = x * w
+                w.mul_(1)
+                weakref.finalize(y, went.append, None)
+                del went[:-10], y
+        finally:
+            gc.set_threshold(*before)
+            gc.collect()
+    assert went
+    assert not seen.findings
+    assert not seen.report.coverage.lost
+
+
+def test_a_read_is_blamed_on_the_backward_of_its_own_thread():
+    one_is_in, other_is_in, over = threading.Event(), threading.Event(), threading.Event()
+
+    def waits(g):
+        other_is_in.set()
+        assert over.wait(20)
+
+    def goes_on(g):
+        one_is_in.set()
+        assert other_is_in.wait(20)
+
+    def innocent():
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        y.register_hook(waits)
+        assert one_is_in.wait(20)
+        y.sum().backward()
+
+    def guilty():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+        y = x * w
+        z = y * 1
+        z.register_hook(goes_on)
+        w.data.mul_(3)
+        z.sum().backward()  # read
+        over.set()
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch() as seen:
+        assert not in_threads(2, lambda number: (innocent, guilty)[number]())
+    (finding,) = seen.findings
+    (read,) = [one for one in finding.labels if one.role == "read"]
+    assert source_line(read.span.path, read.span.line).endswith("# read")
+
+
+def test_a_block_watches_the_thread_that_begins_it():
+    """Also one that ran before any other block began."""
+    go, begun, found = threading.Event(), threading.Event(), []
+
+    def own_block():
+        begun.set()
+        assert go.wait(20)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with noclobber.watch() as seen:
+                x = torch.ones(3, requires_grad=True)
+                y = x.exp()
+                y.data.zero_()
+                y.sum().backward()
+        found.extend(seen.findings)
+
+    thread = threading.Thread(target=own_block)
+    thread.start()
+    assert begun.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with noclobber.watch():
+            go.set()
+            thread.join()
+    assert [one.code for one in found] == ["NC201"]
+
+
+def test_a_thread_that_ran_before_is_named_in_the_coverage():
+    def train():
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with noclobber.watch() as seen:
+            pool.submit(train).result()
+        pool.submit(train).result()
+    assert any("threads that ran before" in one for one in seen.report.coverage.unseen)
+
+
+@pytest.mark.usefixtures("contended")
+def test_blocks_begin_and_end_in_many_threads():
+    def watch(number):
+        for _ in range(20):
+            with MODES[random.Random(number).choice(list(MODES))]():
+                assert torch.equal(step(number, 3), right[number])
+
+    right = {number: step(number, 3) for number in range(4)}
+    engine = torch.autograd._engine_run_backward
+    assert not in_threads(4, watch)
+    assert torch.autograd._engine_run_backward is engine
+    assert not internals.key_is_set()
+
+
+def test_replicas_in_threads_as_data_parallel_runs_them():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), nn.Linear(3, 1))
+    inputs = [torch.randn(2, 3) for _ in range(3)]
+
+    def gradients():
+        net.zero_grad()
+        results = [None] * len(inputs)
+
+        def run(number):
+            results[number] = net(inputs[number])
+
+        assert not in_threads(len(inputs), run)
+        torch.stack(results).sum().backward()
+        return [one.grad.clone() for one in net.parameters()]
+
+    bare = gradients()
+    for mode in MODES.values():
+        with mode() as seen:
+            watched = gradients()
+        assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+        assert not getattr(seen, "findings", ())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_loader_workers(workers):
+    data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(8, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=workers)
+    net = nn.Linear(1, 1)
+    with noclobber.watch(contents=True) as seen:
+        for (batch,) in loader:
+            net(batch).relu_().sum().backward()
+    assert not seen.findings
+    assert not seen.report.coverage.lost
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent():
+    """A thread that stays behind in the parent may hold any of noclobber's locks when another one forks."""
+    context = torch.multiprocessing.get_context("fork")
+    held, over = threading.Event(), threading.Event()
+    live = LiveSaves(lambda one: one)
+
+    def hold():
+        with live._lock:
+            held.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    child = context.Process(target=live.sort)
+    child.start()
+    child.join(20)
+    alive = child.is_alive()
+    over.set()
+    thread.join()
+    child.kill()
+    assert not alive
+
+
+def test_a_nested_backward_works_for_its_own_call():
+    """The engine takes the state of the thread that calls it along; noclobber finds the call by that (torch 2.13)."""
+    seen = []
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            outer = internals.backward_call()
+            with torch.enable_grad():
+                y = torch.ones(2, requires_grad=True)
+                z = y * 3
+                z.register_hook(lambda g: seen.append((outer, internals.backward_call())))
+                z.sum().backward()
+            seen.append((outer, internals.backward_call()))
+            return g
+
+    with noclobber.watch():
+        Nested.apply(torch.ones(2, requires_grad=True)).sum().backward()
+        assert internals.backward_call() is None
+    (first, inner), (second, again) = seen
+    assert first is second is again
+    assert inner is not None
+    assert inner is not first

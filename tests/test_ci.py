@@ -1,0 +1,68 @@
+"""What .ci/run does, with a `make` that only notes how it is called: its order, and that no failure is lost."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAKE = """\
+#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$*" in
+    *"$FAILS"*) exit 3 ;;
+    *release*) echo 2.99.0 ;;
+    *) echo "made $*" ;;
+esac
+"""
+FUZZ = "fuzz TORCH=2.99.0 N=300"
+OTHER = "test TORCH=2.99.0 TESTS=tests/observe tests/rules"
+
+
+def run(folder: Path, *, fails: str = "nothing", began: int = 0) -> tuple[int, list[str], str]:
+    """The exit status, the calls of make, and all that was printed; `began` is how many seconds ago it all began."""
+    folder.joinpath("bin").mkdir()
+    make = folder / "bin" / "make"
+    make.write_text(MAKE)
+    make.chmod(0o755)
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    environ = {"PATH": f"{make.parent}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILS": fails}
+    done = subprocess.run(
+        [folder / ".ci" / "run"],
+        env=environ | {"SECONDS": str(began)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, folder.joinpath("calls").read_text().splitlines(), done.stdout
+
+
+def test_everything_and_then_another_release(tmp_path: Path) -> None:
+    status, calls, said = run(tmp_path)
+    assert status == 0
+    assert calls[0] in ("--silent release TORCH=oldest", "--silent release TORCH=newest")
+    assert calls[1:] == ["test", FUZZ, OTHER]
+    assert said.splitlines()[-1] == f"made {OTHER}"
+    assert "PASSED OVER" not in said
+
+
+@pytest.mark.parametrize(("fails", "last"), [("test", "test"), ("fuzz", FUZZ), ("tests/observe", OTHER)])
+def test_a_failure_of_any_stage_fails_the_whole(fails: str, last: str, tmp_path: Path) -> None:
+    status, calls, _ = run(tmp_path, fails=fails)
+    assert status != 0
+    assert calls[-1] == last
+
+
+def test_a_release_that_cannot_be_installed_is_passed_over_aloud(tmp_path: Path) -> None:
+    status, calls, said = run(tmp_path, fails="release")
+    assert (status, calls[1:]) == (0, ["test"])
+    assert "PASSED OVER" in said
+    assert said.splitlines()[-1] == "made test"
+
+
+def test_the_other_release_is_passed_over_aloud_where_time_is_short(tmp_path: Path) -> None:
+    status, calls, said = run(tmp_path, began=40 * 60)
+    assert (status, calls[-1]) == (0, "test")
+    assert "PASSED OVER: torch 2.99.0" in said
