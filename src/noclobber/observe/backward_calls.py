@@ -82,7 +82,8 @@ def _begins(
     recorder: Recorder, frame: FrameType, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> End | None:
     """A backward call is about to begin in this thread; what is returned is called at its end."""
-    thread, outer = recorder.thread, recorder.here()
+    thread = recorder.thread
+    outer = recorder.here() if thread.backwards else None
     if not recorder.listeners:
         return None
     if thread.entered:
