@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "noclobber"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES = 400
+MOST_LINES = 420
 
 
 def place(module: Path) -> str:

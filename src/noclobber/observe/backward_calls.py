@@ -64,14 +64,17 @@ def arm(recorder: Recorder, way: Way) -> None:
     def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own name for it: whoever walks the stack knows the engine by that.
         here = sys._getframe()
-        ended = way.guarded(lambda: _begins(recorder, here, t_outputs, args, kwargs))
-        if ended is None:
+        begun = way.guarded(lambda: _begins(recorder, here, t_outputs, args, kwargs))
+        if begun is None:
             return engine(t_outputs, *args, **kwargs)
+        call, ended = begun
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
+            call.over = True  # whatever fails now
             way.guarded(partial(ended, None, error))
             raise
+        call.over = True
         way.guarded(partial(ended, result, None))
         return result
 
@@ -80,8 +83,8 @@ def arm(recorder: Recorder, way: Way) -> None:
 
 def _begins(
     recorder: Recorder, frame: FrameType, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> End | None:
-    """A backward call is about to begin in this thread; what is returned is called at its end."""
+) -> tuple[Backward, End] | None:
+    """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
     thread = recorder.thread
     outer = recorder.here() if thread.backwards else None
     if not recorder.listeners:
@@ -99,11 +102,15 @@ def _begins(
     call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
     if recorder.contents is not None:
         recorder.contents.begin(sharing=call.quiet and recorder.is_alone)
-    thread.backwards.append(call)
-    internals.set_backward_call(call)
-    if call.quiet:
-        internals.set_key(False)
-    return partial(_has_ended, recorder, call, ends)
+    try:
+        thread.backwards.append(call)
+        internals.set_backward_call(call)
+        if call.quiet:
+            internals.set_key(False)
+    except Exception:
+        call.over = True  # it goes on without us
+        raise
+    return call, partial(_has_ended, recorder, call, ends)
 
 
 def _has_ended(

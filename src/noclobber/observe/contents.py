@@ -98,7 +98,7 @@ def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
     Known only where all those zeros had one sign, of real numbers on the CPU; else False. As -0.0 == 0.0, but not
     their bytes, what multiplies with them or adds them up gives the same numbers.
     """
-    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu:
+    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu or tensor.is_nested:
         return False
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
         return False

@@ -212,6 +212,7 @@ class Recorder:
             return
         self.leave()
         thread.entered, thread.arming = True, self._armings
+        thread.backwards = [one for one in thread.backwards if not one.over]  # should an end have failed
         with self._counting:
             self._entered += 1
         if self.by_key:
@@ -272,7 +273,7 @@ class Recorder:
     def here(self) -> Backward | None:
         """The backward call that this thread runs, or works for; None outside of one."""
         call: Backward | None = internals.backward_call()
-        return call
+        return None if call is None or call.over else call
 
     def reading(self) -> Backward:
         """The backward call under way; of a save that is read outside of one, where it is read."""

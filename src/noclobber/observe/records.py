@@ -54,6 +54,8 @@ class Backward:
     inputs: Any = ()
     """What gradients are asked for; empty for all leaves."""
     create_graph: bool = False
+    over: bool = False
+    """Whether it has ended."""
     quiet: bool = False
     """Whether the write log rests meanwhile."""
     deliveries: Any = None
