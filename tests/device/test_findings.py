@@ -52,6 +52,32 @@ def data_write_of_the_same_bytes():
     return [x.grad]
 
 
+def signs_of_zeros_flipped():
+    x = leaf(3).detach().sub(1).requires_grad_()
+    y = x.relu()
+    z = y * y
+    y.data.mul_(1 - 2.0 * (y.detach() == 0))
+    z.sum().backward()
+    return [x.grad]
+
+
+def signs_of_zeros_that_a_division_reads():
+    x, y = leaf(3), torch.zeros(3)
+    z = x / y
+    y.data.neg_()
+    z.sum().backward()
+    return [x.grad]
+
+
+def signs_of_zeros_flipped_under_own_hooks():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return signs_of_zeros_flipped()
+
+
+def signs_of_zeros_outside_a_region():
+    return drift(False, lambda scale: scale.data.neg_(), torch.zeros(3))
+
+
 def data_write_put_back():
     x = leaf(3)
     y = x.exp()
@@ -198,8 +224,8 @@ def freed_graph():
     loss.backward()
 
 
-def drift(use_reentrant, write):
-    net, scale = nn.Linear(3, 3), torch.ones(3)
+def drift(use_reentrant, write, scale=None):
+    net, scale = nn.Linear(3, 3), torch.ones(3) if scale is None else scale
     x = leaf(2, 3)
     y = checkpoint(lambda h: net(h).tanh() * scale, x, use_reentrant=use_reentrant)
     write(scale)

@@ -84,5 +84,5 @@ def settle(recorder: Recorder, call: Backward) -> ClobberError | None:
     changed = all_known([one.differs for one in waiting])
     found = [one.tell() for one, differs in zip(waiting, changed, strict=True) if differs]
     stopped = ClobberError(testimony.CHANGED) if recorder.strict and found else None
-    recorder.tell([one for one in found if one is not None], stopped)
+    recorder.tell([one for one in found if one is not None], stopped, call)
     return stopped

@@ -93,24 +93,35 @@ def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
 
 
 def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
-    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign.
+    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign; waits for its device.
 
-    Known only where all those zeros had one sign, of real numbers on the CPU; else False. As -0.0 == 0.0, but not
-    their bytes, what multiplies with them or adds them up gives the same numbers.
+    Known only where all those zeros had one sign, of real numbers; else False. As -0.0 == 0.0, but not their bytes,
+    what multiplies with them or adds them up gives the same numbers.
     """
-    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu or tensor.is_nested:
-        return False
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
-        return False
+    return any(same(_with_zeros(tensor, zero), digest) for zero in (0.0, -0.0))
+
+
+def differs_in_numbers(tensor: torch.Tensor, now: Digest, before: Digest) -> torch.Tensor | bool:
+    """Whether a tensor, whose fingerprint is `now`, has other numbers than one `before`: zeros of another sign do not
+    count. Left on its device, for `all_known`."""
+    answer = differs(now, before)
+    for zero in (0.0, -0.0):
+        other = differs(_with_zeros(tensor, zero), before)
+        with internals.aside():
+            answer = answer & other
+    return answer
+
+
+def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
+    """The fingerprint of a tensor if all its zeros were this one; None where it has no real numbers."""
+    if not _has_memory(type(tensor)) or tensor.is_nested or tensor.layout is not torch.strided:
+        return None
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg() or tensor.is_meta:
+        return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     with internals.aside():
         span = tensor.detach().as_strided((last + 1,), (1,)).clone()
-        zeros, shown = span == 0, span.as_strided(tensor.shape, tensor.stride(), 0)
-        for zero in (0.0, -0.0) if zeros.any() else ():
-            span.masked_fill_(zeros, zero)
-            if same(fingerprint(shown), digest):
-                return True
-    return False
+        return fingerprint(span.masked_fill_(span == 0, zero).as_strided(tensor.shape, tensor.stride(), 0))
 
 
 def fingerprint(tensor: torch.Tensor) -> Digest:

@@ -14,7 +14,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
 from noclobber.observe import graph, internals, registered_hooks, rereads, saves, testimony
-from noclobber.observe.contents import Digest, OnDevice, differs, fingerprint, same
+from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
 from noclobber.observe.frames import passed_over
 from noclobber.observe.memory import Reread
 from noclobber.observe.records import Geometry, geometry, moment
@@ -220,14 +220,14 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
     current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
-    if not testimony.is_other(kept, node, tensor, kept.digest):
-        return
     call = recorder.here()
     if isinstance(digest, OnDevice) and call is not None:
-        clobber = _clobber(recorder, kept, memory, tensor, node, current, held=False)
-        call.later.append(testimony.Later(differs(digest, kept.digest), clobber))
+        if testimony.is_read(kept, node):
+            other = testimony.is_other_later(node, testimony.field_of(kept, node), tensor, digest, kept.digest)
+            clobber = _clobber(recorder, kept, memory, tensor, node, current, held=False)
+            call.later.append(testimony.Later(other, clobber))
         return
-    if isinstance(digest, OnDevice) and same(digest, kept.digest):
+    if same(digest, kept.digest) or not testimony.is_other(kept, node, tensor, kept.digest):
         return
     found = _clobber(recorder, kept, memory, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in found.writes):

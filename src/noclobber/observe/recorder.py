@@ -325,11 +325,12 @@ class Recorder:
         for listener in self.listeners:
             listener.noticed(event)
 
-    def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
-        """Hand clobbers to whoever listens."""
+    def tell(self, clobbers: list[Clobber], error: RuntimeError | None, call: Backward | None = None) -> None:
+        """Hand clobbers to whoever listens. `call` is the backward call that met them, by default the one under way."""
         self.told += len(clobbers)
         if clobbers:
-            self.untold.explained(clobbers)
+            if (call := call or self.here()) is not None:
+                call.explained.extend(write.site for clobber in clobbers for write in clobber.writes)
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)
 

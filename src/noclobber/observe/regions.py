@@ -13,7 +13,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
 from noclobber.observe import graph, internals, rereads, reruns, testimony
-from noclobber.observe.contents import Digest, differ, differs, fingerprint, same_but_for_zeros
+from noclobber.observe.contents import Digest, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.memory import Reread
 from noclobber.observe.records import Backward, moment
 from noclobber.observe.sites import Place, site_of
@@ -245,7 +245,8 @@ class Region:
             read = Read(name, site_of(call.place), testimony.call_of(call))
             self.recorder.notice(Drift(site_of(self.place), save, causes, read))
 
-        call.later.append(testimony.Later(differs(packed.digest, digest), tell, packed.order))
+        other = testimony.is_other_later(node, field, tensor, digest, packed.digest)
+        call.later.append(testimony.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:
         """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""

@@ -14,7 +14,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe import graph, internals, saves, unread, words
-from noclobber.observe.contents import Digest, differs, fingerprint, same, same_but_for_zeros
+from noclobber.observe.contents import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
 from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided, tensor_on
@@ -94,6 +94,13 @@ def is_other(handle: object, node: Any, tensor: torch.Tensor, before: Digest) ->
     if not is_read(handle, node):
         return False
     return unread.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
+
+
+def is_other_later(node: Any, field: str, tensor: torch.Tensor, digest: Digest, before: Digest) -> torch.Tensor | bool:
+    """The same of a field that the node reads on a device, left there. `digest` is the tensor's fingerprint now."""
+    if unread.minds_sign_of_zero(node, field):
+        return differs(digest, before)
+    return differs_in_numbers(tensor, digest, before)
 
 
 def field_of(handle: object, node: Any) -> str:
@@ -192,7 +199,10 @@ def later(handle: Handle, node: Any, digest: Digest, backward: Backward, memory:
         read = Read(save.node, site_of(backward.place), call_of(backward))
         return Clobber(replace(save, tensor=known), writes, read, current)
 
-    return Later(differs(handle.digest, digest), clobber)
+    # Zeros are looked at where it may be writes that changed their signs: that takes two more fingerprints.
+    if entries:
+        return Later(is_other_later(node, save.field, alias, digest, handle.digest), clobber)
+    return Later(differs(digest, handle.digest), clobber)
 
 
 def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
