@@ -79,7 +79,7 @@ class _Host:
         if tensor.device.type != NAME:
             return tensor
         made: Any = torch.empty(0, dtype=tensor.dtype)
-        made.set_(self._storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        made.set_(self._storage(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
         made = torch._conj(made) if tensor.is_conj() else made
         made = torch._neg_view(made) if tensor.is_neg() else made
         self._known[id(made)] = made, tensor
@@ -112,8 +112,8 @@ class _Host:
 
 @contextlib.contextmanager
 def _opaque() -> Iterator[None]:
-    """As inside a compiled kernel: no autograd, no modes, no key that somebody listens on."""
-    with C._ForceDispatchKeyGuard(_FACTORIES, _ABOVE):
+    """As inside a compiled kernel: no autograd, no modes, no subclasses, no key that somebody listens on."""
+    with C._ForceDispatchKeyGuard(_FACTORIES, _ABOVE), C.DisableTorchFunctionSubclass():
         yield
 
 
