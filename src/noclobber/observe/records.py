@@ -16,8 +16,17 @@ from noclobber.observe import internals
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import Written
 
-moment: Callable[[], int] = count(1).__next__
-"""What comes later has a higher number, in whatever thread; sequence numbers of nodes are counted by each thread."""
+_next: Callable[[], int] = count(1).__next__
+latest = [0]
+"""The newest moment, as its only item. A save takes this one, which costs less: what is written after it has a higher
+number."""
+
+
+def moment() -> int:
+    """A number that is higher than all before it, in whatever thread: those of nodes are counted by each thread."""
+    latest[0] = number = _next()
+    return number
+
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""

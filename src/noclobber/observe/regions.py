@@ -140,7 +140,7 @@ class Region:
         """What a reentrant region, run anew, has saved of the memory outside."""
         for key, reread in self.outside.items():
             for handle in self.recorder.live.at(key):
-                if handle.moment > self.again:
+                if handle.moment >= self.again:
                     yield reread, handle.alias
 
     def _was_written(self) -> bool:

@@ -19,7 +19,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import custom_backwards, internals, own_saves, saves, testimony, words
 from noclobber.observe.contents import OnDevice, fingerprint, same
 from noclobber.observe.custom_backwards import CustomBackwards
-from noclobber.observe.records import moment
+from noclobber.observe.records import latest
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place
 from noclobber.observe.testimony import Later
@@ -115,7 +115,7 @@ class Stashes:
         stash = Stash(alias)
         stash.alias, stash.version, stash.place = alias, version, place
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
-        stash.identity, stash.moment = id(tensor), moment()
+        stash.identity, stash.moment = id(tensor), latest[0]
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
         contents = self._recorder.contents
         stash.digest = None if contents is None else contents.at_save(alias)
