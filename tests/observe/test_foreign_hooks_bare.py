@@ -1,14 +1,19 @@
 """The program's own saved-tensor hooks run, nest and fail as they do without noclobber, and give memory back."""
 
+import contextlib
 import gc
+import warnings
 import weakref
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+import noclobber
+from noclobber.observe import internals
 from noclobber.observe.recorder import RECORDER
 
+from . import alike
 from .hearing import bare, hear
 
 
@@ -142,3 +147,98 @@ def test_saves_that_died_are_forgotten():
     before = alive()
     hear(kept)
     assert alive() == before
+
+
+class Recording:
+    """Hooks that round what is saved, and note each call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def pack(self, t):
+        self.calls.append("pack")
+        return t.detach().round()
+
+    def unpack(self, t):
+        self.calls.append("unpack")
+        return t
+
+    def on(self):
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+
+def begun_and_ended_within(around, hooks, x):
+    with hooks.on():
+        with around():
+            x.exp().sum().backward()
+            y = x.exp()
+        z = x.exp()
+    (y + z).sum().backward()
+
+
+def begun_within_and_ended_after(around, hooks, x):
+    hold, block = hooks.on(), around()
+    hold.__enter__()
+    block.__enter__()
+    y = x.exp()
+    hold.__exit__(None, None, None)
+    z = x.exp()
+    with hooks.on():
+        u = x.exp()
+    (y + z + u).sum().backward()
+    block.__exit__(None, None, None)
+
+
+def begun_within_and_preserved(around, hooks, x):
+    with hooks.on(), around():
+        with noclobber.preserve():
+            y = x.exp()
+        z = x.exp()
+        with noclobber.install():
+            (y + z).sum().backward()
+
+
+def begun_within_a_backward_with_a_graph(around, hooks, x):
+    with hooks.on(), around():
+        (gradient,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
+        gradient.sum().backward()
+
+
+def begun_within_and_transformed(around, hooks, x):
+    with hooks.on(), around():
+        y = x.exp()
+        with pytest.raises(RuntimeError, match="yet support saved tensor hooks"):
+            torch.func.grad(lambda t: t.exp().sum())(x.detach())
+        y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        begun_and_ended_within,
+        begun_within_and_ended_after,
+        begun_within_and_preserved,
+        begun_within_a_backward_with_a_graph,
+        begun_within_and_transformed,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_block_within_the_hooks_calls_them(program):
+    def outcome(around):
+        x, hooks = torch.tensor([1.4, 2.6], requires_grad=True), Recording()
+        program(around, hooks, x)
+        return hooks.calls, x.grad.tolist(), internals.top_hooks(True)
+
+    alone = outcome(contextlib.nullcontext)
+    assert "unpack" in alone[0]
+    for around in alike.MODES.values():
+        assert outcome(around) == alone
+
+
+def test_a_write_under_hooks_that_a_block_was_begun_in():
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(action="ignore"), identity(), noclobber.watch() as seen:
+        y = x.exp()
+        y.mul_(0)
+        y.sum().backward()
+    assert [finding.code for finding in seen.findings] == ["NC204"]

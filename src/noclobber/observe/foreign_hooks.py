@@ -66,7 +66,8 @@ class Kept:
 def arm(recorder: Recorder, way: Way) -> None:
     """Wrap the hooks that the program pushes until the recorder disarms.
 
-    Those that it pushed before are below ours: when it pops them, ours are not to be popped in their place.
+    Those that it pushed before are below ours, which call them (`around`): when it pops them, ours are not to be popped
+    in their place.
     """
     autograd = internals.private("_C._autograd")
     push, pop = internals.push_hooks, internals.pop_hooks
@@ -76,15 +77,14 @@ def arm(recorder: Recorder, way: Way) -> None:
         push(*wrapped) if wrapped is not None else push(pack, unpack)
 
     def _pop_saved_tensors_default_hooks() -> None:
-        ours = way.guarded(lambda: _to_put_back(recorder))
-        if ours is None:
+        if not way.guarded(recorder.has_hooks_on_top):
             pop()
             return
         pop()
         try:
             pop()
         finally:
-            push(*ours)
+            way.guarded(recorder.push_hooks)
 
     way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
     way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
@@ -98,12 +98,6 @@ def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[P
     if recorder.watching and recorder.thread.watched and not _is_exempt(pack):
         return _wrapped(recorder, way, pack, unpack)
     return None
-
-
-def _to_put_back(recorder: Recorder) -> saves.Hooks | None:
-    """Our own hooks, where they are on top: the program means the pair below."""
-    ours = internals.top_hooks(True)
-    return ours if saves.are_ours(ours) else None
 
 
 def _is_exempt(pack: Any) -> bool:
@@ -126,6 +120,12 @@ def theirs(ask: Callable[[], Any]) -> Any:
             internals.push_hooks(*ours)
     pair = ask()
     return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
+
+
+def around(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+    """Hooks of noclobber's that call those of the program, which it pushed before this thread was watched."""
+    recorder.python_in_backward = True
+    return _wrapped(recorder, recorder.core, *_wrapping.get(pack, (pack, unpack)))
 
 
 def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
 from typing import TypeVar
+from warnings import WarningMessage
 
 from noclobber.model.source import PASSED_OVER, Owner, owner_of
 
@@ -46,18 +46,17 @@ def _renamed(code: CodeType) -> CodeType:
     return code.replace(co_filename=PASSED_OVER)
 
 
-def call_at(frame: FrameType) -> CodeType:
-    """Code that is `function(*args, **kwargs)` on the line that a frame is at.
+def led_to(message: WarningMessage) -> FrameType | None:
+    """The frame that led to the frame of noclobber's that a warning blames; None where it blames another.
 
-    Evaluated with the globals of the frame it makes what a function of C warns of be blamed on that line.
+    Python notes what it has shown for each module. That is taken back for noclobber's, as many places lead to one line.
     """
-    return _call_at(frame.f_code.co_filename, frame.f_lineno)
-
-
-@lru_cache(maxsize=1024)
-def _call_at(path: str, line: int) -> CodeType:
-    tree = ast.parse("function(*args, **kwargs)", mode="eval")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr):
-            node.lineno = node.end_lineno = line
-    return compile(tree, path, "eval")
+    frame: FrameType | None = None
+    if owner_of(message.filename) is Owner.NOCLOBBER:
+        frame = sys._getframe(1)
+        while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (message.filename, message.lineno):
+            frame = frame.f_back
+    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
+        frame.f_globals.get("__warningregistry__", {}).clear()
+        frame = frame.f_back
+    return frame

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -17,7 +17,7 @@ import torch.utils.dlpack
 
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe import compiling, internals
-from noclobber.observe.frames import call_at, frame_above, passed_over
+from noclobber.observe.frames import frame_above, passed_over
 from noclobber.observe.sites import Place
 from noclobber.observe.ways import Way
 
@@ -156,19 +156,10 @@ def _taking(
     @functools.wraps(native)
     def taking(*args: Any, **kwargs: Any) -> Any:
         frame = frame_above(1)
-        call = way.guarded(lambda: call_at(frame)) if warns else None
-        if call is None:
-            tensor = native(*args, **kwargs)
-        else:
-            try:
-                tensor = eval(call, frame.f_globals, {"function": native, "args": args, "kwargs": kwargs})
-            except BaseException as error:
-                error.__traceback__ = None  # which would show that line twice
-                raise
+        tensor = native(*args, **kwargs)
         took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), frame)
         return tensor
 
-    warns = isinstance(native, BuiltinFunctionType)  # of an array that is not to be written
     internals.never_compile(passed_over(taking))
     return taking
 

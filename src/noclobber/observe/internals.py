@@ -239,16 +239,18 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def remove_hooks(these: Callable[[tuple[Any, Any]], bool]) -> None:
-    """Take the uppermost of `these` pairs of hooks off this thread's stack, also from below others."""
+def replace_hooks(these: Callable[[tuple[Any, Any]], bool], by: tuple[Any, Any] | None = None) -> None:
+    """Take the uppermost of `these` pairs of hooks off this thread's stack, also from below others, and put one in its
+    place."""
     above = []
     while (top := top_hooks(True)) is not None:
         pop_hooks()
         if these(top):
             break
         above.append(top)
-    for others in reversed(above):
-        push_hooks(*others)
+    above += [by] if by is not None else []
+    for pair in reversed(above):
+        push_hooks(*pair)
 
 
 def set_key(on: bool) -> None:

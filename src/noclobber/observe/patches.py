@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noclobber.observe import internals
-from noclobber.observe.frames import passed_over
+from noclobber.observe.frames import led_to, passed_over
 
 if TYPE_CHECKING:
     from noclobber.observe.ways import Way
@@ -74,6 +75,34 @@ def around_waiting(way: Way, resumed: Callable[[], None]) -> None:
 
     way.patches.put(threading.Condition, "wait", functools.wraps(wait)(waited))
     way.patches.put(task, "run", functools.wraps(run)(begun))
+
+
+def on_warnings(way: Way) -> None:
+    """Let a warning that blames a line of noclobber's blame the line of the program that led there.
+
+    What C++ warns of in the midst of a wrapper blames the innermost Python frame. An operator that a kernel calls
+    gathers its warnings itself since torch 2.15, and blames the kernel (tests/observe/test_warnings.py). Filters
+    that name a module are asked for noclobber's module too: what they leave out there is not shown.
+    """
+    show: Callable[[warnings.WarningMessage], None] = warnings._showwarnmsg  # type: ignore[attr-defined]
+
+    def _showwarnmsg(message: warnings.WarningMessage) -> None:
+        blamed = way.guarded(lambda: led_to(message))
+        if blamed is None:
+            show(message)
+            return
+        names = blamed.f_globals
+        warnings.warn_explicit(
+            message.message,
+            message.category,
+            blamed.f_code.co_filename,
+            blamed.f_lineno,
+            names.get("__name__", "<string>"),
+            names.setdefault("__warningregistry__", {}),
+            source=message.source,
+        )
+
+    way.patches.put(warnings, "_showwarnmsg", _showwarnmsg)
 
 
 def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from noclobber.observe import (
     changed_saves,
     custom_backwards,
     filling,
+    foreign_hooks,
     internals,
     keeping,
     log,
@@ -162,13 +163,12 @@ class Recorder:
         self.keeping = keeping
         self.be_careful(1 if keeping else -1)
         (self.attend if keeping else self.ignore)(self._moves)
-        if (thread := self.thread).hooks is not None:
+        if saves.are_ours((thread := self.thread).hooks):
             thread.hooks = self._hooks()
             if thread.withdrawn is not None:
                 thread.withdrawn = thread.hooks
             else:
-                internals.remove_hooks(saves.are_ours)
-                internals.push_hooks(*thread.hooks)
+                internals.replace_hooks(saves.are_ours, thread.hooks)
 
     def be_careful(self, more: int) -> None:
         """One more reason (1) to look at writes to tensors in the graph too, or one less (-1)."""
@@ -220,8 +220,19 @@ class Recorder:
         else:
             thread.mode = writes.enter_mode()
         if self.watching:
-            thread.hooks = self._hooks()
-            internals.push_hooks(*thread.hooks)
+            self.push_hooks()
+
+    def push_hooks(self) -> None:
+        """Push hooks for this thread. PyTorch calls the uppermost pair alone: ours calls the program's."""
+        below = internals.top_hooks(True)
+        ours = self._hooks() if below is None or saves.are_ours(below) else foreign_hooks.around(self, *below)
+        internals.push_hooks(*ours)
+        self.thread.hooks = ours
+
+    def has_hooks_on_top(self) -> bool:
+        """Whether the uppermost pair of this thread is noclobber's, and no program's that was pushed since."""
+        top = internals.top_hooks(True)
+        return top is not None and (saves.are_ours(top) or top == self.thread.hooks)
 
     def _hooks(self) -> saves.Hooks:
         changed = partial(changed_saves.read, self, silently=not self.keeping)
@@ -241,20 +252,17 @@ class Recorder:
         elif mode is not None:
             writes.leave_mode(mode)
         if hooks is not None and not withdrawn:
-            if internals.top_hooks(True) == hooks:
-                internals.pop_hooks()
-            else:
-                internals.remove_hooks(saves.are_ours)
+            internals.replace_hooks(lambda pair: pair == hooks or saves.are_ours(pair))
         with self._counting:
             self._entered -= 1
         self.versions_preserved(-thread.preserving)
 
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
-        thread, ours = self.thread, internals.top_hooks(True)
-        if thread.withdrawn is None and saves.are_ours(ours):
+        thread = self.thread
+        if thread.withdrawn is None and self.has_hooks_on_top():
+            thread.withdrawn = internals.top_hooks(True)
             internals.pop_hooks()
-            thread.withdrawn = ours
 
     def put_back(self) -> None:
         """Push our hooks again after `withdraw`."""

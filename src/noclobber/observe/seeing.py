@@ -37,6 +37,10 @@ class Seen(NamedTuple):
     lasting: bool = False
 
 
+def _warnings(recorder: Recorder, way: Way) -> None:
+    patches.on_warnings(way)
+
+
 def _threads(recorder: Recorder, way: Way) -> None:
     patches.around_threads(way, recorder.enter, recorder.leave)
 
@@ -66,6 +70,7 @@ def _transforms(recorder: Recorder, way: Way) -> None:
 
 
 ALWAYS: tuple[Seen, ...] = (
+    Seen("lines that warnings blame", _warnings),
     Seen("threads that the program starts", _threads, lasting=True),
     Seen("operators that the program defines", _operators),
     Seen("writes of custom Functions in backward", _listening),
