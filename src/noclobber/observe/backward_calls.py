@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,11 +62,13 @@ def arm(recorder: Recorder, way: Way) -> None:
 
     def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own name for it: whoever walks the stack knows the engine by that.
-        here = sys._getframe()
-        begun = way.guarded(lambda: _begins(recorder, here, t_outputs, args, kwargs))
+        begun = way.guarded(lambda: _begins(recorder, t_outputs, args, kwargs))
         if begun is None:
             return engine(t_outputs, *args, **kwargs)
         call, ended = begun
+        call.frame = (
+            sys._getframe()
+        )  # no variable of this frame, which would keep all others until a garbage collection
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
@@ -82,7 +83,7 @@ def arm(recorder: Recorder, way: Way) -> None:
 
 
 def _begins(
-    recorder: Recorder, frame: FrameType, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Recorder, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Backward, End] | None:
     """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
     thread = recorder.thread
@@ -96,7 +97,7 @@ def _begins(
         return None
     steps.unmute(thread)
     call = read(outputs, args, kwargs)
-    call.outer, call.frame, call.node = outer, frame, internals.next_node()
+    call.outer, call.node = outer, internals.next_node()
     ends = recorder.calls.begin(call)  # who may find hooks, which are to be listened to
     logged = recorder.by_key and not recorder.python_in_backward and internals.key_is_set()
     call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
