@@ -66,9 +66,8 @@ def arm(recorder: Recorder, way: Way) -> None:
         if begun is None:
             return engine(t_outputs, *args, **kwargs)
         call, ended = begun
-        call.frame = (
-            sys._getframe()
-        )  # no variable of this frame, which would keep all others until a garbage collection
+        # No variable of this frame: a frame that holds itself keeps all others until a garbage collection.
+        call.frame = sys._getframe()
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
