@@ -25,8 +25,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     """
 
     def begin(call: Backward) -> End | None:
-        hooks = internals.top_hooks(True)
-        if not call.create_graph or not saves.are_ours(hooks):
+        if not call.create_graph or not saves.are_ours(hooks := internals.top_hooks(True)):
             return None
         instead = _saving_inputs(hooks, way)
         internals.pop_hooks()

@@ -157,7 +157,6 @@ def record(
 ) -> Record:
     """Note a write that is about to happen in a thread with these backward calls under way."""
     under_way = len(backwards)
-    elsewhere = under_way and backwards[0] is ELSEWHERE
     fields = (
         written,
         place,
@@ -166,7 +165,7 @@ def record(
         geometry(tensor),
         step,
         under_way,
-        _number_at_call() if elsewhere else internals.next_node(),
+        _number_at_call() if under_way and backwards[0] is ELSEWHERE else internals.next_node(),
         moment(),
     )
     return _new(Record, fields)
