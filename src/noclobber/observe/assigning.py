@@ -66,7 +66,7 @@ def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) 
     cuts = tensors and (value.requires_grad or untracked.is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, recorder.thread.backwards)
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, recorder.thread)
     if reread:
         recorder.memory.recent.append(noted)
     if cuts:

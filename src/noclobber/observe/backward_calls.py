@@ -86,7 +86,7 @@ def _begins(
 ) -> tuple[Backward, End] | None:
     """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
     thread = recorder.thread
-    outer = recorder.here() if thread.backwards else None
+    outer = recorder.here() if thread.backwards or not thread.entered else None
     if not recorder.listeners:
         return None
     if thread.entered:

@@ -15,7 +15,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import internals, saves
 from noclobber.observe.filling import Packed
-from noclobber.observe.records import ELSEWHERE, Backward, Record
+from noclobber.observe.records import Backward, Record
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import WriteMode
 
@@ -57,9 +57,8 @@ class Thread(threading.local):
         """The last saves that hooks other than noclobber's were given."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
-        self.backwards = [] if internals.backward_call() is None else [ELSEWHERE]
-        """The backward calls that this thread has under way, innermost last. A thread of the engine does nothing but
-        work for one: it is met in the midst of that, and never outside of any."""
+        self.backwards: list[Backward] = []
+        """The backward calls that this thread makes, innermost last."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
 

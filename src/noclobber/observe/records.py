@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -15,6 +15,9 @@ from noclobber.model.source import Site
 from noclobber.observe import internals
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import Written
+
+if TYPE_CHECKING:
+    from noclobber.observe.memory import Thread
 
 _next: Callable[[], int] = count(1).__next__
 latest = [0]
@@ -140,23 +143,26 @@ def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
     return cast(torch.Tensor, shown)
 
 
-def _number_at_call() -> int:
-    """The number that the next node of the thread had that called backward: its graphs are what is written."""
+def _elsewhere() -> tuple[int, int]:
+    """What a record notes of backward calls and nodes in a thread that was not entered: it works for a call of another
+    thread, whose graphs are what is written, by the numbers that its nodes had when it called."""
     call: Backward | None = internals.backward_call()
-    while call is not None and call.outer is not None:
+    if call is None or call.over:
+        return 0, internals.next_node()
+    while call.outer is not None:
         call = call.outer
-    return internals.next_node() if call is None else call.node
-
-
-ELSEWHERE = Backward(None, (), "backward")
-"""Stands for the call of another thread that a thread of the engine works for."""
+    return 1, call.node
 
 
 def record(
-    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, backwards: list[Backward]
+    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, thread: Thread
 ) -> Record:
-    """Note a write that is about to happen in a thread with these backward calls under way."""
-    under_way = len(backwards)
+    """Note a write that is about to happen in a thread."""
+    if thread.entered:
+        under_way, number = len(thread.backwards), internals.next_node()
+    else:
+        under_way, number = _elsewhere()
+    latest[0] = now = _next()
     fields = (
         written,
         place,
@@ -165,7 +171,7 @@ def record(
         geometry(tensor),
         step,
         under_way,
-        _number_at_call() if under_way and backwards[0] is ELSEWHERE else internals.next_node(),
-        moment(),
+        number,
+        now,
     )
     return _new(Record, fields)

@@ -81,7 +81,7 @@ def _about_to_move(recorder: Recorder, tensor: torch.Tensor) -> list[Moved]:
     live: list[Handle] = [
         one for one in recorder.live.at(key) if isinstance(one, (Stash, Needed)) and one.tensor() is tensor
     ]
-    noted = record(_SWAPPED, tensor, key, caller(2), recorder.thread.step, recorder.thread.backwards)
+    noted = record(_SWAPPED, tensor, key, caller(2), recorder.thread.step, recorder.thread)
     if recorder.memory.is_reread(key):
         recorder.memory.recent.append(noted)
     if live:

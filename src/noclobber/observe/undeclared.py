@@ -88,7 +88,7 @@ class Writers:
             if one.key == key and any(each is inputs for each in recorder.thread.given):
                 if one.digest is None:
                     one.digest = fingerprint(one.tensor)
-                noted = record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread.backwards)
+                noted = record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
                 one.writes.append(noted)
 
     def ended(self, inputs: list[Input], dirty: tuple[Any, ...], function: type, place: Place | None) -> None:
@@ -225,7 +225,7 @@ class Operators:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         written = Written(op, (), uncounted=True, undeclared=True)
-        noted = record(written, tensor, key, caller(), recorder.thread.step, recorder.thread.backwards)
+        noted = record(written, tensor, key, caller(), recorder.thread.step, recorder.thread)
         marked.writes.append((noted, int(handle.alias._version)))
 
 

@@ -205,7 +205,7 @@ class Untold:
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         recorder = self._recorder
-        return record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread.backwards)
+        return record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
