@@ -151,7 +151,8 @@ def drive(programs: int, jobs: int, like: Task) -> int:
         for event in coming:
             if isinstance(event, Fault):
                 source = runnable(event.source, like.device)
-                say(shown(event.number, f"{event.verdict.outcome.value} {event.verdict.why}", source))
+                outcome, why, codes = event.verdict.outcome.value, event.verdict.why, ", ".join(event.verdict.codes)
+                say(shown(event.number, f"{outcome} {codes} {why}", source))
                 continue
             number, outcome = event
             counts[outcome] += 1

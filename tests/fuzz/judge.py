@@ -227,7 +227,10 @@ def _lies_at(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def changed_recomputations(source: str) -> int:
-    """How many saves of checkpointed regions were read when running the region anew would have saved other bytes."""
+    """How many saves of checkpointed regions were read when running the region anew would have saved other bytes.
+
+    A reentrant one has saved nothing in forward: what it then returned is compared as well.
+    """
     changed = 0
 
     def checkpoint(region: Callable[[Any], Any], given: torch.Tensor, use_reentrant: bool) -> Any:
@@ -239,7 +242,8 @@ def changed_recomputations(source: str) -> int:
             hooks = saved_tensors_hooks(lambda saved: again.append(_kept(saved)), lambda at: None)
             try:
                 with torch.enable_grad(), hooks:
-                    region(given.detach().requires_grad_(given.requires_grad))
+                    result = region(given.detach().requires_grad_(given.requires_grad))
+                again.extend([_kept(result)] if use_reentrant else [])
             finally:
                 _draw_from(here)
             return again
@@ -251,11 +255,14 @@ def changed_recomputations(source: str) -> int:
         def unpack(at: int) -> torch.Tensor:
             nonlocal changed
             again = saves()
-            changed += len(again) != len(first) or any(map(_other, again, first))
+            before = [*first, *returned]
+            changed += len(again) != len(before) or any(map(_other, again, before))
             return first[at]
 
         with saved_tensors_hooks(pack, unpack):
-            return region(given)
+            result = region(given)
+        returned = [_kept(result)] if use_reentrant else []
+        return result
 
     for which in (r"use_reentrant=False", r"use_reentrant=\w+"):
         run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), names={"rerun": checkpoint})

@@ -160,6 +160,13 @@ def test_luck_is_told_from_harm():
     assert not changed_saves(HEAD + "y = F.batch_norm(x, mean, var, b, b, True)\nloss = y.sin().sum()" + END)
 
 
+def test_a_reentrant_region_that_returns_something_else_and_saves_the_same_is_luck():
+    """Nobody can tell what it would have saved in forward."""
+    region = "def f(h):\n    return (h + c).max(-1)[0]\ny = checkpoint(f, x, use_reentrant=True)\n"
+    assert judge(HEAD + region + "loss = y.sum()\nc.data[:, 0].add_(100)" + END).outcome is Outcome.SILENT
+    assert judge(HEAD + region + "loss = y.sum()\nc.data.add_(1)" + END).outcome is Outcome.LUCKY
+
+
 def test_a_changed_stash_under_a_gradient_of_nothing_is_luck():
     """A reentrant region that does not use its argument leaves the gradient out, and a Function is given zeros."""
     program = "y = Stash.apply(x)\nx.data.add_(1)\nloss = checkpoint(lambda h: w * 2, y, use_reentrant=True).sum()"

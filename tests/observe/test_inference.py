@@ -6,6 +6,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
+from tests.observe.alike import differing
 from tests.observe.hearing import bare, hear
 
 inference = torch.inference_mode
@@ -190,3 +191,19 @@ def test_the_engine_takes_no_alias_of_what_was_made_there_from_a_hook():
         y = leaf().exp()
     with pytest.raises(RuntimeError, match="Cannot set version_counter for inference tensor"):
         y.sum().backward()
+
+
+def test_a_leaf_given_what_was_made_there_may_be_asked_for_its_gradient():
+    """No node leads to it (the first part); a gradient hook that writes has noclobber look for that node."""
+
+    def program():
+        x, y = leaf(), leaf()
+        y.data = made_there(3)
+        x.register_hook(lambda gradient: gradient.mul_(2))
+        return torch.autograd.grad((x * 1).sum(), [x, y], allow_unused=True)
+
+    y = leaf()
+    y.data = made_there(3)
+    with pytest.raises(AttributeError, match="next_functions"):
+        torch.autograd.graph.get_gradient_edge(y)
+    assert differing(lambda: str(program())) == {}

@@ -41,6 +41,14 @@ def a_result_written_before(x):
     return y.sum(), [y]
 
 
+def a_result_of_a_view_that_was_written(x):
+    view = x[:]
+    with torch.no_grad():
+        view.mul_(2)
+    y = view.exp()
+    return y.sum(), [y]
+
+
 def a_result_and_an_input(x):
     y = x.exp()
     return (y * y).sum(), [y]
@@ -127,8 +135,8 @@ def what_was_freed(x):
 
 
 HELD = [
-    nothing, a_result, a_result_written_before, a_result_and_an_input, an_input, an_input_twice, a_leaf,
-    a_leaf_of_a_graph_that_saves_nothing, a_constant, a_view_that_is_a_result,
+    nothing, a_result, a_result_written_before, a_result_of_a_view_that_was_written, a_result_and_an_input,
+    an_input, an_input_twice, a_leaf, a_leaf_of_a_graph_that_saves_nothing, a_constant, a_view_that_is_a_result,
     an_argument_of_a_region, an_argument_of_a_reentrant_region, referred_to_by_the_program, what_was_freed,
 ]  # fmt: skip
 READ = [

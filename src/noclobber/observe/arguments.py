@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals
-from noclobber.observe.saves import Argument, ArgumentOfNode, Handle, are_ours
+from noclobber.observe.saves import Argument, ArgumentOfNode, Handle, OfView, are_ours
 from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
 def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
     """What hooks have kept of arguments is no save of a node that runs."""
     for one in saved:
-        if type(one.data) is Handle:
+        if type(one.data) in (Handle, OfView):
             one.data.__class__ = kind
 
 

@@ -9,6 +9,7 @@ import torch
 
 from noclobber.observe import internals, saves, untracked
 from noclobber.observe.contents import NEVER, fingerprint, same, shown
+from noclobber.observe.meeting import note_base
 from noclobber.observe.records import geometry, record
 from noclobber.observe.sites import caller
 from noclobber.observe.ways import Way
@@ -57,9 +58,11 @@ def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
     key = internals.storage_key(tensor) if recorder.thread.watched else None
-    handles = [handle for handle in recorder.live.at(key) if handle.tensor() is tensor] if key else []
+    there = recorder.live.at(key) if key else []
+    note_base(there, tensor)
+    handles = [handle for handle in there if handle.tensor() is tensor]
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
-        producer = tensor.grad_fn._sequence_nr()
+        producer = tensor.grad_fn
         handles = [handle for handle in handles if not saves.is_result(handle, producer)]
     reread = key is not None and recorder.memory.is_reread(key)
     tensors = key is not None and isinstance(value, torch.Tensor)

@@ -239,4 +239,10 @@ class Deliveries:
 
 
 def _node_of(tensor: Any) -> Any:
-    return tensor.node if not isinstance(tensor, torch.Tensor) else torch.autograd.graph.get_gradient_edge(tensor).node
+    """The node that a gradient is asked for. A leaf that was given data made in inference mode has none, as nothing can
+    lead to it (torch 2.10 to 2.15; tests/observe/test_inference.py)."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor.node
+    if tensor.is_leaf and tensor.is_inference():
+        return None
+    return torch.autograd.graph.get_gradient_edge(tensor).node

@@ -159,6 +159,14 @@ def content_of(raw: Any) -> Any:
         return None
 
 
+def keeps(node: Any, packed: Any) -> bool:
+    """Whether a node keeps what a pack hook returned."""
+    try:
+        return any(content(saved) is packed for saved in saves_of(node))
+    except RuntimeError:  # of a Function that has given up what it kept
+        return False
+
+
 def released(node: Any) -> bool:
     """Whether a node kept tensors and has given them up: then reading `_saved_*` raises, and a Function even sooner."""
     try:

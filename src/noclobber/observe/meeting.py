@@ -10,7 +10,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Argument, Handle, Suspect
+from noclobber.observe.saves import Handle, Suspect, is_result
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -28,25 +28,20 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses the
     # write to a view at once, and asking that for its node may raise something else.
     producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
-    number = None if producer is None else producer._sequence_nr()
-    for handle in handles if number is not None else ():
-        if handle() is tensor and (handle.node != number or isinstance(handle, Argument)):
+    for handle in handles if producer is not None else ():
+        if handle() is tensor and not is_result(handle, producer):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
             handle.version.refuses = refusals.DETACHED
     preserving = recorder.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
-    base = None
-    if not tensor.requires_grad:
-        base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    note_base(handles, tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
         marked = handle.version
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
-        if base is not None and (marked.base is None or marked.base() is None) and handle() is None:
-            marked.base = internals.Weak(base)
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
             with internals.no_modes():
                 handle.digest = fingerprint(handle.alias)
@@ -60,6 +55,21 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
         _stop(recorder, handles, noted)
+
+
+def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
+    """A tensor is about to be overwritten, or given other memory. Where it is not in the graph, note it with saves of
+    views that are gone: once it is, autograd makes these nodes of their own."""
+    if tensor.requires_grad:
+        return
+    base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    for handle in handles:
+        if type(handle) is not Handle and handle() is None:
+            marked = handle.version
+            if not isinstance(marked, Suspect):
+                marked = handle.version = Suspect(marked)
+            if marked.base is None or marked.base() is None:
+                marked.base = internals.Weak(base)
 
 
 def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe import internals, own_saves
+from noclobber.observe import graph, internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.frames import passed_over
 from noclobber.observe.records import latest
@@ -61,6 +61,12 @@ class Handle(internals.Weak[torch.Tensor]):
         return self()
 
 
+class OfView(Handle):
+    """A save of a view. Autograd makes its node anew where what it is a view of enters the graph."""
+
+    __slots__ = ()
+
+
 class Argument(Handle):
     """An argument that a checkpointed region keeps. No node saves it: `node` is the last one before the region."""
 
@@ -92,9 +98,15 @@ class Needed(Argument):
     where: Any
 
 
-def is_result(handle: Handle, producer: int) -> bool:
-    """Whether the node of this number, which made the tensor, is what saves it: its own result."""
-    return handle.node == producer and not isinstance(handle, Argument)
+def is_result(handle: Handle, producer: Any) -> bool:
+    """Whether the node that made a tensor is what saves it: its own result.
+
+    Where PyTorch made the node of a view anew on the way, the handle has the number of that (torch 2.13;
+    tests/observe/test_swapped.py).
+    """
+    if isinstance(handle, Argument):
+        return False
+    return bool(handle.node == producer._sequence_nr()) or graph.keeps(producer, handle)
 
 
 class Aside(Handle):
@@ -203,7 +215,7 @@ def hooks(
     Inside pack the next sequence number minus one is that of the node being built (capture-mechanisms 3 (ii); torch
     2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
-    new, reference, unsorted, kinds = Handle, ref, live.unsorted, KINDS
+    new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of, now = internals.next_node, sys._getframe, latest
     at_save = contents.at_save if contents is not None else None
@@ -212,7 +224,7 @@ def hooks(
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
-            handle = new(tensor)
+            handle = of_view(tensor) if tensor._is_view() else new(tensor)
             try:
                 alias = tensor.detach()
             except (RuntimeError, NotImplementedError, TypeError):

@@ -59,7 +59,7 @@ def _held_without_us(tensor: torch.Tensor) -> int:
     if not saves or tensor._is_view():
         return 0
     producer = tensor.grad_fn
-    return sum(producer is None or not is_result(one, producer._sequence_nr()) for one in saves)
+    return sum(producer is None or not is_result(one, producer) for one in saves)
 
 
 def _held_by_us(recorder: Recorder, tensor: torch.Tensor) -> int:
