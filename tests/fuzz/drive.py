@@ -81,7 +81,7 @@ def work(pipe: Connection, task: Task) -> None:
             seen[verdict.signature] += 1
             if seen[verdict.signature] <= ALIKE:
                 short = shrunk(source, lambda one, like=verdict.signature: task.judge(one).signature == like)
-                pipe.send(Fault(number, task.judge(short), short))
+                pipe.send(Fault(number, verdict, short))
         pipe.send((number, verdict.outcome.value))  # last: whoever dies before is known by it
     pipe.send(None)
 
