@@ -16,6 +16,22 @@ def leaf(*shape):
     return torch.linspace(0.5, 1.5, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
 
 
+def more_nodes_elsewhere():
+    """The thread that runs backward has made more nodes than this one, by then."""
+    count = torch._C._autograd._get_sequence_nr
+    enough = count() + 500
+
+    def hook(gradient):
+        one = torch.ones(1, device="cpu", requires_grad=True)
+        with torch.enable_grad():
+            while count() < enough:
+                one.view(1)
+
+    y = leaf(3) * 1
+    y.register_hook(hook)
+    y.sum().backward()
+
+
 # -- writes between forward and backward ------------------------------------------------------------------------------
 
 
@@ -283,6 +299,22 @@ def counted_write_in_a_hook():
     return written_in_a_hook(write)
 
 
+def untracked_write_in_a_hook():
+    """In whose thread more nodes were made than in the one that uses what it wrote."""
+    more_nodes_elsewhere()
+    x, w = leaf(3), leaf(3)
+    y, a = x.exp(), w * 2
+
+    def hook(gradient):
+        with torch.no_grad():
+            a.mul_(3)
+
+    y.register_hook(hook)
+    y.sum().backward()
+    (a * 5).sum().backward()
+    return [w.grad]
+
+
 def assignment_in_a_hook():
     x, w = leaf(3), leaf(3)
     y = x * w
@@ -391,13 +423,8 @@ def data_write_after_a_double_backward():
     return written_after_a_double_backward(lambda y: y.data.add_(1))
 
 
-def many_double_backwards_before_a_write():
-    """More nodes are made in the engine's thread than in this one."""
-    for _ in range(20):
-        x = leaf(3)
-        gradient = (x**5).sum()
-        for _ in range(4):
-            (gradient,) = torch.autograd.grad(gradient.sum(), x, create_graph=True)
+def write_after_a_double_backward_and_more_nodes_elsewhere():
+    more_nodes_elsewhere()
     return counted_write_after_a_double_backward()
 
 
@@ -513,7 +540,7 @@ OWN = [
     for program in list(vars().values())
     if getattr(program, "__module__", None) == __name__
     and not program.__code__.co_argcount
-    and program.__code__.co_name not in ("leaf",)
+    and program.__code__.co_name not in ("leaf", "more_nodes_elsewhere")
 ]
 ALL = OWN + [one for one in test_never_wrong.RAISING if one is not test_never_wrong.by_set]
 
