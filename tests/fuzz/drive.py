@@ -81,7 +81,7 @@ def work(pipe: Connection, task: Task) -> None:
             seen[verdict.signature] += 1
             if seen[verdict.signature] <= ALIKE:
                 short = shrunk(source, lambda one, like=verdict.signature: task.judge(one).signature == like)
-                pipe.send(Fault(number, task.judge(short), short))
+                pipe.send(Fault(number, verdict, short))
         pipe.send((number, verdict.outcome.value))  # last: whoever dies before is known by it
     pipe.send(None)
 
@@ -151,7 +151,8 @@ def drive(programs: int, jobs: int, like: Task) -> int:
         for event in coming:
             if isinstance(event, Fault):
                 source = runnable(event.source, like.device)
-                say(shown(event.number, f"{event.verdict.outcome.value} {event.verdict.why}", source))
+                outcome, why, codes = event.verdict.outcome.value, event.verdict.why, ", ".join(event.verdict.codes)
+                say(shown(event.number, f"{outcome} {codes} {why}", source))
                 continue
             number, outcome = event
             counts[outcome] += 1

@@ -162,16 +162,16 @@ STORAGE = """
 NUMPY = """
     idx.numpy()[:] = 2 | {a}.detach().numpy()[...] *= 2 | {a}.detach().numpy().fill(0.3) | {a}.data.numpy()[0] = 0.2
     np.asarray({a}.detach())[..., 0] = 0.1 | np.negative({a}.detach(), out={a}.detach().numpy())
+    np.negative({a}.detach(), out={a}.detach().numpy(), where={a}.detach().numpy() == 0)
+    {r} = {m}.tril(); {s} = {r} @ {q}; {r}.detach().numpy()[{r}.detach().numpy() == 0] = -0.0
 """
 BUFFER = "buf[:] = 0.3 | buf *= 2 | buf[0] += 1 | buf[:] = {m}.detach().numpy()"
 DLPACK = "torch.from_dlpack({a}.detach()).mul_(0.5) | torch.from_dlpack({a}.data).add_(1)"
 CTYPES = "ctypes.memset({a}.data_ptr(), 0, 8)"
 SIGNED_ZEROS = """
     {a}.data.mul_(1 - 2.0 * ({a}.detach() == 0)) | {a}.data.copy_(torch.where({a}.detach() == 0, -{a}, {a}).detach())
-    np.negative({a}.detach(), out={a}.detach().numpy(), where={a}.detach().numpy() == 0)
     {r} = {a}.relu(); {s} = {r} * {r}; {r}.data.mul_(1 - 2.0 * ({r}.detach() == 0))
     {r} = {a}.clamp(min=0) + 0; {s} = {r} ** 3; torch.where({r}.detach() == 0, -{r}, {r}, out={r}.data)
-    {r} = {m}.tril(); {s} = {r} @ {q}; {r}.detach().numpy()[{r}.detach().numpy() == 0] = -0.0
 """
 SWAPS = """
     {r} = {a}.sigmoid(); torch.utils.swap_tensors({r}, {b}.detach() * 1)

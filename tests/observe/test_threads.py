@@ -1,5 +1,6 @@
 """Threads: contended ones train under noclobber as without it; a read is blamed on the backward call of its thread."""
 
+import contextlib
 import functools
 import gc
 import random
@@ -191,6 +192,68 @@ def test_a_read_is_blamed_on_the_backward_of_its_own_thread():
     (finding,) = seen.findings
     (read,) = [one for one in finding.labels if one.role == "read"]
     assert source_line(read.span.path, read.span.line).endswith("# read")
+
+
+def counted(y):
+    with torch.no_grad():
+        y.mul_(2)  # write
+
+
+def through_data(y):
+    y.data.mul_(2)  # write
+
+
+def through_the_hooks_of_the_program(y):
+    y.detach().mul_(2)  # write
+
+
+@pytest.mark.parametrize("write", [counted, through_data, through_the_hooks_of_the_program])
+@pytest.mark.parametrize("numbered", ["forward", "write"])
+def test_a_write_is_blamed_in_whatever_thread_it_is(write, numbered):
+    """Each thread counts its nodes for itself, the one that has made many and the one that makes its first."""
+
+    def thread_of(what):
+        if what == numbered:
+            for _ in range(50):
+                torch.ones(2, requires_grad=True).exp()
+
+    def forward(saved):
+        thread_of("forward")
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if own else contextlib.nullcontext():
+            saved.append(torch.ones(3, requires_grad=True).exp())
+
+    def overwrite(saved):
+        thread_of("write")
+        write(saved[0])
+
+    own, saved = write is through_the_hooks_of_the_program, []
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as seen:
+        warnings.simplefilter("ignore")
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            one.submit(forward, saved).result()
+            other.submit(overwrite, saved).result()
+            with contextlib.suppress(RuntimeError):
+                saved[0].sum().backward()
+    (finding,) = seen.findings
+    (label,) = [one for one in finding.labels if one.role == "write"]
+    assert source_line(label.span.path, label.span.line).endswith("# write")
+
+
+def test_a_write_before_the_save_is_not_blamed_for_a_later_one_in_another_thread():
+    y, x = torch.ones(3), torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(), noclobber.watch() as seen:
+        warnings.simplefilter("ignore")
+        with ThreadPoolExecutor(1) as other:
+            for _ in range(50):
+                torch.ones(2, requires_grad=True).exp()
+            y.mul_(2)
+            z = other.submit(lambda: x * y).result()
+            other.submit(lambda: y.mul_(2)).result()  # write
+            with contextlib.suppress(RuntimeError):
+                z.sum().backward()
+    (finding,) = seen.findings
+    (label,) = [one for one in finding.labels if one.role == "write"]
+    assert source_line(label.span.path, label.span.line).endswith("# write")
 
 
 def test_a_block_watches_the_thread_that_begins_it():

@@ -1,5 +1,6 @@
 """Observing changes nothing: values, lifetimes, memory, and PyTorch itself once it ends."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -116,6 +117,34 @@ def test_saves_are_freed_by_backward(around):
         del y
         z.backward()
         assert saved() is None
+
+
+@EITHER
+@pytest.mark.parametrize("ending", ["well", "with an error", "with a clobber"])
+def test_what_calls_backward_goes_when_it_ends(around, ending):
+    """Its variables are held by no cycle, whichever way the call ended."""
+
+    def step():
+        x, model = torch.ones(3, requires_grad=True), torch.nn.Linear(3, 3)
+        alive.append(weakref.ref(model))
+        y = model(x).exp()
+        if ending == "with an error":
+            y.register_hook(lambda g: 1 / 0)
+        if ending == "with a clobber":
+            y.data.mul_(2)
+        (y * y).sum().backward()
+
+    alive, wrong = [], ending == "with an error"
+    with warnings.catch_warnings(), around():
+        warnings.simplefilter("ignore")
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(ZeroDivisionError) if wrong else contextlib.nullcontext():
+                step()
+            assert alive[0]() is None
+        finally:
+            gc.enable()
 
 
 PEAK = """

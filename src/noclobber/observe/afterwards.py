@@ -53,7 +53,7 @@ def subscribed_by(subscribe: Callable[[Any], Any], unsubscribe: Callable[[Any], 
 @contextmanager
 def preserving(recorder: Recorder) -> Iterator[None]:
     """See and preserve in this thread; nothing where that is done anyway. Raises ClobberError where noclobber fails."""
-    entered = recorder.thread.entered
+    entered = recorder.thread.watched
     if recorder.keeping and entered:
         with listening(recorder):
             yield

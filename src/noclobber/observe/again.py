@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +25,9 @@ def arm(recorder: Recorder, way: Way) -> None:
     """
 
     def begin(call: Backward) -> End | None:
-        hooks = recorder.thread.hooks
-        if not call.create_graph or hooks is None or not saves.are_ours(internals.top_hooks(True)):
+        if not call.create_graph or not saves.are_ours(hooks := internals.top_hooks(True)):
             return None
-        instead, forget = _saving_inputs(hooks, way)
+        instead = _saving_inputs(hooks, way)
         internals.pop_hooks()
         internals.push_hooks(*instead)
 
@@ -36,37 +35,26 @@ def arm(recorder: Recorder, way: Way) -> None:
             if internals.top_hooks(True) == instead:
                 internals.pop_hooks()
                 internals.push_hooks(*hooks)
-            forget()
 
         return ended
 
     recorder.calls.watch(way, begin)
 
 
-def _saving_inputs(hooks: saves.Hooks, way: Way) -> tuple[saves.Hooks, Callable[[], None]]:
-    """Hooks that do so, and what makes them forget."""
+def _saving_inputs(hooks: saves.Hooks, way: Way) -> saves.Hooks:
+    """Hooks that do so."""
     pack, unpack = hooks
-    node: Any = None
-    inputs: list[saves.Handle] = []
 
     def original(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal node
-        if node is not (running := internals.current_node()):
-            node, inputs[:] = running, _inputs_of(running)
-        return _original(tensor, inputs)
+        return _original(tensor, _inputs_of(internals.current_node()))
 
     def pack_again(tensor: torch.Tensor) -> saves.Handle:
         instead = way.guarded(lambda: original(tensor))
         return pack(tensor if instead is None else instead)
 
-    def forget() -> None:
-        nonlocal node
-        node = None
-        inputs.clear()
-
     internals.never_compile(pack_again)
     saves.claim(pack_again)
-    return (pack_again, unpack), forget
+    return pack_again, unpack
 
 
 def _inputs_of(node: Any) -> Iterator[saves.Handle]:
@@ -77,7 +65,7 @@ def _inputs_of(node: Any) -> Iterator[saves.Handle]:
             yield held
 
 
-def _original(tensor: torch.Tensor, inputs: list[saves.Handle]) -> torch.Tensor:
+def _original(tensor: torch.Tensor, inputs: Iterable[saves.Handle]) -> torch.Tensor:
     for handle in inputs:
         original = handle.tensor()
         if original is not None and _is_same(tensor, original):

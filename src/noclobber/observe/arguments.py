@@ -52,7 +52,7 @@ def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
             way.guarded(lambda: saved_inputs(frame, args))
 
     def saved_inputs(frame: Any, args: Any) -> None:
-        if recorder.thread.entered:
+        if recorder.thread.watched:
             given = [(one, _may_be_detached(one)) for one in args]
             _mark((one for one in frame.saved_args if isinstance(one, saved_tensor)), Argument)
             frame.noclobber_given = given
@@ -101,7 +101,7 @@ def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
         return result
 
     def saved_by(node: Any, args: Any) -> None:
-        if recorder.thread.entered and node is not None:
+        if recorder.thread.watched and node is not None:
             _mark(node._raw_saved_tensors, ArgumentOfNode)
             node.noclobber_given = [one for one in args if isinstance(one, torch.Tensor)]
 

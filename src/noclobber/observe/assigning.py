@@ -57,7 +57,7 @@ def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) 
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
     """
-    key = internals.storage_key(tensor) if recorder.thread.entered else None
+    key = internals.storage_key(tensor) if recorder.thread.watched else None
     there = recorder.live.at(key) if key else []
     note_base(there, tensor)
     handles = [handle for handle in there if handle.tensor() is tensor]
@@ -69,7 +69,7 @@ def _to_be_moved(recorder: Recorder, tensor: torch.Tensor, value: torch.Tensor) 
     cuts = tensors and (value.requires_grad or untracked.is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, len(recorder.thread.backwards))
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), recorder.thread.step, recorder.thread)
     if reread:
         recorder.memory.recent.append(noted)
     if cuts:

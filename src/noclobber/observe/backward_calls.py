@@ -13,7 +13,7 @@ import torch
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.observe import changed_saves, graph, internals, keeping, refusals, steps, testimony, words
-from noclobber.observe.records import Backward
+from noclobber.observe.records import Backward, moment
 from noclobber.observe.sites import place_of
 from noclobber.observe.ways import Way
 
@@ -66,6 +66,8 @@ def arm(recorder: Recorder, way: Way) -> None:
         if begun is None:
             return engine(t_outputs, *args, **kwargs)
         call, ended = begun
+        # No variable of this frame: a frame that holds itself keeps all others until a garbage collection.
+        call.frame = sys._getframe()
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
@@ -84,13 +86,17 @@ def _begins(
 ) -> tuple[Backward, End] | None:
     """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
     thread = recorder.thread
-    if not thread.entered or not recorder.listeners:
-        if recorder.listeners:
-            recorder.not_seen("backward calls in threads that ran before watching began")
+    outer = recorder.here() if thread.backwards or not thread.entered else None
+    if not recorder.listeners:
         return None
-    recorder.enter()
+    if thread.entered:
+        recorder.enter()
+    elif outer is None:
+        recorder.not_seen("backward calls in threads that ran before watching began")
+        return None
     steps.unmute(thread)
     call = read(outputs, args, kwargs)
+    call.outer, call.node = outer, internals.next_node()
     ends = recorder.calls.begin(call)  # who may find hooks, which are to be listened to
     logged = recorder.by_key and not recorder.python_in_backward and internals.key_is_set()
     call.quiet = logged and keeping.log_may_rest(recorder, outputs, call.create_graph)
@@ -110,11 +116,12 @@ def _begins(
 def _has_ended(
     recorder: Recorder, call: Backward, ends: list[tuple[Way, End]], result: Any, error: BaseException | None
 ) -> None:
-    thread = recorder.thread
-    if call.quiet and thread.entered:
+    stopped = recorder.core.guarded(partial(changed_saves.settle, recorder, call)) if call.later else None
+    thread, call.frame = recorder.thread, None
+    if call.quiet and thread.watched:
         internals.set_key(True)
     thread.backwards.remove(call)
-    internals.set_backward_call(thread.backwards[-1] if thread.backwards else None)
+    internals.set_backward_call(call.outer)
     if recorder.contents is not None:
         recorder.contents.begin(sharing=False)
     for way, end in reversed(ends):
@@ -125,9 +132,9 @@ def _has_ended(
         return
     thread.boundary = internals.next_node()
     if call.call == "backward":
-        recorder.memory.accumulated.append((thread.boundary, call.place))
-    if recorder.later:
-        changed_saves.settle(recorder)
+        recorder.memory.accumulated.append((moment(), call.place))
+    if stopped is not None:
+        raise stopped
 
 
 def _has_failed(recorder: Recorder, call: Backward, error: RuntimeError) -> None:

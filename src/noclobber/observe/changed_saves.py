@@ -10,7 +10,8 @@ from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals, saves, testimony, words
-from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
+from noclobber.observe.contents import Digest, OnDevice, all_known, fingerprint, same
+from noclobber.observe.records import Backward
 from noclobber.observe.saves import Handle, Suspect
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
         return alias
     if digest is None:
         digest = fingerprint(alias)
-    if digest is None:
-        return alias  # nothing can be read now
-    if isinstance(digest, OnDevice) and silently:
+    if digest is None and isinstance(handle.digest, OnDevice):
+        return alias  # it can't be read now
+    call = recorder.here()
+    if isinstance(digest, OnDevice) and silently and call is not None:
         if testimony.is_read(handle, node):
-            recorder.later.append(testimony.later(handle, node, digest, recorder.reading()))
+            call.later.append(testimony.later(handle, node, digest, call, recorder.memory))
     elif not same(digest, handle.digest) and testimony.is_other(handle, node, alias, handle.digest):
         clobber = guarded(lambda: testimony.clobber_of(handle, node, recorder.reading(), recorder.memory))
         stopped = ClobberError(testimony.CHANGED) if recorder.strict or not silently else None
@@ -73,12 +75,14 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
     return alias
 
 
-def settle(recorder: Recorder) -> None:
-    """Compare the fingerprints that stayed on a device, all at once: the program waits for it only here."""
-    waiting, recorder.later = recorder.later, []
-    differ = torch.stack([one.differs.cpu() for one in waiting]).tolist()
-    found = [clobber for one, changed in zip(waiting, differ, strict=True) if changed for clobber in one.clobbers]
+def settle(recorder: Recorder, call: Backward) -> ClobberError | None:
+    """Compare the fingerprints of a call that stayed on a device, all at once: the program waits for it only here.
+
+    Tells of those that differ, and gives what is to be raised, if anything.
+    """
+    waiting, call.later = sorted(call.later, key=lambda one: one.order), []
+    changed = all_known([one.differs for one in waiting])
+    found = [one.tell() for one, differs in zip(waiting, changed, strict=True) if differs]
     stopped = ClobberError(testimony.CHANGED) if recorder.strict and found else None
-    recorder.tell(found, stopped)
-    if stopped is not None:
-        raise stopped
+    recorder.tell([one for one in found if one is not None], stopped, call)
+    return stopped

@@ -25,8 +25,9 @@ from noclobber.observe import (
     reruns,
     testimony,
 )
+from noclobber.observe.contents import OnDevice
 from noclobber.observe.frames import passed_over
-from noclobber.observe.memory import Mark
+from noclobber.observe.records import moment
 from noclobber.observe.regions import Packed, Region
 from noclobber.observe.saves import Suspect
 from noclobber.observe.sites import place_of
@@ -46,7 +47,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     meanings.of_checkpoints()
 
     def began(hooks: Any, frame: Any, caller: FrameType) -> None:
-        if recorder.thread.entered:
+        if recorder.thread.watched:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
             region = _region(recorder, way, caller, function, args, kwargs)
             if recorder.keeping:
@@ -114,12 +115,12 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
     @functools.wraps(pack)  # with the marks by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> Any:
         holder = pack(tensor)
-        if recorder.thread.entered:
+        if recorder.thread.watched:
             guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
         return holder
 
     def unpack_hook(holder: Any) -> torch.Tensor:
-        before = guarded(lambda: (recorder.memory.mark(), recorder.told, len(frame.is_recomputed)))
+        before = guarded(lambda: (moment(), recorder.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
         read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
         if read is None and region.past is not None and region.past.has_put_back:
@@ -130,7 +131,7 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
 
 
 def _read(
-    region: Region, frame: Any, holder: Any, tensor: torch.Tensor, now: Mark, told: int, runs: int
+    region: Region, frame: Any, holder: Any, tensor: torch.Tensor, now: int, told: int, runs: int
 ) -> torch.Tensor:
     """What is read of a region, which may just have run anew. Raises ClobberError where bytes that were to be preserved
     are lost."""
@@ -152,6 +153,11 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
     """Once a tensor is read that differs, tell of the first one of its region that does and will be read."""
     node, packed = internals.current_node(), region.saved.get(holder)
     if packed is None:
+        return
+    call = region.recorder.here()
+    if isinstance(packed.digest, OnDevice) and call is not None:
+        if testimony.is_read(holder, node):
+            region.ask_later(call, node, testimony.field_of(holder, node), packed, tensor)
         return
     if frame.early_stop and packed in region.unfilled():
         region.tell(node, testimony.field_of(holder, node), packed, tensor, unfilled=True)
@@ -211,7 +217,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         return outputs
 
     def began(ctx: Any, run_function: Any, args: Any, under_way: list[bool], caller: FrameType) -> _Begun | None:
-        if not recorder.thread.entered:
+        if not recorder.thread.watched:
             return None
         region = _region(recorder, way, caller, run_function, args)
         before = dependence.Before(run_function, args) if recorder.contents is not None else None
@@ -220,7 +226,7 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         return region, before
 
     def ended(ctx: Any, run_function: Any, outputs: Any, region: Region, before: dependence.Before | None) -> None:
-        region.end = recorder.memory.mark()
+        region.end = moment()
         packed = [region.output(one) for one in _tensors(outputs)]
         ctx.noclobber_region = (region, packed, before, run_function)
         if region.past is not None:
@@ -305,7 +311,7 @@ def _followed(
         region.past.enter(following, ctx, args)
     if told is not None:
         region.told |= region.recorder.told > told
-    region.again = region.memory.mark()
+    region.again = moment()
     now = _now(region, before, ctx, run, args) if before is not None else None
     standing_in = region.past.standing_in() if region.past is not None else nullcontext()
     changed, moved = None, None
@@ -345,6 +351,9 @@ def _compare_outputs(
             wrong = derived is None or not derived.explains(tensor) or derived.reaches(outputs)
         elif derived is None:
             wrong = False
+        elif before.digest is None and not tensor.is_cpu:
+            # Its own bytes tell nothing; those that it was computed from do.
+            wrong = derived.explains(tensor) and derived.reaches(outputs)
         else:
             # Where bytes are preserved nothing should have changed: an output that is the same for all that is luck.
             doubtful = derived.explains(tensor) if region.past is not None else derived.hides(tensor)

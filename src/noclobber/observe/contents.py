@@ -64,30 +64,64 @@ NEVER: Digest = -1
 
 def same(one: Digest, other: Digest) -> bool:
     """Whether two fingerprints are known to be equal; waits for the device that they are on."""
+    return one is not None and not differ(one, other)
+
+
+def differ(one: Digest, other: Digest) -> bool:
+    """Whether two fingerprints are other ones; waits for the device that they are on."""
+    return all_known([differs(one, other)])[0]
+
+
+def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
+    """Whether two fingerprints are other ones; left on their device, for `all_known`."""
     if isinstance(one, OnDevice) and isinstance(other, OnDevice):
-        return bool((one.value == other.value).item())
-    return one is not None and one == other
+        with internals.aside():
+            return one.value != other.value
+    return one != other
+
+
+def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
+    """The values of what `differs` gave. The program waits once for each device."""
+    known = {index: one for index, one in enumerate(answers) if isinstance(one, bool)}
+    waiting = [(index, one) for index, one in enumerate(answers) if not isinstance(one, bool)]
+    for device in {one.device for _, one in waiting}:
+        there = [(index, one) for index, one in waiting if one.device == device]
+        with internals.aside():
+            values = torch.stack([one for _, one in there]).tolist()
+        known |= zip((index for index, _ in there), values, strict=True)
+    return [known[index] for index in range(len(answers))]
 
 
 def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
-    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign.
+    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign; waits for its device.
 
-    Known only where all those zeros had one sign, of real numbers on the CPU; else False. As -0.0 == 0.0, but not
-    their bytes, what multiplies with them or adds them up gives the same numbers.
+    Known only where all those zeros had one sign, of real numbers; else False. As -0.0 == 0.0, but not their bytes,
+    what multiplies with them or adds them up gives the same numbers.
     """
-    if not isinstance(digest, int) or not _has_memory(type(tensor)) or not tensor.is_cpu or tensor.is_nested:
-        return False
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
-        return False
+    return any(same(_with_zeros(tensor, zero), digest) for zero in (0.0, -0.0))
+
+
+def differs_in_numbers(tensor: torch.Tensor, now: Digest, before: Digest) -> torch.Tensor | bool:
+    """Whether a tensor, whose fingerprint is `now`, has other numbers than one `before`: zeros of another sign do not
+    count. Left on its device, for `all_known`."""
+    answer = differs(now, before)
+    for zero in (0.0, -0.0):
+        other = differs(_with_zeros(tensor, zero), before)
+        with internals.aside():
+            answer = answer & other
+    return answer
+
+
+def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
+    """The fingerprint of a tensor if all its zeros were this one; None where it has no real numbers."""
+    if not _has_memory(type(tensor)) or tensor.is_nested or tensor.layout is not torch.strided:
+        return None
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg() or tensor.is_meta:
+        return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     with internals.aside():
         span = tensor.detach().as_strided((last + 1,), (1,)).clone()
-        zeros, shown = span == 0, span.as_strided(tensor.shape, tensor.stride(), 0)
-        for zero in (0.0, -0.0) if zeros.any() else ():
-            span.masked_fill_(zeros, zero)
-            if same(fingerprint(shown), digest):
-                return True
-    return False
+        return fingerprint(span.masked_fill_(span == 0, zero).as_strided(tensor.shape, tensor.stride(), 0))
 
 
 def fingerprint(tensor: torch.Tensor) -> Digest:
@@ -245,7 +279,8 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     The bytes as 64-bit numbers in rows of 4096, times odd weights of their row and of their column: tells a swap of two
     elements and changes that cancel, which a plain sum does not (capture-mechanisms 1 (o)).
     """
-    words = _as_stored(_in_order(tensor)).reshape(-1).view(torch.uint8)
+    dense = _as_stored(_in_order(tensor)).contiguous()
+    words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride
     whole = words.numel() // 8
     total = (words[whole * 8 :].to(torch.int64) * _odd(words.numel() - whole * 8, words.device)).sum()
     if not whole:

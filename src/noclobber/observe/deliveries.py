@@ -137,10 +137,8 @@ class Spoil:
 class Deliveries:
     """One backward call. From the first write that may matter on, every node that runs is looked at."""
 
-    def __init__(self, call: Backward, way: Way, outer: Backward | None) -> None:
+    def __init__(self, call: Backward, way: Way) -> None:
         self.given = call.gradients
-        self.outer = outer
-        """The call in whose midst this one is made."""
         self.spoils: list[Spoil] = []
         self._outputs, self._inputs, self._way = call.outputs, call.inputs, way
         self._hooks: list[Any] = []

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe import graph, internals, outside, testimony
-from noclobber.observe.contents import Digest, fingerprint, same_but_for_zeros
+from noclobber.observe.contents import Digest, all_known, differ, differs, fingerprint, same_but_for_zeros
 from noclobber.observe.foreign_hooks import Kept
 from noclobber.observe.records import Geometry, geometry
 from noclobber.observe.saves import Handle
@@ -73,11 +73,7 @@ _LEAF = (True, None)
 
 def _digest(tensor: torch.Tensor) -> Digest:
     with internals.no_modes():
-        return fingerprint(tensor) if tensor.is_cpu else None
-
-
-def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
-    return _digest(tensor) != before and not same_but_for_zeros(tensor, before)
+        return fingerprint(tensor)
 
 
 class Now:
@@ -95,8 +91,9 @@ class Now:
         self._whole: dict[tuple[int, int], Digest] = {}
         """By address and size."""
         self._counts: set[int] = set()
-        for key, tensor, digest in keys:
-            if key is not None and (digest is None or _is_other(tensor, digest)):
+        others = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
+        for (key, tensor, digest), other in zip(keys, others, strict=True):
+            if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
                 self.changed.setdefault(key, []).append(geometry(tensor))
                 self._whole[internals.address(tensor), tensor.numel()] = digest
                 if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):
@@ -109,7 +106,7 @@ class Now:
     def has_changed(self, handle: Handle) -> bool:
         """Whether a save shows all of a tensor that the region reads, with other bytes than that had in forward."""
         digest = self._whole.get((internals.address(handle.alias), handle.alias.numel()))
-        return digest is not None and handle.digest is not None and digest != handle.digest
+        return digest is not None and handle.digest is not None and differ(digest, handle.digest)
 
 
 class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,8 +16,8 @@ from noclobber.model.events import Read, Save, Write
 from noclobber.observe import graph, internals, registered_hooks, rereads, saves, testimony
 from noclobber.observe.contents import Digest, OnDevice, fingerprint, same
 from noclobber.observe.frames import passed_over
-from noclobber.observe.memory import Mark, Reread
-from noclobber.observe.records import Geometry, geometry
+from noclobber.observe.memory import Reread
+from noclobber.observe.records import Geometry, geometry, moment
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, place_of, site_of
 from noclobber.observe.ways import Way
@@ -37,7 +37,7 @@ class Kept:
     """
 
     __slots__ = (
-        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "mark", "memory", "node", "place",
+        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "place",
         "spare", "storage", "value",
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ class Kept:
     geometry: Geometry
     digest: Digest
     node: int
-    mark: Mark
+    moment: int
     place: Place | None
     spare: Handle | None
     """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
@@ -95,7 +95,7 @@ def arm(recorder: Recorder, way: Way) -> None:
 def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
     """What to push in the place of the program's hooks."""
     recorder.python_in_backward = True
-    if recorder.watching and recorder.thread.entered and not _is_exempt(pack):
+    if recorder.watching and recorder.thread.watched and not _is_exempt(pack):
         return _wrapped(recorder, way, pack, unpack)
     return None
 
@@ -131,7 +131,7 @@ def around(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack
 def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> Any:
         value = pack(tensor)
-        if not recorder.thread.entered:
+        if not recorder.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(recorder, tensor, value, place_of(sys._getframe(1))))
         return value if kept is None else kept
@@ -177,7 +177,7 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
         return None
     kept = Kept()
     kept.value, kept.place, kept.node = value, place, internals.next_node() - 1
-    kept.geometry, kept.mark = geometry(tensor), recorder.memory.mark()
+    kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
     tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
     kept.in_sight, kept.spare = bool(tensors), None
@@ -220,27 +220,48 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
     current = max(memory.version, *(internals.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
-    if not testimony.is_other(kept, node, tensor, kept.digest):
+    call = recorder.here()
+    if isinstance(digest, OnDevice) and call is not None:
+        if testimony.is_read(kept, node):
+            other = testimony.is_other_later(node, testimony.field_of(kept, node), tensor, digest, kept.digest)
+            clobber = _clobber(recorder, kept, memory, tensor, node, current, held=False)
+            call.later.append(testimony.Later(other, clobber))
         return
-    clobber = _clobber(recorder, kept, memory, tensor, node, current)
-    if isinstance(digest, OnDevice) and isinstance(kept.digest, OnDevice):
-        recorder.later.append(testimony.Later(kept.digest.value != digest.value, (clobber,)))
+    if same(digest, kept.digest) or not testimony.is_other(kept, node, tensor, kept.digest):
         return
-    if digest is None and not any(write.overlaps for write in clobber.writes):
+    found = _clobber(recorder, kept, memory, tensor, node, current)()
+    if digest is None and not any(write.overlaps for write in found.writes):
         return
     stopped = ClobberError(testimony.CHANGED) if recorder.strict else None
-    recorder.tell([clobber], stopped)
+    recorder.tell([found], stopped)
     if stopped is not None:
         raise stopped
 
 
-def _clobber(recorder: Recorder, kept: Kept, memory: Reread, tensor: torch.Tensor, node: Any, current: int) -> Clobber:
-    backward = recorder.reading()
+def _clobber(
+    recorder: Recorder,
+    kept: Kept,
+    memory: Reread,
+    tensor: torch.Tensor,
+    node: Any,
+    current: int,
+    *,
+    held: bool = True,
+) -> Callable[[], Clobber]:
+    """What makes the clobber. Where it is not to be `held`, nothing of what was saved is."""
+    shown = (lambda: tensor) if held else testimony.weak(tensor)
+    backward, when, is_compared = recorder.reading(), kept.moment, kept.digest is not None
     field, name = testimony.field_of(kept, node), node.name() if node is not None else ""
-    known = testimony.tensor_of(tensor, memory.alias)
-    is_output = graph.output_of(node, field) is not None
-    save = Save(name, field, known, memory.version, site_of(kept.place), is_output, unchecked="hooks")
-    writes = rereads.writes_to(memory, rereads.since(recorder.memory, kept.mark), known, current)
-    if not any(write.overlaps for write in writes):
-        writes = writes if kept.digest is None and writes else (Write("", via="foreign"),)
-    return Clobber(save, writes, Read(name, site_of(backward.place), testimony.call_of(backward)), current)
+    unnamed = testimony.unnamed(tensor)
+    is_output, place = graph.output_of(node, field) is not None, site_of(kept.place)
+
+    def clobber() -> Clobber:
+        still = shown()
+        known = unnamed if still is None else testimony.tensor_of(still, memory.alias)
+        save = Save(name, field, known, memory.version, place, is_output, unchecked="hooks")
+        writes = rereads.writes_to(memory, rereads.since(recorder.memory, when), known, current)
+        if not any(write.overlaps for write in writes):
+            writes = (Write("", via="foreign"),) if is_compared or not writes else writes
+        return Clobber(save, writes, Read(name, site_of(backward.place), testimony.call_of(backward)), current)
+
+    return clobber

@@ -43,7 +43,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     calls, kept, writers = _Calls(), stashes.Stashes(recorder, way), undeclared.Writers(recorder, way)
 
     def began(cls: Any, args: Any) -> _Begun | None:
-        if not recorder.thread.entered or cls.__module__.startswith("torch.") or internals.transforms_active():
+        if not recorder.thread.watched or cls.__module__.startswith("torch.") or internals.transforms_active():
             return None
         return _Begun(Call(cls), writers.began(args))
 

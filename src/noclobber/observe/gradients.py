@@ -11,6 +11,7 @@ import torch
 
 from noclobber.model.events import Read, Write
 from noclobber.model.silent import GradientWrite
+from noclobber.model.source import Owner, owner_of
 from noclobber.observe import deliveries, internals, meanings, patches, testimony
 from noclobber.observe.backward_calls import End
 from noclobber.observe.deliveries import Deliveries, Spoil
@@ -77,7 +78,7 @@ class Gradients:
             return None
         if self._given:
             self._given_again(call.gradients)
-        call.deliveries = run = Deliveries(call, self._way, recorder.here())
+        call.deliveries = run = Deliveries(call, self._way)
         recorder.attend(self._looking)
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -93,7 +94,7 @@ class Gradients:
         call, found = self._recorder.here(), []
         while call is not None and call.deliveries is not None:
             found.append(call.deliveries)
-            call = call.deliveries.outer
+            call = call.outer
         return found
 
     def function_begins(self, function: Any, args: tuple[Any, ...]) -> Callable[[Any], None]:
@@ -113,7 +114,7 @@ class Gradients:
         return ran
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        if frame.f_code.co_name == _ENGINE or (node := internals.current_node()) is None:
+        if _is_of_the_engine(frame.f_code) or (node := internals.current_node()) is None:
             return
         if self._recorder.by_key and internals.use_count(tensor) <= _OURS and deliveries.holders(tensor) == 1:
             return
@@ -166,6 +167,11 @@ class Gradients:
         self._given = [spoil for spoil in self._given if spoil not in again and not spoil.storage.expired()]
         for spoil in again:
             spoil.tell("", self._recorder.notice)
+
+
+def _is_of_the_engine(code: CodeType) -> bool:
+    """Whether the engine writes itself: in its own threads noclobber's kernel is the outermost frame there is."""
+    return code.co_name == _ENGINE or owner_of(code.co_filename) is Owner.NOCLOBBER
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -60,14 +60,20 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
 
 def saves_of(node: Any) -> Iterator[Saved]:
     """What a node keeps, by the name of derivatives.yaml ("self", "result", "mat2"), or "tensors" for a Function."""
-    for attribute in dir(node):
-        if attribute.startswith("_raw_saved_"):
-            raw = getattr(node, attribute)
-            field = attribute.removeprefix("_raw_saved_")
-            if isinstance(raw, (tuple, list)):
-                yield from (Saved(node, field, attribute, index, one) for index, one in enumerate(raw))
-            elif raw is not None:
-                yield Saved(node, field, attribute, None, raw)
+    kind: Any = type(node)
+    for attribute in _attributes(kind):
+        raw = getattr(node, attribute)
+        field = attribute.removeprefix("_raw_saved_")
+        if isinstance(raw, (tuple, list)):
+            yield from (Saved(node, field, attribute, index, one) for index, one in enumerate(raw))
+        elif raw is not None:
+            yield Saved(node, field, attribute, None, raw)
+
+
+@lru_cache(maxsize=1024)
+def _attributes(kind: type) -> tuple[str, ...]:
+    """Under what names nodes of a class keep tensors."""
+    return tuple(attribute for attribute in dir(kind) if attribute.startswith("_raw_saved_"))
 
 
 def source_of(node: Any, field: str) -> tuple[Any, int]:

@@ -38,6 +38,10 @@ def _not_yet(*_: Any) -> Any:
     raise RuntimeError("nothing is armed: call `internals.require` first")
 
 
+def _nothing_is(_: str) -> bool:
+    return False
+
+
 Thing = TypeVar("Thing")
 
 
@@ -76,7 +80,7 @@ _takes_numbers: Callable[[str], bool] = _not_yet
 _operator_names: Callable[[], list[str]] = _not_yet
 _eval_frame: Any = _not_yet
 _put_aside: Callable[[str, Any], None] = _not_yet
-_is_aside: Callable[[str], bool] = _not_yet
+_is_aside: Callable[[str], bool] = _nothing_is
 _aside: Callable[[str], Any] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",

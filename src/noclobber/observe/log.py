@@ -32,7 +32,7 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
         if key is None:
             without_storage()
             return
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards)))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread))
         if len(recent) > memory.limit:
             memory.prune(lambda key: False)
 
@@ -68,14 +68,14 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
-                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards))
+                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, thread)
                 meet(handles, tensor, noted)
                 if memory.is_reread(key):
                     recent.append(noted)
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, len(thread.backwards)))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread))
         if len(recent) > memory.limit:
             memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
         return after

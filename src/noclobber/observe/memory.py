@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -35,13 +35,6 @@ class Reread:
         self.version = internals.version_of(tensor) or 0
 
 
-class Mark(NamedTuple):
-    """A moment: the last write remembered then, and the number of the next autograd node."""
-
-    last: Record | None
-    node: int
-
-
 class Thread(threading.local):
     """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
 
@@ -54,7 +47,8 @@ class Thread(threading.local):
         """How many `watch`, `preserve` and `install` blocks this thread has begun; 1 more where it was begun in one."""
         self.arming = 0
         """What number the arming had that this thread was entered in."""
-        self.withdrawn = False
+        self.withdrawn: tuple[Any, Any] | None = None
+        """The pair of hooks that was taken off this thread's stack for a while."""
         self.step: Step | None = None
         self.muted = False
         self.given: list[list[Any]] = []
@@ -64,9 +58,15 @@ class Thread(threading.local):
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.backwards: list[Backward] = []
-        """The backward calls that this thread has under way, innermost last."""
+        """The backward calls that this thread makes, innermost last."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether this thread was entered, or works for a backward call of one that was: the engine gives its threads
+        the dispatch keys and the hooks of the calling thread, and noclobber's with them."""
+        return self.entered or internals.backward_call() is not None
 
 
 class Watch(saves.Watch, Protocol):
@@ -85,7 +85,7 @@ class Memory:
         self.limit = RECENT
         self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
-        """Where `backward()` was called, with the number of the node that came next."""
+        """Where `backward()` was called, with the moment at its end."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
         """Memory that is read again though no handle of ours keeps it: writes to it are remembered as well."""
         self.aliases: Watch | None = None
@@ -123,10 +123,6 @@ class Memory:
     def is_reread(self, key: int) -> bool:
         """Whether writes to a storage are to be remembered though nothing of ours was saved of it."""
         return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
-
-    def mark(self) -> Mark:
-        """Now, to be asked later what was written since."""
-        return Mark(self.recent[-1] if self.recent else None, internals.next_node())
 
     def forget(self) -> None:
         """Drop what is not kept per thread."""

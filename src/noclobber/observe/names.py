@@ -12,7 +12,7 @@ import torch
 from noclobber.model.events import Kind
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe import internals
-from noclobber.observe.internals import storage_key
+from noclobber.observe.internals import backward_call, storage_key
 from noclobber.observe.records import geometry, strided
 
 _MOST_FRAMES = 40
@@ -58,12 +58,17 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    count = 0
+    """The program's frames, innermost first; from those of a thread of the engine on to where backward was called."""
+    count, call = 0, backward_call()
     while frame is not None and count < _MOST_FRAMES:
         if owner_of(frame.f_code.co_filename) is Owner.USER:
             count += 1
             yield frame
+        if call is not None and frame is call.frame:
+            call = call.outer
         frame = frame.f_back
+        if frame is None and call is not None:
+            frame, call = call.frame, call.outer
 
 
 def _values(frame: FrameType) -> Iterator[tuple[str, object]]:

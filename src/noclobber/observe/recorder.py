@@ -29,7 +29,6 @@ from noclobber.observe import (
     replaced,
     saves,
     seeing,
-    testimony,
     writes,
 )
 from noclobber.observe.backward_calls import BackwardCalls
@@ -69,7 +68,6 @@ class Recorder:
         self.listeners: list[Listener] = []
         self.armed = self.watching = False
         self.contents: Contents | None = None
-        self.later: list[testimony.Later] = []
         self.stop_writes = False
         self.keeping = False
         """Whether the bytes that backward still needs are kept before a write changes them."""
@@ -152,7 +150,7 @@ class Recorder:
         self.careful = 0
         self.attentive.clear()
         self._attending.clear()
-        self.contents, self.later = None, []
+        self.contents = None
         if forget:
             for one in (self.memory, self.untold, self.replaced):
                 guarded(one.forget)
@@ -167,7 +165,9 @@ class Recorder:
         (self.attend if keeping else self.ignore)(self._moves)
         if saves.are_ours((thread := self.thread).hooks):
             thread.hooks = self._hooks()
-            if not thread.withdrawn:
+            if thread.withdrawn is not None:
+                thread.withdrawn = thread.hooks
+            else:
                 internals.replace_hooks(saves.are_ours, thread.hooks)
 
     def be_careful(self, more: int) -> None:
@@ -245,8 +245,8 @@ class Recorder:
             return
         # What PyTorch knows of us goes first, whatever may fail after it.
         hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
-        thread.entered = thread.muted = thread.withdrawn = False
-        thread.hooks = thread.mode = thread.step = None
+        thread.entered = thread.muted = False
+        thread.hooks = thread.withdrawn = thread.mode = thread.step = None
         if self.by_key:
             internals.include(internals.KEY, False)
         elif mode is not None:
@@ -263,16 +263,16 @@ class Recorder:
     def withdraw(self) -> None:
         """Take our hooks off this thread's stack, if they are on top of it."""
         thread = self.thread
-        if thread.hooks is not None and not thread.withdrawn and self.has_hooks_on_top():
+        if thread.withdrawn is None and self.has_hooks_on_top():
+            thread.withdrawn = internals.top_hooks(True)
             internals.pop_hooks()
-            thread.withdrawn = True
 
     def put_back(self) -> None:
         """Push our hooks again after `withdraw`."""
         thread = self.thread
-        if thread.hooks is not None and thread.withdrawn:
-            thread.withdrawn = False
-            internals.push_hooks(*thread.hooks)
+        if thread.withdrawn is not None:
+            internals.push_hooks(*thread.withdrawn)
+            thread.withdrawn = None
             self.not_seen("saves inside torch.func transforms")
 
     def versions_preserved(self, more: int) -> None:
@@ -336,11 +336,12 @@ class Recorder:
         for listener in self.listeners:
             listener.noticed(event)
 
-    def tell(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
-        """Hand clobbers to whoever listens."""
+    def tell(self, clobbers: list[Clobber], error: RuntimeError | None, call: Backward | None = None) -> None:
+        """Hand clobbers to whoever listens. `call` is the backward call that met them, by default the one under way."""
         self.told += len(clobbers)
         if clobbers:
-            self.untold.explained(clobbers)
+            if (call := call or self.here()) is not None:
+                call.explained.extend(write.site for clobber in clobbers for write in clobber.writes)
             for listener in self.listeners:
                 listener.clobbered(clobbers, error)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from itertools import count
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -12,6 +15,21 @@ from noclobber.model.source import Site
 from noclobber.observe import internals
 from noclobber.observe.sites import Place
 from noclobber.observe.writes import Written
+
+if TYPE_CHECKING:
+    from noclobber.observe.memory import Thread
+
+_next: Callable[[], int] = count(1).__next__
+latest = [0]
+"""The newest moment, as its only item. A save takes this one, which costs less: what is written after it has a higher
+number."""
+
+
+def moment() -> int:
+    """A number that is higher than all before it, in whatever thread: those of nodes are counted by each thread."""
+    latest[0] = number = _next()
+    return number
+
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
@@ -31,6 +49,8 @@ class Record(NamedTuple):
     """Backward calls under way."""
     node: int
     """The sequence number of the next autograd node."""
+    moment: int
+    """When it was made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +74,14 @@ class Backward:
     """What is known of the gradients that are overwritten in it (deliveries.py)."""
     explained: list[Site | None] = field(default_factory=list)
     """Where writes are that were told of in it."""
+    later: list[Any] = field(default_factory=list)
+    """Reads whose bytes are on a device, to be compared at its end (testimony.Later)."""
+    outer: Backward | None = None
+    """The call in whose midst this one is made."""
+    node: int = 0
+    """The sequence number of the next autograd node of the thread that makes it, when it begins."""
+    frame: FrameType | None = None
+    """Where it is made, while it is under way: threads that work for it have no frames of the program's own."""
 
 
 _new = tuple.__new__
@@ -115,10 +143,26 @@ def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
     return cast(torch.Tensor, shown)
 
 
+def _elsewhere() -> tuple[int, int]:
+    """What a record notes of backward calls and nodes in a thread that was not entered: it works for a call of another
+    thread, whose graphs are what is written, by the numbers that its nodes had when it called."""
+    call: Backward | None = internals.backward_call()
+    if call is None or call.over:
+        return 0, internals.next_node()
+    while call.outer is not None:
+        call = call.outer
+    return 1, call.node
+
+
 def record(
-    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, backwards: int
+    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, thread: Thread
 ) -> Record:
-    """Note a write that is about to happen."""
+    """Note a write that is about to happen in a thread."""
+    if thread.entered:
+        under_way, number = len(thread.backwards), internals.next_node()
+    else:
+        under_way, number = _elsewhere()
+    latest[0] = now = _next()
     fields = (
         written,
         place,
@@ -126,7 +170,8 @@ def record(
         internals.version_of(tensor),
         geometry(tensor),
         step,
-        backwards,
-        internals.next_node(),
+        under_way,
+        number,
+        now,
     )
     return _new(Record, fields)

@@ -13,8 +13,9 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
 from noclobber.observe import graph, internals, rereads, reruns, testimony
-from noclobber.observe.contents import Digest, fingerprint, same_but_for_zeros
+from noclobber.observe.contents import Digest, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.memory import Reread
+from noclobber.observe.records import Backward, moment
 from noclobber.observe.sites import Place, site_of
 from noclobber.observe.ways import Way
 
@@ -50,7 +51,7 @@ class Region:
         self.recorder, self.way = recorder, way
         self.memory = recorder.memory
         self.place = place
-        self.begin = self.end = self.again = self.memory.mark()
+        self.begin = self.end = self.again = moment()
         """When forward began, when it last saved, and when it was run anew."""
         self.outside: dict[int, Reread] = {}
         for tensor in outside:
@@ -78,9 +79,9 @@ class Region:
         return packed
 
     def digest(self, tensor: torch.Tensor) -> Digest:
-        """The fingerprint of a tensor where contents are watched. A device may round otherwise when it computes anew,
-        so there bytes tell nothing."""
-        if not self._digests or not tensor.is_cpu:
+        """The fingerprint of a tensor where contents are watched. A device may round otherwise when it computes anew:
+        there only bytes tell that the region found as they were, outside."""
+        if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
         with internals.no_modes():
             return fingerprint(tensor)
@@ -89,7 +90,7 @@ class Region:
         """Note what is saved in forward."""
         self.count += 1
         self.saved[holder] = packed = Packed(tensor, place, self.digest(tensor), self.count)
-        self.end = self.memory.mark()
+        self.end = moment()
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
         self._of_last.append(packed)
@@ -112,7 +113,7 @@ class Region:
         where the region itself moved it in a way that is not known.
         """
         if packed.digest is not None:
-            return self.digest(tensor) != packed.digest
+            return differ(self.digest(tensor), packed.digest)
         current, key = internals.version_of(tensor) or 0, internals.storage_key(tensor)
         if current <= packed.version or key is None:
             return False
@@ -139,7 +140,7 @@ class Region:
         """What a reentrant region, run anew, has saved of the memory outside."""
         for key, reread in self.outside.items():
             for handle in self.recorder.live.at(key):
-                if handle.node >= self.again.node:
+                if handle.moment >= self.again:
                     yield reread, handle.alias
 
     def _was_written(self) -> bool:
@@ -174,7 +175,7 @@ class Region:
         """
         if packed.digest is None:
             return self.past is None and self._was_written()
-        if self.digest(tensor) == packed.digest or same_but_for_zeros(tensor, packed.digest):
+        if not differ(self.digest(tensor), packed.digest) or same_but_for_zeros(tensor, packed.digest):
             return False
         return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
 
@@ -223,6 +224,29 @@ class Region:
         else:
             causes = () if unfilled else self.causes(tensor)
             self.recorder.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
+
+    def ask_later(self, call: Backward, node: Any, field: str, packed: Packed, tensor: torch.Tensor) -> None:
+        """Compare what shows memory outside on a device once the call has ended, and tell then, as `tell` does. Holds
+        nothing of the tensor."""
+        digest = self.digest(tensor)
+        if digest is None:
+            return
+        shown, key, unnamed = testimony.weak(tensor), internals.storage_key(tensor), testimony.unnamed(tensor)
+        name, is_output = node.name() if node is not None else "", graph.output_of(node, field) is not None
+
+        def tell() -> None:
+            if self.told:
+                return
+            self.told = True
+            still = shown()
+            known = unnamed if still is None else testimony.tensor_of(still, key)
+            save = Save(name, field, known, packed.version, site_of(packed.place), is_output)
+            causes = () if still is None else self.causes(still)
+            read = Read(name, site_of(call.place), testimony.call_of(call))
+            self.recorder.notice(Drift(site_of(self.place), save, causes, read))
+
+        other = testimony.is_other_later(node, field, tensor, digest, packed.digest)
+        call.later.append(testimony.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:
         """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""

@@ -77,8 +77,7 @@ class Replaced:
         recorder = self._recorder
         for hooked in self._hooked:
             if hooked.key == key and hooked.write is None and not hooked.storage.expired():
-                step, backwards = recorder.thread.step, len(recorder.thread.backwards)
-                hooked.write = record(written, tensor, key, place_of(frame), step, backwards)
+                hooked.write = record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
 
     def _backward_begins(self, backward: Backward) -> None:
         """Tell of hooks that this backward would have run, and of gradients that are not those of the old value."""

@@ -6,31 +6,21 @@ from collections.abc import Iterable
 
 from noclobber.model.events import Tensor, Write
 from noclobber.observe import internals, testimony
-from noclobber.observe.memory import Mark, Memory, Reread
+from noclobber.observe.memory import Memory, Reread
 from noclobber.observe.records import Record
 
 MOST_CAUSES = 8
 """Writes told for one region, the first ones."""
 
 
-def since(memory: Memory, begin: Mark, until: Mark | None = None) -> list[Record]:
-    """The remembered writes between two moments, oldest first.
-
-    Where the log has dropped the write that marks the beginning, numbers of nodes tell older writes from newer ones, as
-    well as they can: each thread counts its own.
-    """
-    if until is not None and until.last is None:
-        return []
+def since(memory: Memory, begin: int, until: int | None = None) -> list[Record]:
+    """The remembered writes between two moments, oldest first."""
     found: list[Record] = []
     for one in reversed(memory.recent):
-        if until is not None and one is until.last:
-            found.clear()
-        if one is begin.last:
+        if one.moment < begin:
             break
-        found.append(one)
-    else:
-        if begin.last is not None:
-            found = [one for one in found if one.node >= begin.node]
+        if until is None or one.moment < until:
+            found.append(one)
     return found[::-1]
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from noclobber.observe import afterwards, dependence, internals, keeping, own_saves
-from noclobber.observe.records import Record, geometry
+from noclobber.observe.records import Record, geometry, latest
 from noclobber.observe.saves import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.sites import Place, caller
 from noclobber.observe.ways import Way
@@ -69,7 +69,7 @@ class Past:
             return None
         needed = Needed(tensor, gone)
         needed.alias, needed.version, needed.digest, needed.shown = alias, version, None, None
-        needed.node, needed.place = internals.next_node() - 1, self._place
+        needed.node, needed.place, needed.moment = internals.next_node() - 1, self._place, latest[0]
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):

@@ -16,6 +16,7 @@ from noclobber.model.live_saves import LiveSaves
 from noclobber.observe import graph, internals, own_saves
 from noclobber.observe.contents import Contents, Digest, Shown, digest_of, hash_of, shown
 from noclobber.observe.frames import passed_over
+from noclobber.observe.records import latest
 from noclobber.observe.sites import KINDS, SKIP, USER, Place, place_of
 
 HISTORY = 16_384
@@ -31,12 +32,12 @@ class Handle(internals.Weak[torch.Tensor]):
     `alias` is a detach: it shares storage and version counter and makes no reference cycle with an output (measured on
     torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save, or a Suspect once a write that may
     overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `node` is the sequence
-    number of the node that saves, unique within its thread. `digest` is the fingerprint of the bytes: of all saves
-    where contents are watched, else of those that a write met which need not move the version, taken before that write.
-    `shown` is how to take it again.
+    number of the node that saves, unique within its thread; `moment` is the latest before it (records.py). `digest` is
+    the fingerprint of the bytes: of all saves where contents are watched, else of those that a write met which need not
+    move the version, taken before that write. `shown` is how to take it again.
     """
 
-    __slots__ = ("__weakref__", "alias", "digest", "node", "place", "shown", "version")
+    __slots__ = ("__weakref__", "alias", "digest", "moment", "node", "place", "shown", "version")
     # Not those of the tensors referred to.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -47,6 +48,7 @@ class Handle(internals.Weak[torch.Tensor]):
     shown: Shown | None
     place: Place | None
     node: int
+    moment: int
     field: str = ""
     """What is saved, where the node does not tell: "ctx.x"."""
     unchecked: Literal["", "hooks", "ctx"] = ""
@@ -144,7 +146,7 @@ def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Dige
     handle = Aside(tensor)
     handle.alias = alias_of(tensor)
     handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
-    handle.node, handle.place = node, place
+    handle.node, handle.place, handle.moment = node, place, latest[0]
     return handle
 
 
@@ -215,7 +217,7 @@ def hooks(
     """
     new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
-    next_node, frame_of = internals.next_node, sys._getframe
+    next_node, frame_of, now = internals.next_node, sys._getframe, latest
     at_save = contents.at_save if contents is not None else None
     address = internals.address
     handed = {} if watch is None else watch.handed
@@ -238,6 +240,7 @@ def hooks(
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             handle.node = node = next_node() - 1
+            handle.moment = now[0]
             try:
                 frame: Any = frame_of(1)
             except ValueError:  # a thread without Python frames (sites.frame_above)
@@ -312,7 +315,7 @@ def _versioned(tensor: torch.Tensor) -> Handle:
         alias = tensor
     handle = Handle(tensor)
     handle.alias, handle.version, handle.digest, handle.shown = alias, alias._version, None, None
-    handle.node, handle.place = -1, None
+    handle.node, handle.place, handle.moment = -1, None, latest[0]
     return handle
 
 

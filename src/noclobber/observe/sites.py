@@ -6,6 +6,7 @@ from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.frames import frame_above
+from noclobber.observe.internals import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
 """(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
@@ -37,7 +38,11 @@ def place_of(frame: FrameType | None) -> Place | None:
         if kind == _LIBRARY and inside is None:
             inside = (code, frame.f_lasti, None)
         frame = frame.f_back
-    return inside
+    # A thread of the engine has no frame of the program's: what it does is done where backward was called.
+    call = backward_call()
+    if call is None or call.place is None:
+        return inside
+    return call.place if inside is None else (call.place[0], call.place[1], inside)
 
 
 def caller(depth: int = 1) -> Place | None:

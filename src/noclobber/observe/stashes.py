@@ -17,10 +17,12 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.observe import custom_backwards, internals, own_saves, saves, testimony, words
-from noclobber.observe.contents import OnDevice, fingerprint
+from noclobber.observe.contents import OnDevice, fingerprint, same
 from noclobber.observe.custom_backwards import CustomBackwards
+from noclobber.observe.records import latest
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place
+from noclobber.observe.testimony import Later
 from noclobber.observe.ways import Way
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class Stashes:
         stash = Stash(alias)
         stash.alias, stash.version, stash.place = alias, version, place
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
-        stash.identity = id(tensor)
+        stash.identity, stash.moment = id(tensor), latest[0]
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
         contents = self._recorder.contents
         stash.digest = None if contents is None else contents.at_save(alias)
@@ -144,9 +146,9 @@ class Stashes:
         """The stashes of a ctx."""
         return self._held.get(ctx, [])
 
-    def changed(self, ctx: Any) -> list[tuple[Stash, Clobber]]:
-        """Those whose bytes are not what they were, with what there is to say if they are read."""
-        recorder, found = self._recorder, []
+    def changed(self, ctx: Any) -> list[tuple[Stash, Clobber | Later]]:
+        """Those whose bytes are not what they were, with what there is to say if they are read; on a device, all."""
+        recorder, found = self._recorder, list[tuple[Stash, Clobber | Later]]()
         backward = recorder.reading()
         for stash in self.of(ctx):
             value = stash.tensor()
@@ -159,10 +161,10 @@ class Stashes:
             moved = stash.alias._version != saves.version_at_save(stash)
             if stash.digest is not None:
                 digest = fingerprint(value if elsewhere else stash.alias)
-                if isinstance(digest, OnDevice):
-                    recorder.later.append(testimony.later(stash, ctx, digest, backward))
+                if isinstance(digest, OnDevice) and backward.call != "access":
+                    found.append((stash, testimony.later(stash, ctx, digest, backward, recorder.memory)))
                     continue
-                if digest == stash.digest and (recorder.contents is not None or not moved):
+                if same(digest, stash.digest) and (recorder.contents is not None or not moved):
                     continue
             elif not moved:
                 continue
@@ -277,15 +279,17 @@ def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:
     return type(value)(tensor if index == key else one for index, one in enumerate(value))
 
 
-def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clobber]], name: str) -> None:
+def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clobber | Later]], name: str) -> None:
     """An attribute is read. Raises where writes are to be stopped and this one could not be."""
     asked = [one for one in changed if name in (one[0].name, "__dict__")]
     for one in asked:
         changed.remove(one)
     # Backward may have set it anew before it reads it.
-    read = [one for one in asked if one[0] in held]
-    stopped = ClobberError(testimony.CHANGED) if recorder.strict and read else None
-    recorder.tell([clobber for _, clobber in read], stopped)
+    read = [one for stash, one in asked if stash in held]
+    recorder.reading().later += [one for one in read if isinstance(one, Later)]
+    clobbers = [one for one in read if isinstance(one, Clobber)]
+    stopped = ClobberError(testimony.CHANGED) if recorder.strict and clobbers else None
+    recorder.tell(clobbers, stopped)
     if stopped is not None:
         raise stopped
 

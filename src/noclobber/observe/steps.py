@@ -54,7 +54,7 @@ def _before(
 ) -> None:
     """One record for all parameters; then PyTorch's own optimizers run unlogged."""
     thread = recorder.thread
-    if not thread.entered:
+    if not thread.watched:
         return
     unmute(thread)
     place = caller(1)
@@ -76,7 +76,7 @@ def _about_to_write(recorder: Recorder, optimizer: torch.optim.Optimizer, place:
             continue
         handles = recorder.live.at(key) if recorder.watching else None
         if handles or not recorder.watching or recorder.memory.is_reread(key):
-            noted = record(written, parameter, key, place, step, len(recorder.thread.backwards))
+            noted = record(written, parameter, key, place, step, recorder.thread)
             recorder.memory.recent.append(noted)
             if handles:
                 recorder.meet(handles, parameter, noted)

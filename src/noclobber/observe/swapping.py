@@ -65,7 +65,7 @@ def _held_without_us(tensor: torch.Tensor) -> int:
 def _held_by_us(recorder: Recorder, tensor: torch.Tensor) -> int:
     """How many saves of PyTorch's own noclobber has made of a tensor, where bytes are preserved."""
     key = internals.storage_key(tensor)
-    held = recorder.live.at(key) if key is not None and recorder.thread.entered else ()
+    held = recorder.live.at(key) if key is not None and recorder.thread.watched else ()
     connected = (one for one in held if isinstance(one, (Stash, Needed)) and one.connected is not None)
     return sum(one.tensor() is tensor for one in connected)
 
@@ -75,13 +75,13 @@ Moved = tuple[torch.Tensor, Handle]
 
 def _about_to_move(recorder: Recorder, tensor: torch.Tensor) -> list[Moved]:
     """A tensor is about to get other memory: who will read it there, each of which takes note. What is saved stays."""
-    key = internals.storage_key(tensor) if recorder.thread.entered else None
+    key = internals.storage_key(tensor) if recorder.thread.watched else None
     if key is None:
         return []
     live: list[Handle] = [
         one for one in recorder.live.at(key) if isinstance(one, (Stash, Needed)) and one.tensor() is tensor
     ]
-    noted = record(_SWAPPED, tensor, key, caller(2), recorder.thread.step, len(recorder.thread.backwards))
+    noted = record(_SWAPPED, tensor, key, caller(2), recorder.thread.step, recorder.thread)
     if recorder.memory.is_reread(key):
         recorder.memory.recent.append(noted)
     if live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -13,12 +14,12 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe import graph, internals, saves, unread, words
-from noclobber.observe.contents import Digest, OnDevice, fingerprint, same, same_but_for_zeros
+from noclobber.observe.contents import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided
+from noclobber.observe.records import Backward, Geometry, Record, geometry, shape_of, strided, tensor_on
 from noclobber.observe.saves import Handle, Suspect
-from noclobber.observe.sites import site_of
+from noclobber.observe.sites import Place, site_of
 from noclobber.observe.writes import Written
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
@@ -95,6 +96,13 @@ def is_other(handle: object, node: Any, tensor: torch.Tensor, before: Digest) ->
     return unread.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
 
 
+def is_other_later(node: Any, field: str, tensor: torch.Tensor, digest: Digest, before: Digest) -> torch.Tensor | bool:
+    """The same of a field that the node reads on a device, left there. `digest` is the tensor's fingerprint now."""
+    if unread.minds_sign_of_zero(node, field):
+        return differs(digest, before)
+    return differs_in_numbers(tensor, digest, before)
+
+
 def field_of(handle: object, node: Any) -> str:
     """The name under which a node keeps a handle, of derivatives.yaml; empty where it is not found."""
     for saved in graph.saves_of(node) if node is not None else ():
@@ -108,12 +116,9 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
     alias = handle.alias
     current, version = int(alias._version), saves.version_at_save(handle)
     key = internals.storage_key(alias)
-    save = _save(handle, node, version, key)
+    save = _save(handle, node, version, tensor_of(alias, key))
     suspect = handle.version
-    entries = _from_recent(memory, key, version, current, handle.node)
-    if isinstance(suspect, Suspect):
-        # Of two at one version the write to a tensor in the graph is the later one: it moves the version.
-        entries = sorted(suspect.writes + entries, key=lambda entry: (entry[1], not entry[0].written.uncounted))
+    entries = _between(memory, handle, suspect.writes if isinstance(suspect, Suspect) else [], key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
     writes = writes_of(entries, current, save.tensor)
@@ -139,12 +144,12 @@ def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, 
     """Writes that torch never saw; none where what it saw explains the change."""
     if memory.aliases is not None:
         return memory.aliases.writes(handle, tensor, backward, explained=explained)
-    return () if explained else (_window(handle, tensor, backward),)
+    return () if explained else (_window(handle.place, tensor, backward),)
 
 
-def _window(handle: Handle, tensor: Tensor, backward: Backward) -> Write:
+def _window(saved: Place | None, tensor: Tensor, backward: Backward) -> Write:
     """All that is known of a write that nobody saw: it was after the save and before the read."""
-    return Write("", site_of(backward.place), via="foreign", tensor=tensor, since=site_of(handle.place))
+    return Write("", site_of(backward.place), via="foreign", tensor=tensor, since=site_of(saved))
 
 
 def clobber_to_come(handle: Handle, record: Record) -> Clobber:
@@ -154,37 +159,61 @@ def clobber_to_come(handle: Handle, record: Record) -> Clobber:
     node = producer if producer is not None and field_of(handle, producer) else None
     version = int(handle.alias._version)
     counted = not record.written.uncounted and record.version == version
-    save = _save(handle, node, saves.version_at_save(handle), internals.storage_key(handle.alias))
+    known = tensor_of(handle.alias, internals.storage_key(handle.alias))
+    save = _save(handle, node, saves.version_at_save(handle), known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None)
 
 
 class Later(NamedTuple):
-    """A read whose fingerprint is still on its device: whether it differs, and what to say if so.
+    """A read whose fingerprint is still on its device: whether it differs, and what makes the clobber if so.
 
-    It holds nothing of the save, whose memory backward is about to give back; so the tensor has no name.
+    It holds nothing of the save, whose memory backward is about to give back.
     """
 
-    differs: torch.Tensor
-    clobbers: tuple[Clobber, ...]
+    differs: torch.Tensor | bool
+    tell: Callable[[], Clobber | None]
+    """What tells of it, if that is no clobber, which it returns."""
+    order: int = 0
+    """Of several that differ those with a lower one are told first."""
 
 
-def later(handle: Handle, node: Any, digest: OnDevice, backward: Backward) -> Later:
+def later(handle: Handle, node: Any, digest: Digest, backward: Backward, memory: Memory) -> Later:
     """What is known of a read on a device, before its bytes have been compared."""
-    alias, suspect, version = handle.alias, handle.version, saves.version_at_save(handle)
-    before = handle.digest
-    differs = before.value != digest.value if isinstance(before, OnDevice) else torch.tensor(True)
-    tensor = Tensor(shape_of(alias), str(alias.dtype).removeprefix("torch."), str(alias.device))
-    save = Save(node.name() if node is not None else "", "", tensor, version, site_of(handle.place))
-    writes = writes_of(suspect.writes, version, tensor) if isinstance(suspect, Suspect) else ()
-    read = Read(save.node, site_of(backward.place), call_of(backward))
-    return Later(differs, (Clobber(save, writes or (_window(handle, tensor, backward),), read, version),))
+    alias, version = handle.alias, saves.version_at_save(handle)
+    save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
+    shown, key, place = weak(alias), internals.storage_key(alias), handle.place
+    written = handle.version.writes if isinstance(handle.version, Suspect) else []
+    entries = _between(memory, handle, written, key, version, current)
+
+    def clobber() -> Clobber:
+        tensor = shown()
+        known = save.tensor if tensor is None else tensor_of(tensor, key)
+        writes = writes_of(entries, current, known)
+        explained = any(write.overlaps for write in writes)
+        if tensor is not None and not any(write.via == "undeclared" for write in writes):
+            same_bytes = saves.handle_of(tensor, -1, place, None)
+            writes = _unseen(same_bytes, known, backward, memory, explained) or writes
+        elif not explained:
+            writes = (_window(place, known, backward),)
+        read = Read(save.node, site_of(backward.place), call_of(backward))
+        return Clobber(replace(save, tensor=known), writes, read, current)
+
+    # Zeros are looked at where it may be writes that changed their signs: that takes two more fingerprints.
+    if entries:
+        return Later(is_other_later(node, save.field, alias, digest, handle.digest), clobber)
+    return Later(differs(digest, handle.digest), clobber)
 
 
-def _save(handle: Handle, node: Any, version: int, key: int | None) -> Save:
+def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+    """What gives a tensor on the same bytes for as long as their storage is there, without holding that."""
+    storage, where = internals.storage_ref(tensor), geometry(tensor)
+    return lambda: tensor_on(storage, where)
+
+
+def _save(handle: Handle, node: Any, version: int, tensor: Tensor) -> Save:
     field = handle.field or field_of(handle, node)
     name, site = node.name() if node is not None else "", site_of(handle.place)
-    tensor = tensor_of(handle.alias, key)
     applied = site_of(handle.applied)
     return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
 
@@ -194,12 +223,24 @@ def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
     return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
 
 
-def _from_recent(memory: Memory, key: int | None, version: int, current: int, node: int) -> list[tuple[Record, int]]:
-    """Writes remembered without a save of ours; a record older than the saving node is of another storage."""
+def _between(
+    memory: Memory, handle: Handle, met: list[Any], key: int | None, version: int, current: int
+) -> list[tuple[Record, int]]:
+    """The writes that met a save, and those that moved its version from one to another, each with the one before it."""
+    entries = met
+    if current != version:
+        moved = [one for one in _from_recent(memory, key, version, current) if one[0].moment > handle.moment]
+        # Of two at one version the write to a tensor in the graph is the later one: it moves the version.
+        entries = sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
+    return entries
+
+
+def _from_recent(memory: Memory, key: int | None, version: int, current: int) -> list[tuple[Record, int]]:
+    """Writes remembered without a save of ours. What was written before the save was may be of another storage."""
     return [
         (record, record.version or 0)
         for record in memory.recent
-        if record.key == key and record.node > node and version <= (record.version or 0) < current
+        if record.key == key and version <= (record.version or 0) < current
     ]
 
 
@@ -208,10 +249,10 @@ _ACCUMULATION = Written("aten::add_", ((0, "self"),), uncounted=False)
 
 def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
     """The gradient of a leaf moved on and no operator wrote it: the backward calls since then added to it."""
-    since = [(number, place) for number, place in memory.accumulated if number > handle.node]
+    since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, number), version + index)
-        for index, (number, place) in enumerate(since)
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when), version + index)
+        for index, (when, place) in enumerate(since)
     ]
 
 
@@ -277,7 +318,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     save = Save(
         node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
     )
-    entries = _from_recent(memory, key, stale.expected, stale.current, number)
+    entries = [one for one in _from_recent(memory, key, stale.expected, stale.current) if one[0].node > number]
     message = words.stale_message(stale.tensor, words.produced(stale.tensor), stale.current, stale.expected)
     read = Read(node.name(), site_of(backward.place), call_of(backward))
     return Clobber(save, writes_of(entries, stale.current, tensor), read, stale.current, message)

@@ -14,7 +14,7 @@ from noclobber.model.events import Write
 from noclobber.model.silent import Undeclared
 from noclobber.observe import graph, internals, operators, testimony
 from noclobber.observe.backward_calls import End
-from noclobber.observe.contents import Digest, OnDevice, fingerprint
+from noclobber.observe.contents import Digest, OnDevice, differ, fingerprint
 from noclobber.observe.records import Backward, Record, record
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import Place, caller, place_of, site_of
@@ -88,9 +88,7 @@ class Writers:
             if one.key == key and any(each is inputs for each in recorder.thread.given):
                 if one.digest is None:
                     one.digest = fingerprint(one.tensor)
-                noted = record(
-                    written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.thread.backwards)
-                )
+                noted = record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
                 one.writes.append(noted)
 
     def ended(self, inputs: list[Input], dirty: tuple[Any, ...], function: type, place: Place | None) -> None:
@@ -134,7 +132,7 @@ def _changed(one: Input) -> bool:
     moved = one.tensor._version != one.version
     if one.digest is None or (isinstance(one.digest, OnDevice) and not one.writes):
         return moved
-    return _differ(one.digest, fingerprint(one.tensor))
+    return differ(one.digest, fingerprint(one.tensor))
 
 
 def _write(one: Input, place: Place | None) -> Write:
@@ -189,7 +187,7 @@ class Operators:
     def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
         """Called before an operator runs; what is returned is called once it has."""
         recorder = self._recorder
-        if recorder.contents is None or not recorder.thread.entered:
+        if recorder.contents is None or not recorder.thread.watched:
             return None
         return self._looking(op, args, kwargs)
 
@@ -211,7 +209,7 @@ class Operators:
             for key, tensor in tensors.items():
                 for handle in live.at(key):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))
-                    if version == handle.alias._version and _differ(digest, fingerprint(handle.alias)):
+                    if version == handle.alias._version and differ(digest, fingerprint(handle.alias)):
                         self._note(op, handle, tensor, key)
 
         return self._way.entry(after) if tensors else None
@@ -227,7 +225,7 @@ class Operators:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         written = Written(op, (), uncounted=True, undeclared=True)
-        noted = record(written, tensor, key, caller(), recorder.thread.step, len(recorder.thread.backwards))
+        noted = record(written, tensor, key, caller(), recorder.thread.step, recorder.thread)
         marked.writes.append((noted, int(handle.alias._version)))
 
 
@@ -236,9 +234,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, (list, tuple)):
         yield from (one for one in value if isinstance(one, torch.Tensor))
-
-
-def _differ(one: Digest, other: Digest) -> bool:
-    if isinstance(one, OnDevice) and isinstance(other, OnDevice):
-        return bool((one.value != other.value).item())
-    return one != other

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe import graph, internals, testimony
@@ -206,7 +205,7 @@ class Untold:
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         recorder = self._recorder
-        return record(written, tensor, key, place_of(frame), recorder.thread.step, len(recorder.thread.backwards))
+        return record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -249,11 +248,6 @@ class Untold:
     def _drop(self, unseen: _Unseen) -> None:
         with contextlib.suppress(ValueError):  # another thread may have been quicker
             self._waiting.remove(unseen)
-
-    def explained(self, clobbers: list[Clobber]) -> None:
-        """These writes are errors already, for another reason."""
-        if (backward := self._recorder.here()) is not None:
-            backward.explained.extend(write.site for clobber in clobbers for write in clobber.writes)
 
     def forget(self) -> None:
         """Drop what waits."""
