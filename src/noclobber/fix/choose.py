@@ -141,8 +141,8 @@ class Mender:
                 done.patch = one.patch
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
-        if attempt.differing and not self._prover.is_deterministic():
-            why = "the program is not deterministic: it gives other gradients each time, so nothing can be proven"
+        if attempt.differing and (drift := self._prover.drift()):
+            why = f"nothing can be proven, as the program differs from run to run without a patch too: {drift}"
             offered = attempt.differing[0]
             done.unproven.append((Mended(finding, offered.candidate.title, None, why, proven=False), offered.patch))
         done.left.append((finding, attempt.failed))

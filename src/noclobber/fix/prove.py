@@ -147,14 +147,16 @@ class Prover:
             return compared.calls >= first
         return compared.calls >= first and compared.calls + compared.displaced >= min(reference.calls, self.calls)
 
-    def is_deterministic(self) -> bool:
-        """Whether the reference run gives the same gradients a second time; where there is none, the same loss."""
+    def drift(self) -> str:
+        """What the program gives otherwise when its reference run is made a second time; where there is none, the
+        search. Empty where both give the same."""
         kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
         if kind is None:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
-            return not self._by_loss(_events(self.search), _events(again), again, "").differs
+            verdict = self._by_loss(_events(self.search), _events(again), again, "")
+            return verdict.why if verdict.differs else ""
         once, twice = self.references.get(kind), self.references.again(kind)
-        return not comparing.compare(once.events, twice.events).difference
+        return comparing.compare(once.events, twice.events).difference
 
 
 def _events(result: Result) -> list[dict[str, Any]]:

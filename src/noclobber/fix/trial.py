@@ -6,13 +6,13 @@ Its folder holds `order.json`, and gets `result.json` and the evidence when the 
 from __future__ import annotations
 
 import os
-import random
 import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
+from noclobber.fix import generators
 from noclobber.fix.order import DYNAMO, Ended, Order, Result
 from noclobber.fix.served import Served
 from noclobber.imports import after_import
@@ -20,10 +20,6 @@ from noclobber.session import Session
 
 if TYPE_CHECKING:
     from noclobber.observe.evidence import Evidence
-
-SEED = 0
-"""What `random` and numpy begin from, so that two runs are one run; torch has a fixed seed of its own."""
-
 
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
@@ -50,8 +46,7 @@ class Trial:
             self._finish(Ended.REFUSED, error=str(reason))
         served.arm()
         self._listen_to_warnings()
-        random.seed(SEED)
-        after_import("numpy", lambda: sys.modules["numpy"].random.seed(SEED))
+        generators.begin()
         after_import("torch", self._torch_is_there)
         try:
             error = program.execute(loaded)
@@ -73,6 +68,7 @@ class Trial:
     def _torch_is_there(self) -> None:
         from noclobber.observe import evidence
 
+        generators.begin_torch()
         order, mode = self._order, self._order.mode
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
