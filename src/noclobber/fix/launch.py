@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from noclobber.fix.order import Ended, Order, Result
+from noclobber.fix.order import ERRORS, OUTPUT, Ended, Order, Result
 
 GRACE = 30.0
 """Seconds, beyond those of the order, for a program to come to the end of a backward call."""
@@ -34,7 +34,7 @@ class Launcher:
     def __enter__(self) -> Launcher:
         if FORKS:
             with open(os.path.join(self._folder.name, "serving"), "wb") as output:
-                self._server = self._process("serve", subprocess.PIPE, output)
+                self._server = self._process("serve", subprocess.PIPE, output, output)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -51,8 +51,8 @@ class Launcher:
         with open(os.path.join(folder, "order.json"), "w", encoding="utf-8") as file:
             file.write(order.to_json())
         if self._server is None or self._server.stdin is None or fresh:
-            with open(os.path.join(folder, "output"), "wb") as output:
-                process = self._process(folder, subprocess.DEVNULL, output)
+            with open(os.path.join(folder, OUTPUT), "wb") as output, open(os.path.join(folder, ERRORS), "wb") as errors:
+                process = self._process(folder, subprocess.DEVNULL, output, errors)
         else:
             process = self._server
             self._server.stdin.write(os.fsencode(folder) + b"\n")
@@ -71,14 +71,14 @@ class Launcher:
         """Start a trial and wait for it."""
         return self.start(order, fresh=fresh).result()
 
-    def _process(self, what: str, stdin: int, output: BinaryIO) -> subprocess.Popen[bytes]:
+    def _process(self, what: str, stdin: int, output: BinaryIO, errors: BinaryIO) -> subprocess.Popen[bytes]:
         # The same interpreter with the same switches; a process group of its own, so that what it starts ends with it.
         switches: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         return subprocess.Popen(
             [sys.executable, *switches, _ENTRY, what, *self._words],
             stdin=stdin,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             env={"PYTHONHASHSEED": "0", **os.environ},
             start_new_session=True,
         )
@@ -109,6 +109,7 @@ class Trial:
             result = Result.from_json(file.read())
         evidence = os.path.join(self._folder, "evidence.pt")
         result.evidence = evidence if os.path.exists(evidence) else ""
+        result.printed = self._printed(OUTPUT)
         return result
 
     def _status(self) -> int | None:
@@ -140,6 +141,9 @@ class Trial:
     def _last_words(self, status: int) -> str:
         if status < 0:
             return f"it was ended by {signal.Signals(-status).name}"
-        with open(os.path.join(self._folder, "output"), "rb") as file:
-            lines = file.read().decode(errors="replace").strip().splitlines()
+        lines = [line for name in (OUTPUT, ERRORS) for line in self._printed(name).strip().splitlines()]
         return f"it ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+    def _printed(self, name: str) -> str:
+        with open(os.path.join(self._folder, name), "rb") as file:
+            return file.read().decode(errors="replace")

@@ -21,6 +21,10 @@ DYNAMO = "torch._dynamo"
 """What optimizers import when they are made, and what takes as long as torch itself."""
 
 
+OUTPUT, ERRORS = "output", "errors"
+"""The files of a trial's folder that its stdout and its stderr go to."""
+
+
 class Ended(StrEnum):
     """How a run ended."""
 
@@ -84,6 +88,8 @@ class Result:
     report: str = ""
     evidence: str = ""
     """The file that the gradients are in."""
+    printed: str = ""
+    """What went to stdout."""
 
     def to_json(self) -> str:
         """As JSON."""

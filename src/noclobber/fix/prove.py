@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from noclobber.fix import printed
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Ended, Mode, Order, Result
 from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.references import DRIFT, WITHOUT, Reference, References, kinds_for
+from noclobber.fix.references import DRIFT, WITHOUT, Kind, Reference, References, kinds_for
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
@@ -98,6 +99,13 @@ class Prover:
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
             compared = comparing.compare(reference.events, found, truncated=kind != "full")
+            same = not compared.difference
+            # Where gradients may be others with good reason, so may what optimizers make of them.
+            others = comparing.besides(
+                reference.events, found, exact=same and compared.exact, stepped=same and kind == "full"
+            )
+            if others and (same or DRIFT in codes):
+                return Verdict(False, why=others, differs=True, result=result)
             if comparing.says_nothing(reference.events):
                 differences.append("every gradient of the program is zero, and so proves nothing")
             elif compared.difference:
@@ -106,6 +114,8 @@ class Prover:
                 differences.append(f"only {compared.calls} backward calls are made")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("more backward calls are made")
+            elif said := self._other_output(kind, reference.result, result):
+                return Verdict(False, why=said, differs=True, result=result)
             else:
                 complete = kind == "full" and reference.result.went_through
                 proof = _matches(compared, reference)
@@ -134,6 +144,14 @@ class Prover:
         proof = f"{runs}; there are no gradients to compare with: {lacking}"
         return Verdict(True, not result.findings, proof=proof, result=result)
 
+    def _other_output(self, kind: Kind, reference: Result, result: Result) -> str:
+        """What a run with a patch prints that the reference does not, or how it ends; empty where that is the same, or
+        the program never prints the same twice."""
+        if reference.ended is Ended.EXIT and result.ended is Ended.WELL:
+            return f"it ends well, and {reference.error.removeprefix('it ')} before"
+        said = printed.difference(reference, result)
+        return "" if said and printed.difference(reference, self.references.again(kind).result) else said
+
     def _ends_as_before(self, result: Result) -> bool:
         """Whether an error is one that the program had anyway, and not about writing in place."""
         ends = [self.search, *(one.result for one in self.references.known())]
@@ -156,7 +174,12 @@ class Prover:
             verdict = self._by_loss(_events(self.search), _events(again), again, "")
             return verdict.why if verdict.differs else ""
         once, twice = self.references.get(kind), self.references.again(kind)
-        return comparing.compare(once.events, twice.events).difference
+        compared = comparing.compare(once.events, twice.events)
+        return (
+            compared.difference
+            or comparing.besides(once.events, twice.events, exact=compared.exact)
+            or printed.difference(once.result, twice.result)
+        )
 
 
 def _events(result: Result) -> list[dict[str, Any]]:

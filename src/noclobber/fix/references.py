@@ -63,6 +63,7 @@ class References:
         self._backwards, self._seconds, self._whole = backwards, seconds, whole
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
+        self._again: dict[Kind, Reference] = {}
         self.retaining = False
         """Whether graphs are kept for a second backward, which the program is refused."""
 
@@ -89,8 +90,10 @@ class References:
 
     def again(self, kind: Kind) -> Reference:
         """The same run once more, to see whether it gives the same."""
-        mode: Mode = "losses" if kind == "losses" else "reference"
-        return self._reference(kind, self._launcher.run(self._order(mode, kind)))
+        if kind not in self._again:
+            mode: Mode = "losses" if kind == "losses" else "reference"
+            self._again[kind] = self._reference(kind, self._launcher.run(self._order(mode, kind)))
+        return self._again[kind]
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe import evidence

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from noclobber.fix.order import DYNAMO, Order
+from noclobber.fix.order import DYNAMO, ERRORS, OUTPUT, Order
 from noclobber.fix.trial import Trial
 
 TICK = 0.02
@@ -57,8 +57,8 @@ def _fork(folder: str, words: list[str]) -> int:
         file.write(str(os.getpid()))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(os.open(os.path.join(folder, "output"), os.O_WRONLY | os.O_CREAT, 0o600), 1)
-    os.dup2(1, 2)
+    for stream, name in ((1, OUTPUT), (2, ERRORS)):
+        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT, 0o600), stream)
     try:
         with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
             order = Order.from_json(file.read())

@@ -10,6 +10,8 @@ import torch
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference that passes, relative to the largest magnitude, where sums were added in another order."""
 _SKETCHES = 1e-4
+_ROUNDED = 1e-2
+"""The same for what optimizers make of gradients that are not equal bit for bit: some divide by their size."""
 _AHEAD = 3
 """How far apart one call may be in two runs."""
 
@@ -54,8 +56,22 @@ def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncat
     failed = next((event["roots"] for event in found if event["kind"] == "failed"), None)
     if failed and len(calls) > compared == len(other_calls) and not same_loss(calls[compared]["roots"], failed):
         return Comparison(compared, exact, f"backward call {compared + 1}: the loss differs")
-    wrong = _steps_differ(right, found, truncated) or (_ends_differ(right, found) if exact else "")
+    wrong = _steps_differ(right, found, truncated)
     return Comparison(compared - unmatched, exact, wrong, unmatched)
+
+
+def besides(right: list[dict[str, Any]], found: list[dict[str, Any]], *, exact: bool, stepped: bool = True) -> str:
+    """What two runs hold otherwise besides their gradients, in words; empty where that is the same.
+
+    `exact`: whether the gradients are the same bit for bit. `stepped`: whether what optimizers make of them must be.
+    """
+    within = _SKETCHES if exact else _ROUNDED
+    return (
+        (_stepped_differ(right, found, within) if stepped else "")
+        or _buffers_differ(right, found)
+        or (_ends_differ(right, found, "held", within) if stepped else "")
+        or (_ends_differ(right, found, "leaves") if exact and stepped else "")
+    )
 
 
 def _same_call(calls: list[dict[str, Any]], index: int, other: dict[str, Any], truncated: bool) -> bool | str:
@@ -176,19 +192,55 @@ def _pair_named(right: list[Any], found: list[Any], truncated: bool, held: dict[
     return exact
 
 
-def _ends_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    """Where both programs came to their own end, the leaves that both knew by a name must hold the same."""
-    wanted, got = (_end(events) for events in (right, found))
-    names = sorted(name for name in wanted.keys() & got.keys() if not _alike(wanted[name], got[name]))
-    return f"in the end `{names[0].rpartition(': ')[2]}` holds something else" if names else ""
+def _ends_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], what: str, within: float = _SKETCHES) -> str:
+    """Where both programs came to their own end, what both knew by a name must hold the same.
+
+    "leaves" by what the program calls them; what modules hold, "held".
+    """
+    wanted, got = (
+        {name: one for event in events for name, one in _end(event, what).items()} for events in (right, found)
+    )
+    names = sorted(name for name in wanted.keys() & got.keys() if not _alike(wanted[name], got[name], within))
+    return f"in the end `{_name(names[0])}` holds something else" if names else ""
 
 
-def _end(events: list[dict[str, Any]]) -> dict[str, Any]:
-    leaves: dict[str, Any] = next((one["leaves"] for one in events if one["kind"] == "end"), {})
-    return leaves
+def _end(event: dict[str, Any], what: str) -> dict[str, Any]:
+    named: dict[str, Any] = event.get(what, {}) if event["kind"] == "end" else {}
+    return named
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _name(known: str) -> str:
+    """ "net.fc.weight" of "train: net.fc.weight", and "BatchNorm1d.running_mean" of "3 BatchNorm1d.running_mean"."""
+    return known.rpartition(": ")[2].lstrip("0123456789").lstrip()
+
+
+def _buffers_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    """Each buffer must hold the same at each backward call. Where a patch moves what moves it to the other side of one,
+    it must get there all the same: within a call of the last one, and not where it was at first if it moves at all."""
+    wanted, got = ([event["held"] for event in events if event["kind"] == "buffers"] for events in (right, found))
+    rows = list(zip(wanted, got, strict=False))
+    for name in rows[0][0].keys() & rows[0][1].keys() if rows else ():
+        pairs = [(one[name], other[name]) for one, other in rows if name in one and name in other]
+        if all(_alike(*pair) for pair in pairs):
+            continue
+        (first, its_first), (last, its_last) = pairs[0], pairs[-1]
+        arrives = any(_alike(one, other) for one, _ in pairs[-2:] for _, other in pairs[-2:])
+        if not arrives or (_alike(its_first, its_last) and not _alike(first, last)):
+            return f"the buffer `{_name(name)}` holds something else"
+    return ""
+
+
+def _stepped_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], within: float) -> str:
+    """After each step the parameters, and what the optimizer keeps of them, must be the same."""
+    wanted, got = _steps(right, "stepped", "held"), _steps(found, "stepped", "held")
+    for key, steps in wanted.items():
+        for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
+            if len(one) != len(other) or not all(_alike(a, b, within) for a, b in zip(one, other, strict=True)):
+                return f"step {number} of {key[0]} leaves other parameters, or another state of its own"
+    return ""
+
+
+def _alike(one: Any, other: Any, within: float = _SKETCHES) -> bool:
     """Whether two sketches are of equal tensors, up to rounding."""
     if not isinstance(one, tuple) or not isinstance(other, tuple):
         return one is None and other is None
@@ -196,8 +248,7 @@ def _alike(one: Any, other: Any) -> bool:
         return False
     scale = max(abs(one[2]), abs(other[2]))
     return all(
-        a == b or (a != a and b != b) or abs(a - b) <= _SKETCHES * scale
-        for a, b in zip(one[2:], other[2:], strict=True)
+        a == b or (a != a and b != b) or abs(a - b) <= within * scale for a, b in zip(one[2:], other[2:], strict=True)
     )
 
 
@@ -219,10 +270,12 @@ def _is_zero(gradient: Any) -> bool:
     return gradient is None or gradient[2] == 0
 
 
-def _steps(events: list[dict[str, Any]]) -> dict[tuple[str, tuple[Any, ...]], list[Any]]:
+def _steps(
+    events: list[dict[str, Any]], kind: str = "step", what: str = "gradients"
+) -> dict[tuple[str, tuple[Any, ...]], list[Any]]:
     steps: dict[tuple[str, tuple[Any, ...]], list[Any]] = {}
     for event in events:
-        if event["kind"] == "step":
+        if event["kind"] == kind:
             name, shapes = event["optimizer"]
-            steps.setdefault((name, tuple(shapes)), []).append(event["gradients"])
+            steps.setdefault((name, tuple(shapes)), []).append(event[what])
     return steps

@@ -6,10 +6,16 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from noclobber.observe import graph, internals, leaves, patches, saves
 from noclobber.observe.fresh import Fresh
@@ -21,6 +27,8 @@ last backward call."""
 Wanted = Literal["gradients", "loss"]
 """loss: only that of the first backward call."""
 Sketch = tuple[Any, ...]
+_WEIGHED = 1 << 16
+"""Numbers of a tensor that are weighed in a sketch of it, evenly spaced; the norm is of all."""
 
 
 class Evidence:
@@ -58,6 +66,9 @@ class Evidence:
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self._made: list[weakref.ref[torch.nn.Module]] = []
+        """Every module that holds anything, in the order in which they first did."""
+        self._known: set[int] = set()
         self._depth = 0
         self._process = os.getpid()
         self._patches = patches.Patches()
@@ -74,6 +85,13 @@ class Evidence:
         internals.require()
         self._wrap(self._recording)
         internals.hook(register_optimizer_step_pre_hook, self._stepping)
+        internals.hook(register_optimizer_step_post_hook, self._stepped)
+        for register in (
+            register_module_buffer_registration_hook,
+            register_module_parameter_registration_hook,
+            register_module_module_registration_hook,
+        ):
+            internals.hook(register, self._registered)
         if self._fresh is not None:
             self._fresh.arm()
         watch()
@@ -90,7 +108,27 @@ class Evidence:
                 alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_parameters(module))
                 alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_buffers(module))
         with torch.no_grad():
-            self.events.append({"kind": "end", "leaves": {name: sketch(leaf) for name, leaf in alive.items()}})
+            leaves = {name: sketch(leaf) for name, leaf in alive.items()}
+            both = self._held("_parameters") | self._held("_buffers")
+            self.events.append({"kind": "end", "leaves": leaves, "held": both})
+
+    def _registered(self, module: torch.nn.Module, name: str, value: object) -> None:
+        if os.getpid() == self._process and id(module) not in self._known:
+            self._known.add(id(module))
+            self._made.append(weakref.ref(module, partial(self._gone, id(module))))
+
+    def _gone(self, module: int, _: object) -> None:
+        self._known.discard(module)
+
+    def _held(self, what: Literal["_parameters", "_buffers"]) -> dict[str, Sketch | None]:
+        """What the modules hold now: "3 BatchNorm1d.running_mean", with the module's number in the order of making."""
+        found: dict[str, Sketch | None] = {}
+        for number, made in enumerate(self._made):
+            module = made()
+            for name, one in dict(vars(module).get(what) or {}).items() if module is not None else ():
+                if isinstance(one, torch.Tensor) and not torch.nn.parameter.is_lazy(one):
+                    found[f"{number} {type(module).__name__}.{name}"] = sketch(one)
+        return found
 
     def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,6 +146,8 @@ class Evidence:
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
             call = _Call(t_outputs, roots, copied if whole else sketch)
+            with torch.no_grad():
+                self.events.append({"kind": "buffers", "held": self._held("_buffers")})
             self._named.update(
                 (name, (internals.storage_ref(leaf), geometry(leaf)))
                 for name, leaf in call.named.items()
@@ -151,7 +191,7 @@ class Evidence:
     def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process or self._wanted != "gradients":
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = _stepped_by(optimizer)
         with torch.no_grad():
             self.events.append(
                 {
@@ -160,6 +200,22 @@ class Evidence:
                     "gradients": [sketch(one.grad) for one in parameters],
                 }
             )
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process or self._wanted != "gradients":
+            return
+        parameters = _stepped_by(optimizer)
+        name = type(optimizer).__name__, [tuple(one.shape) for one in parameters]
+        with torch.no_grad():
+            held = [sketch(one) for one in parameters]
+            for one in parameters:
+                state = optimizer.state.get(one, {})
+                held += [sketch(value) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
+            self.events.append({"kind": "stepped", "optimizer": name, "held": held})
+
+
+def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class _Call:
@@ -232,8 +288,9 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
         return (*about, 0.0, 0.0, 0.0)
     flat = plain.reshape(-1).to("cpu")
     flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+    norm, flat = flat.norm(), flat[:: -(-flat.numel() // _WEIGHED)]
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
-    sums = (flat.norm(), flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
+    sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
     return (*about, *(float(one) for one in sums))
 
 

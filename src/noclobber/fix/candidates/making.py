@@ -153,13 +153,18 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
             continue
         net, texts = file.source(given[0].value), [file.source(arg.value) for arg in given[1:]]
         key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
-        copies = f'{{"{key}": {net}.{key}.clone()}}'
-        if key == scene.name() or not key.replace(".", "_").isidentifier():
-            copies = copies_of(net, what)
+        # Of a module that a loop leads to nothing tells the path: the last name may be its own all the same.
+        one = key if (known := key != scene.name()) else key.rpartition(".")[2]
+        ways = [(f"a copy of its `{one}`", f'{{"{one}": {net}.{one}.clone()}}')]
+        if not one.replace(".", "_").isidentifier():
+            ways = []
+        if not (known and ways):
+            ways.append((f"copies of its {what}", copies_of(net, what)))
         start, end = file.span(given[0].value), file.span(given[-1].value)
-        text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
-        edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
-        yield Candidate(f"run `{net}` on copies of its {what}", (edit,), cost)
+        for more, (title, copies) in enumerate(ways):
+            text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
+            edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
+            yield Candidate(f"run `{net}` on {title}", (edit,), cost + more)
 
 
 def _region(file: File, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
