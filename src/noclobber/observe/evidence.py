@@ -130,9 +130,17 @@ class Evidence:
                     found[f"{number} {type(module).__name__}.{name}"] = sketch(one)
         return found
 
+    def _is_other(self, outputs: Any) -> bool:
+        """Whether a backward call is none of the program's run: of a child, of a transform, or traced by a compiler."""
+        return (
+            os.getpid() != self._process
+            or internals.transforms_active()
+            or internals.private("_guards.detect_fake_mode")(list(outputs)) is not None
+        )
+
     def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._process or internals.transforms_active():
+            if self._is_other(t_outputs):
                 return engine(t_outputs, *args, **kwargs)
             if self._retaining:
                 args = (args[0], True, *args[2:])
@@ -169,13 +177,13 @@ class Evidence:
         return _engine_run_backward
 
     def _ending(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._process or internals.transforms_active():
-                return engine(*args, **kwargs)
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_other(t_outputs):
+                return engine(t_outputs, *args, **kwargs)
             self.begun += self._depth == 0
             self._depth += 1
             try:
-                result = engine(*args, **kwargs)
+                result = engine(t_outputs, *args, **kwargs)
                 self.done += self._depth == 1
             finally:
                 self._depth -= 1
