@@ -2,7 +2,7 @@
 
 import torch
 
-from noclobber.observe.comparing import compare
+from noclobber.observe.comparing import besides, compare
 from noclobber.observe.evidence import sketch
 
 
@@ -136,6 +136,42 @@ def test_the_loss_of_a_backward_that_failed_counts():
 
 def test_what_the_leaves_hold_in_the_end_counts():
     ends = [{"kind": "end", "leaves": {"main: net.a": sketch(one)}} for one in (W, W.clone(), W * 2)]
-    assert not compare([call((W, G)), ends[0]], [call((W, G)), ends[1]]).difference
-    assert "in the end `net.a`" in compare([call((W, G)), ends[0]], [call((W, G)), ends[2]]).difference
-    assert not compare([call((W, G)), ends[0]], [call((W, G))]).difference  # it was not run to its end
+    assert not besides([call((W, G)), ends[0]], [call((W, G)), ends[1]], exact=True)
+    assert "in the end `net.a`" in besides([call((W, G)), ends[0]], [call((W, G)), ends[2]], exact=True)
+    assert not besides([call((W, G)), ends[0]], [call((W, G))], exact=True)  # it was not run to its end
+
+
+def with_buffers(*held):
+    return [call((W, G)) | {"buffers": {"0 BatchNorm1d.running_mean": sketch(one)}} for one in held]
+
+
+def test_buffers_hold_the_same_at_each_call():
+    right = with_buffers(W, W * 2, W * 3)
+    assert not besides(right, with_buffers(W, W * 2, W * 3), exact=True)
+    for others in ([W, W, W], [W, W * 2, W * 4], [W * 2, W * 4, W * 8]):
+        said = besides(right, with_buffers(*others), exact=False)
+        assert said == "the buffer `BatchNorm1d.running_mean` holds something else"
+
+
+def test_a_buffer_may_get_there_a_call_sooner_or_later_and_not_never():
+    assert not besides(with_buffers(W, W * 2, W * 3), with_buffers(W * 2, W * 3, W * 4), exact=True)
+    assert not besides(with_buffers(W, W * 2, W * 3), with_buffers(W, W, W * 2), exact=True)
+    assert besides(with_buffers(W, W * 2), with_buffers(W, W), exact=True)
+
+
+def test_a_step_leaves_the_same_parameters_and_state():
+    def stepped(*held):
+        return [{"kind": "stepped", "optimizer": ("Adam", [(2,)]), "held": [sketch(one) for one in held]}]
+
+    assert not besides(stepped(W, G), stepped(W, G), exact=True)
+    assert "step 1 of Adam" in besides(stepped(W, G), stepped(W, G * 2), exact=True)
+    assert "step 1 of Adam" in besides(stepped(W, G), stepped(W), exact=True)
+    assert not besides(stepped(W, G), stepped(W, G * 1.001), exact=False)
+    assert not besides(stepped(W, G), stepped(W, G * 2), exact=True, stepped=False)
+
+
+def test_what_modules_hold_in_the_end_counts_up_to_rounding():
+    ends = [{"kind": "end", "leaves": {}, "held": {"2 Linear.weight": sketch(one)}} for one in (W, W * 1.001, W * 2)]
+    assert not besides(ends[:1], ends[1:2], exact=False)
+    assert besides(ends[:1], ends[1:2], exact=True) == "in the end `Linear.weight` holds something else"
+    assert besides(ends[:1], ends[2:], exact=False)

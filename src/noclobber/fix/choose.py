@@ -12,6 +12,7 @@ from noclobber.fix.candidates import candidates
 from noclobber.fix.launch import Trial
 from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.prove import Prover, Verdict
+from noclobber.fix.readings import OF_INTENT, Reading, readings
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 
@@ -52,6 +53,8 @@ class Mending:
     mended: list[Mended] = field(default_factory=list)
     left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
     unproven: list[tuple[Mended, Patch]] = field(default_factory=list)
+    asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
+    """Findings that are a question to the reader, each with what may be meant; they are `left`, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,11 @@ class Mender:
     def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
         """Mend one finding; None where nothing that is tried is proven."""
         done = self._done
+        if finding.code in OF_INTENT:
+            self._tell("asking what is meant: each reading is run")
+            done.asked.append((self._as_before(finding), readings(self._prover, finding, done.patch)))
+            done.left.append((finding, []))
+            return None
         self._prover.meet(finding, findings)
         attempt = _Attempt()
         for candidate in sorted(candidates(finding, done.patch.read), key=lambda one: one.cost):

@@ -79,7 +79,7 @@ class Prover:
             return Verdict(False, why=result.error)
         if result.lost and not self.search.lost:
             return Verdict(False, why="`.grad` is then read of a tensor that is no leaf, and is None")
-        if any(_is_there(finding, one, before, patch) for one in result.findings):
+        if any(is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding stays")
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
@@ -199,7 +199,7 @@ def _matches(compared: comparing.Comparison, reference: Reference) -> str:
     return words
 
 
-def _is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
+def is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
     """Whether a finding in the patched program is the one that was to be mended, or is of the mending's own making.
 
     Another tensor that the same line writes, or another save of the same tensor, is a finding of its own.

@@ -92,7 +92,15 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
         fixed.words += _diffs(patch)
-    for finding, tried in done.left:
+    for finding, meant in done.asked:
+        fixed.words.append(_line(finding))
+        fixed.words.append("  only you can say what is meant, and nothing is written; norms of the first gradients:")
+        for reading in meant:
+            fixed.words.append(f"    {reading.title}: {reading.gradients}")
+            fixed.words += _changed(reading.patch) if reading.patch is not None else []
+        fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
+    asked = {finding.identity() for finding, _ in done.asked}
+    for finding, tried in [one for one in done.left if one[0].identity() not in asked]:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
@@ -103,6 +111,12 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
         fixed.words.append(f"next: noclobber fix --write {shlex.join(words)}")
     return fixed
+
+
+def _changed(patch: Patch) -> list[str]:
+    """The lines that a patch takes out and puts in."""
+    lines = [line for one in _diffs(patch) for line in one.splitlines()]
+    return [f"      {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
 
 
 def _proof(one: Mended) -> str:

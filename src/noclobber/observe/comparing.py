@@ -217,14 +217,14 @@ def _name(known: str) -> str:
 def _buffers_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
     """Each buffer must hold the same at each backward call. Where a patch moves what moves it to the other side of one,
     it must get there all the same: within a call of the last one, and not where it was at first if it moves at all."""
-    wanted, got = ([event["held"] for event in events if event["kind"] == "buffers"] for events in (right, found))
+    wanted, got = ([event["buffers"] for event in events if "buffers" in event] for events in (right, found))
     rows = list(zip(wanted, got, strict=False))
     for name in rows[0][0].keys() & rows[0][1].keys() if rows else ():
         pairs = [(one[name], other[name]) for one, other in rows if name in one and name in other]
         if all(_alike(*pair) for pair in pairs):
             continue
         (first, its_first), (last, its_last) = pairs[0], pairs[-1]
-        arrives = any(_alike(one, other) for one, _ in pairs[-2:] for _, other in pairs[-2:])
+        arrives = any(_alike(one, its_last) or _alike(last, other) for one, other in pairs[-2:])
         if not arrives or (_alike(its_first, its_last) and not _alike(first, last)):
             return f"the buffer `{_name(name)}` holds something else"
     return ""

@@ -155,7 +155,7 @@ class Evidence:
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
             call = _Call(t_outputs, roots, copied if whole else sketch)
             with torch.no_grad():
-                self.events.append({"kind": "buffers", "held": self._held("_buffers")})
+                buffers = self._held("_buffers")
             self._named.update(
                 (name, (internals.storage_ref(leaf), geometry(leaf)))
                 for name, leaf in call.named.items()
@@ -171,7 +171,7 @@ class Evidence:
                 raise
             finally:
                 call.release()
-            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result))
+            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | {"buffers": buffers})
             return result
 
         return _engine_run_backward
@@ -300,6 +300,11 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
     sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
     return (*about, *(float(one) for one in sums))
+
+
+def norm(gradient: torch.Tensor | Sketch) -> float:
+    """The norm of a gradient as it was recorded: whole or as a sketch."""
+    return float(gradient.norm() if isinstance(gradient, torch.Tensor) else gradient[2])
 
 
 def saved_bytes(roots: list[Any]) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.kinds import KINDS
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.suggested import suggested
+from noclobber.fix.candidates.untracked import straight_through
+from noclobber.fix.candidates.writing import written
 from noclobber.model.finding import Finding
 
 MOST = 8
@@ -23,6 +26,16 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     found = [*suggested(scene), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene))]
     ranked = sorted(_distinct(found), key=lambda one: one.cost)
     return ranked[:MOST]
+
+
+def readings(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
+    """Changes that each make one meaning of a write outside of autograd plain: to ask about, not to try as cures."""
+    scene = Scene(finding, read)
+    passing = [one for write in written(scene) for one in straight_through(write)]
+    part = [
+        replace(one, title=f"if the write is part of the function: {one.title}") for one in candidates(finding, read)
+    ]
+    return [*passing, *part][:MOST]
 
 
 def _distinct(found: Iterable[Candidate]) -> Iterator[Candidate]:

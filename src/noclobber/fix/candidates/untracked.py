@@ -58,6 +58,16 @@ def functional_call(write: Written, cost: int = 1) -> Iterator[Candidate]:
     yield Candidate(f"call `{owner}` with the new `{short}`", tuple(edits), cost)
 
 
+def straight_through(write: Written, cost: int = 1) -> Iterator[Candidate]:
+    """`h.data.copy_(h.round())` as `h = h + (h.round() - h).detach()`: the new values, and the gradient of the old."""
+    file, name, value = write.file, write.name, _value(write.file, write)
+    if value is None or not name or not is_read_again(file, name, write.statement):
+        return
+    plain = value.replace(f"{name}.data", name).replace(f"{name}.detach()", name)
+    edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
+    yield Candidate("if the gradient should pass as if nothing had happened", (edit,), cost)
+
+
 OWN = {"parameter": "parameters", "buffer": "buffers"}
 """By the kind of a tensor that a module keeps, what it has several of."""
 

@@ -173,11 +173,15 @@ def reads(file: File, name: str, scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def is_stored(file: File, node: cst.CSTNode) -> bool:
-    """Whether a name is assigned to, or is no name of its own but the end of a longer one."""
+    """Whether a name is assigned to, by a loop or in a row of names too, or is only the end of a longer one."""
     parent = file.parents.get(node)
-    return isinstance(parent, (cst.AssignTarget, cst.Param)) or (
-        isinstance(parent, cst.Attribute) and parent.attr is node
-    )
+    if isinstance(parent, cst.Attribute):
+        return parent.attr is node
+    while isinstance(parent, (cst.Element, cst.StarredElement, cst.Tuple, cst.List)):
+        node, parent = parent, file.parents.get(parent)
+    if isinstance(parent, (cst.For, cst.CompFor)):
+        return parent.target is node
+    return isinstance(parent, (cst.AssignTarget, cst.Param))
 
 
 def parameters(scope: cst.CSTNode) -> list[str]:

@@ -1,0 +1,58 @@
+"""What a write outside of autograd may be meant to do: the readings side by side, each with the gradients it gives.
+
+No run can tell which is meant, and so none is proven, chosen or written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noclobber.fix import candidates
+from noclobber.fix.patch import Patch
+from noclobber.fix.prove import Prover, is_there
+from noclobber.fix.source import Misfit
+from noclobber.model.finding import Finding
+from noclobber.observe import evidence
+
+OF_INTENT = ("NC208",)
+"""Findings that are a question to whoever wrote the program."""
+_LEAVES = 3
+"""Leaves whose gradients are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`gradients` are those of the first backward, in words; `patch` is None for the program as it is."""
+
+    title: str
+    gradients: str
+    patch: Patch | None = None
+
+
+def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
+    """The program as it is, and with each change that makes a meaning plain, of those that run and end the finding."""
+    tried = []
+    for one in candidates.readings(finding, before.read):
+        try:
+            patch = before.edited(one.edits)
+            tried.append((one.title, patch, prover.start(patch)))
+        except (Misfit, OSError):
+            continue
+    found = [Reading("as it is", _gradients(prover.start(before, "bare").result().evidence))]
+    for title, patch, trial in tried:
+        result = trial.result()
+        if result.went_through and not any(is_there(finding, one, before, patch) for one in result.findings):
+            found.append(Reading(title, _gradients(result.evidence), patch))
+    return found
+
+
+def _gradients(path: str) -> str:
+    """The norms of the gradients of the first backward, by leaf: "`net.weight` 3.1, `net.bias` 0"."""
+    calls = [one for one in evidence.read(path) if one["kind"] in ("backward", "grad")] if path else []
+    if not calls:
+        return "no backward ends"
+    first = next((one for one in calls if one["leaves"]), calls[0])
+    got = [(name.rpartition(": ")[2] or "a leaf", gradient) for _, gradient, name in first["leaves"]]
+    got = got or [(f"gradient {number}", one) for number, one in enumerate(first["returned"], 1) if one is not None]
+    words = ", ".join(f"`{name}` {evidence.norm(gradient):.4g}" for name, gradient in got[:_LEAVES])
+    return words + (f" and {len(got) - _LEAVES} more" if len(got) > _LEAVES else "") if got else "no leaf gets one"
