@@ -1,0 +1,130 @@
+"""What is meant by a write outside of autograd is asked, and nothing that harms is shown, proven or written."""
+
+import pytest
+
+from noclobber.fix import verb
+
+STRAIGHT_THROUGH = """\
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 4)
+for _ in range(3):
+    h = net(torch.randn(2, 4))
+    h.data.copy_(h.data.round())
+    h.pow(2).sum().backward()
+"""
+ADAPTED = """\
+import torch
+
+net = torch.nn.Linear(3, 1)
+x = torch.randn(5, 3)
+grads = torch.autograd.grad(net(x).pow(2).mean(), list(net.parameters()), create_graph=True)
+for p, g in zip(net.parameters(), grads):
+    p.data -= 0.1 * g
+net(x).pow(2).mean().backward()
+"""
+
+
+@pytest.fixture
+def fixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def fix(text, *, writing=False):
+        (tmp_path / "program.py").write_text(text)
+        done = verb.fix(["program.py"], writing=writing, backwards=3, seconds=60, tell=lambda _: None)
+        return done, (tmp_path / "program.py").read_text()
+
+    return fix
+
+
+def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):
+    """Its gradient passes; where the write is part of the function, rounding gives none."""
+    done, left = fixed(STRAIGHT_THROUGH, writing=True)
+    said = "\n".join(done.words)
+    assert (done.status, done.diff, left) == (1, "", STRAIGHT_THROUGH)
+    assert "only you can say what is meant" in said
+    passes, through = (
+        line.partition(": ")[2] for line in done.words if line.startswith(("    as it is", "    if the gr"))
+    )
+    assert passes == through
+    assert "`net.weight` 0," not in passes
+    assert "h = h + (h.round() - h).detach()" in said
+    of_the_function = [line for line in done.words if line.startswith("    if the write is part of the function")]
+    assert of_the_function
+    assert all("`net.weight` 0, `net.bias` 0" in line for line in of_the_function)
+    assert "nothing left" not in said
+
+
+def test_the_name_of_a_loop_is_not_bound_anew(fixed):
+    """That would adapt nothing."""
+    done, _ = fixed(ADAPTED)
+    assert done.status == 1
+    assert "as it is: `net.weight`" in "\n".join(done.words)
+    assert not [line for line in done.words if line.startswith("      +")]
+
+
+BUFFERS = """\
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.bn = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        return x + torch.relu(self.bn(self.fc(x * self.scale)))
+
+
+blocks, head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(4, 1)
+for _ in range(4):
+    x = torch.randn(8, 4)
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    with torch.no_grad():
+        for block in blocks:
+            block.scale.mul_(0.9)
+    head(x).sum().backward()
+print(blocks[0].bn.num_batches_tracked.item(), blocks[0].bn.running_mean.tolist())
+"""
+
+
+def test_a_patch_that_lets_statistics_stand_still_is_not_proven(fixed):
+    done, left = fixed(BUFFERS, writing=True)
+    assert done.status == 0, done.words
+    assert 'functional_call, block, {"scale": block.scale.clone()}, (x,)' in left
+
+
+COMPILED = """\
+import torch
+
+model = torch.compile(torch.nn.Linear(4, 4), backend="aot_eager")
+for _ in range(2):
+    {write}model(torch.randn(2, 4)).pow(2).mean().backward()
+"""
+
+
+def test_programs_that_are_compiled(fixed):
+    done, _ = fixed(COMPILED.format(write=""))
+    assert (done.status, done.words) == (0, ["noclobber: nothing to fix: no write broke a gradient (2 backward calls)"])
+    broken = COMPILED.format(write="h = torch.ones(2, requires_grad=True).exp(); h += 1; h.sum().backward(); ")
+    done, left = fixed(broken, writing=True)
+    assert done.status == 0, done.words
+    assert "h = h + 1;" in left
+
+
+def test_what_is_printed_counts(fixed):
+    """Out of place, the caller's tensor would stay as it was, which shows in nothing else."""
+    done, left = fixed(
+        "import torch\nw = torch.ones(2, requires_grad=True)\n"
+        "def shifted(t):\n    s = t * t\n    t.data.add_(1)\n    return s\n"
+        "h = w * 2\nshifted(h).sum().backward()\nprint(h.sum().item())\n",
+        writing=True,
+    )
+    assert done.status == 0, done.words
+    assert "t.data.add_(1)" in left
+    assert left.count("clone()") >= 1
