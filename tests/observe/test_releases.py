@@ -1,5 +1,6 @@
 """The range of releases is the same wherever it is said; a release that is newer is tried, and told of."""
 
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -58,3 +59,16 @@ def test_nothing_is_told_of_those_that_were_tested(version, monkeypatch):
 def read_again(report):
     """Written and read again."""
     return type(report).from_json(report.to_json())
+
+
+def test_what_a_thread_keeps_of_a_backward_call_is_counted():
+    """torch 2.10 and 2.11 count no reference for it, and give one back."""
+    internals.require()
+    call, other = object(), object()
+    before = [sys.getrefcount(one) for one in (call, other)]
+    for _ in range(10):
+        internals.set_backward_call(call)
+        internals.set_backward_call(other)
+    assert [sys.getrefcount(one) for one in (call, other)] == [before[0], before[1] + 1]
+    internals.set_backward_call(None)
+    assert [sys.getrefcount(one) for one in (call, other)] == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -146,6 +148,7 @@ def current_node() -> Any:
 
 
 _CALL = "noclobber: the backward call under way"
+_PROBE = "noclobber: a probe"
 
 
 def backward_call() -> Any:
@@ -159,7 +162,31 @@ def backward_call() -> Any:
 
 def set_backward_call(call: Any) -> None:
     """Say which backward call this thread makes; None for no call. It stays: torch 2.12 can't take it away again."""
-    _put_aside(_CALL, call)
+    _set_aside(_CALL, call)
+
+
+def _set_aside(name: str, thing: Any) -> None:
+    """Keep something in the thread's own state.
+
+    torch 2.10 and 2.11 count no reference for it, and give one back in the end: Python then frees what is still in use
+    (tests/observe/test_releases.py).
+    """
+    if _uncounted():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    _put_aside(name, thing)
+
+
+@cache
+def _uncounted() -> bool:
+    probe = object()
+    before = sys.getrefcount(probe)
+    _put_aside(_PROBE, probe)
+    uncounted = sys.getrefcount(probe) == before
+    if uncounted:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(None))
+    _put_aside(_PROBE, None)
+    return uncounted
 
 
 def take(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     # write to a view at once, and asking that for its node may raise something else.
     producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
     for handle in handles if producer is not None else ():
-        if handle() is tensor and not is_result(handle, producer):
+        if handle() is tensor and not recorder.core.guarded(partial(is_result, handle, producer)):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
             handle.version.refuses = refusals.DETACHED

@@ -252,7 +252,10 @@ class Recorder:
         elif mode is not None:
             writes.leave_mode(mode)
         if hooks is not None and not withdrawn:
-            internals.replace_hooks(lambda pair: pair == hooks or saves.are_ours(pair))
+            if internals.top_hooks(True) == hooks:
+                internals.pop_hooks()
+            else:
+                internals.replace_hooks(lambda pair: pair == hooks or saves.are_ours(pair))
         with self._counting:
             self._entered -= 1
         self.versions_preserved(-thread.preserving)
