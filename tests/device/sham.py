@@ -122,8 +122,10 @@ class _Engine:
                 raise
         raise _raised.pop()
 
-    # Its frame is one of PyTorch's, and no line of the program.
-    run_backward.__code__ = run_backward.__code__.replace(co_filename=torch.autograd.graph.__file__)
+    # Its frame is one of PyTorch's, the one that calls the engine, and no line of the program.
+    run_backward.__code__ = run_backward.__code__.replace(
+        co_filename=torch.autograd.graph.__file__, co_name=torch.autograd.graph._engine_run_backward.__name__
+    )
 
 
 _libraries: list[Any] = []

@@ -386,6 +386,21 @@ def gradient_written_in_a_custom_backward():
     return [x.grad]
 
 
+def gradient_that_a_sum_shares_written_in_a_custom_backward():
+    class Loud(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.mul_(2) * 1
+
+    x = leaf(3)
+    (x.exp() + Loud.apply(x * 1)).square().sum().backward()
+    return [x.grad]
+
+
 def error_in_a_hook():
     x = leaf(3)
     y = x.exp()
@@ -552,6 +567,11 @@ def test_the_findings_are_those_of_the_cpu(program, mode, device):
     assert there.words == here.words
     assert there.story == here.story
     assert there.lost == ()
+
+
+def test_a_gradient_that_is_shared_is_found_written(device):
+    found = run(gradient_that_a_sum_shares_written_in_a_custom_backward, device, "watch").findings
+    assert [one.code for one in found] == ["NC206"]
 
 
 @pytest.mark.parametrize("mode", ["install", *SEEING])
