@@ -100,7 +100,7 @@ def test_a_mask_under_no_grad() -> None:
     assert told(finding, "write").text == "`mul_` changes `h` here"
     assert told(finding, "read").text == "backward goes through it here"
     assert "without the derivative of `mul_`" in finding.notes[0]
-    assert UNTRACKED.edited(finding).splitlines()[:2] == ["h = h.mul(keep)", "g.data *= 2"]
+    assert not any(one.edits for one in finding.suggestions)
     assert "`h = h + (new - h).detach()`" in helped(finding)
 
 
@@ -112,11 +112,7 @@ def test_a_mask_under_inference_mode() -> None:
 
 def test_a_change_through_data() -> None:
     finding = untracked("g.data *= 2", "aten::mul_", "data", Tensor((4,), name="g"))
-    assert UNTRACKED.edited(finding).splitlines()[2] == "g = g * 2"
-
-
-def test_a_guard_over_more_than_the_write_stays() -> None:
-    finding = untracked("h.add_(1)", "aten::add_", "no_grad", Tensor((4,), name="h"))
+    assert finding.message == "`g` is changed through `.data`: the gradient is as if that had not happened"
     assert not any(one.edits for one in finding.suggestions)
 
 
@@ -138,7 +134,7 @@ def test_a_generated_weight_is_assigned() -> None:
 def test_an_inner_step_on_a_leaf() -> None:
     finding = untracked("w.data -= lr * d", "aten::sub_", "data", Tensor((4,), name="w"), Tensor((4,)))
     assert told(finding, "write").text == "`sub_` cuts the value written off its graph here"
-    assert UNTRACKED.edited(finding).splitlines()[7] == "w = w - lr * d"
+    assert not any(one.edits for one in finding.suggestions)
 
 
 @pytest.mark.parametrize("value", ["h.data + noise", "noise + h", "h.detach() - noise", "h.data - 2"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidate import OF_INTENT, Candidate
 from noclobber.fix.joining import joined
 from noclobber.fix.patch import Patch
 from noclobber.fix.source import Misfit, Source
@@ -55,6 +55,8 @@ def _advised(finding: Finding, has_libcst: bool) -> tuple[Finding, bool]:
     """A finding with edits that fit the files as they are, and whether there is anything for `noclobber fix` to try."""
     is_current = all(map(_is_current, finding.labels))
     own = tuple(_fitting(one, is_current) for one in finding.suggestions)
+    if finding.code in OF_INTENT:
+        return replace(finding, suggestions=own), has_libcst
     known = [_after(one.edits) for one in own if one.edits]
     can_mend, has_cut = bool(known) or (is_current and any(_is_long(one.span.path) for one in finding.labels)), False
     for candidate, patch in _candidates(finding) if has_libcst and is_current else ():

@@ -18,3 +18,7 @@ class Candidate:
     title: str
     edits: tuple[Edit, ...]
     cost: int = 0
+
+
+OF_INTENT = ("NC208",)
+"""Findings that are a question to whoever wrote the program: no run can tell what is meant."""

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.candidate import Candidate
+from noclobber.fix.candidate import OF_INTENT, Candidate
 from noclobber.fix.candidates import candidates
 from noclobber.fix.launch import Trial
 from noclobber.fix.patch import Patch, line_before
 from noclobber.fix.prove import Prover, Verdict
-from noclobber.fix.readings import OF_INTENT, Reading, readings
+from noclobber.fix.readings import Reading, readings
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 

@@ -39,7 +39,7 @@ def _begin_numpy() -> None:
 
 def begin_torch() -> None:
     """The same of torch, which is imported: bare it begins from another state in each process (torch 2.10 to 2.15)."""
-    import torch
+    torch: Any = sys.modules["torch"]
 
     def seed() -> int:
         """Set the seed for generating random numbers to a number that is not the same for each call."""

@@ -14,8 +14,6 @@ from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.observe import evidence
 
-OF_INTENT = ("NC208",)
-"""Findings that are a question to whoever wrote the program."""
 _LEAVES = 3
 """Leaves whose gradients are shown."""
 

@@ -45,8 +45,6 @@ from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Untracked
 from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
-from noclobber.rules.shared.mending import tracked
-from noclobber.rules.shared.refusing import suggest
 from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
@@ -139,4 +137,4 @@ def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
         )
     name = event.tensor.name or "h"
     meant = f"where the gradient is meant to pass unchanged, say so: `{name} = {name} + (new - {name}).detach()`"
-    return (suggest("let autograd see it: compute the new value out of place", tracked(write.site)), Suggestion(meant))
+    return (Suggestion("let autograd see it: compute the new value out of place"), Suggestion(meant))

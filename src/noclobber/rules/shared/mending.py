@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Site
-from noclobber.rules.shared.editing import by_iteration, indent_of, used_after
+from noclobber.rules.shared.editing import indent_of, used_after
 from noclobber.rules.shared.rewriting import called, has_twin, out_of_place, source_name, target_of
 from noclobber.rules.shared.sourcetext import bounds, path_to, source, span_of, statement, text_of
 
@@ -84,25 +84,6 @@ def marked_dirty(site: Site | None) -> Edit | None:
         return None
     start, end = bounds(text, found)
     return Edit(span_of(site, found), f"ctx.mark_dirty({target.id})\n{indent}{text[start:end]}")
-
-
-def tracked(site: Site | None) -> Edit | None:
-    """A write that autograd sees: `with torch.no_grad(): h.mul_(k)`, or `h.data.mul_(k)`, as `h = h.mul(k)`."""
-    path, edit, target = path_to(site), out_of_place(site), target_of(site)
-    if site is None or edit is None:
-        return None
-    if isinstance(target, ast.Attribute) and target.attr == "data":
-        if not isinstance(target.value, ast.Name) or by_iteration(site):
-            return None
-        name = target.value.id
-        return Edit(edit.span, edit.replacement.replace(f"{name}.data", name))
-    blocks = [one for one in path if isinstance(one, ast.With)]
-    if not blocks or len(blocks[-1].body) > 1 or blocks[-1].body[0] is not statement(path):
-        return None
-    guards = [one.context_expr for one in blocks[-1].items]
-    if len(guards) > 1 or not isinstance(guards[0], ast.Call) or called(guards[0]) != "no_grad":
-        return None
-    return Edit(span_of(site, blocks[-1]), edit.replacement)
 
 
 def _twin(text: str, call: ast.Call) -> str | None:
