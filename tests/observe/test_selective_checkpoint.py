@@ -115,8 +115,8 @@ def test_what_was_cached_and_changed_is_refused_as_bare(watch):
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             y = selective(inner, x, **respect)
         with torch.no_grad():
-            for one in kept[1:]:  # behind the argument of the region
-                one.add_(1)
+            for one in [one for one in kept if one.numel()][1:]:  # behind the argument of the region
+                one.add_(1)  # (torch 2.10 and 2.11 keep an empty tensor before that)
         y.sum().backward()
         return x.grad.tolist()
 

@@ -27,7 +27,7 @@ def arm(recorder: Recorder, way: Way) -> None:
     frame_type = internals.private("utils.checkpoint._CheckpointFrame")
     if hasattr(frame_type, "save_inputs"):
         _from_frames(recorder, way, frame_type)
-    else:  # torch 2.10
+    else:  # torch 2.10 and 2.11
         _from_nodes(recorder, way, internals.private("utils.checkpoint._NoopSaveInputs"))
 
 

@@ -12,7 +12,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, refusals, saves, testimony, words
 from noclobber.observe.contents import Digest, OnDevice, all_known, fingerprint, same
 from noclobber.observe.records import Backward
-from noclobber.observe.saves import Handle, Suspect
+from noclobber.observe.saves import ArgumentOfNode, Handle, Suspect
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -37,7 +37,8 @@ def read(recorder: Recorder, handle: Handle, digest: Digest, *, silently: bool) 
         # PyTorch refuses an input that was detached in place; but not to custom Functions, nor outside of a backward:
         # there it unpacks with a node that stands in for the lost one; nor where the tensor was given a new node since
         # (saved_variable.cpp of torch 2.13).
-        asks = node is not None and not isinstance(node, BackwardCFunction)
+        by_function = isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode)
+        asks = node is not None and not by_function
         if version.refuses is not None and silently and asks and ((saved := handle()) is None or saved.grad_fn is None):
             error = ClobberError(version.refuses)
             guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, str(error), recorder.reading())))

@@ -39,19 +39,21 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
 
 
 class _SavedByNode:
-    """Stands in on torch 2.10, which makes a save nowhere but in a node."""
+    """Stands in on torch 2.10 and 2.11, which make a save nowhere but in a node."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         apply = vars(private("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
         with torch.enable_grad(), unlogged(), no_modes(), internals.plain():
-            # Not its node: that lives as long as this. Without the second argument there may be none.
-            self._made = apply(tensor, torch.empty(0, requires_grad=True))
+            # Not its node: that lives as long as this. An input would be asked for its sizes, which a nested tensor has
+            # not, and for its tangent.
+            self._made = apply([tensor], torch.empty(0, requires_grad=True))
 
     @property
     def raw(self) -> Any:
         """The save itself."""
         return self._made.grad_fn._raw_saved_tensors[0]
 
+    @passed_over
     def unpack(self) -> torch.Tensor:
         (tensor,) = private("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
         return cast(torch.Tensor, tensor)
@@ -59,8 +61,8 @@ class _SavedByNode:
 
 class _Saving(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tensor)
+    def forward(ctx: Any, saved: list[torch.Tensor], connected: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*saved)
         return connected.new_empty(0)
 
 

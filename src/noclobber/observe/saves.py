@@ -74,7 +74,7 @@ class Argument(Handle):
 
 
 class ArgumentOfNode(Argument):
-    """The same on torch 2.10, where a custom Function of PyTorch's own keeps the arguments; none of them is refused."""
+    """The same on torch 2.10 and 2.11: a custom Function of PyTorch's own keeps the arguments, and refuses none."""
 
     __slots__ = ()
 
