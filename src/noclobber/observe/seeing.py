@@ -15,6 +15,7 @@ from noclobber.observe import (
     foreign_hooks,
     functions,
     gradients,
+    named,
     patches,
     replaced,
     saves,
@@ -77,6 +78,7 @@ ALWAYS: tuple[Seen, ...] = (
     Seen("writes into gradients", gradients.arm),
     Seen("saves under the program's own saved-tensor hooks", foreign_hooks.arm),
     Seen("optimizer steps", steps.arm),
+    Seen("tensors whose dimensions have names", named.arm, lasting=True),
 )
 """The ways of seeing that are armed whenever anybody listens, in this order; what each is called in a report."""
 WATCHING: tuple[Seen, ...] = (

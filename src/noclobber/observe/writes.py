@@ -138,6 +138,8 @@ def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 _registered: set[str] = set()
 _libraries: dict[str, Any] = {}
+kernels: list[tuple[str, str]] = []
+"""What kernels are registered for: "aten" and "add_.Tensor"."""
 _scanned: tuple[int, ...] = ()
 _scanning = threading.Lock()
 """Held by the thread that registers kernels: another one that defines operators meanwhile is seen by the next look."""
@@ -213,6 +215,7 @@ def _register(name: str) -> None:
     if library is None:
         library = _libraries[namespace] = internals.library(namespace)
     library.impl(rest, kernel, internals.KEY_NAME, with_keyset=compared)
+    kernels.append((namespace, rest))
 
 
 def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
