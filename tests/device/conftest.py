@@ -57,6 +57,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.session._setupstate.teardown_exact(nextitem)  # of the test before this one, in this process
     return True
 
 
