@@ -153,12 +153,12 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
             continue
         net, texts = file.source(given[0].value), [file.source(arg.value) for arg in given[1:]]
         key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
+        is_known, ways = key != scene.name(), []
         # Of a module that a loop leads to nothing tells the path: the last name may be its own all the same.
-        one = key if (known := key != scene.name()) else key.rpartition(".")[2]
-        ways = [(f"a copy of its `{one}`", f'{{"{one}": {net}.{one}.clone()}}')]
-        if not one.replace(".", "_").isidentifier():
-            ways = []
-        if not (known and ways):
+        own = key if is_known else key.rpartition(".")[2]
+        if own.replace(".", "_").isidentifier():
+            ways.append((f"a copy of its `{own}`", f'{{"{own}": {net}.{own}.clone()}}'))
+        if not is_known or not ways:
             ways.append((f"copies of its {what}", copies_of(net, what)))
         start, end = file.span(given[0].value), file.span(given[-1].value)
         for more, (title, copies) in enumerate(ways):

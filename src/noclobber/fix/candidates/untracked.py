@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -63,7 +64,7 @@ def straight_through(write: Written, cost: int = 1) -> Iterator[Candidate]:
     file, name, value = write.file, write.name, _value(write.file, write)
     if value is None or not name or not is_read_again(file, name, write.statement):
         return
-    plain = value.replace(f"{name}.data", name).replace(f"{name}.detach()", name)
+    plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
     yield Candidate("if the gradient should pass as if nothing had happened", (edit,), cost)
 
