@@ -158,8 +158,8 @@ def _kept(saved: torch.Tensor) -> torch.Tensor:
 
 
 def _other(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether other numbers are read than were saved. A zero of another sign is the same number; of a tensor that had
-    zeros of both signs, that can't be told from its fingerprint."""
+    """Whether other numbers are read than were saved. A zero of another sign is the same number, but not to code in
+    Python, which may ask for it; of a tensor that had zeros of both signs, that can't be told from its fingerprint."""
     if _bytes(now)[-1] == _bytes(before)[-1]:
         return False
     signs = before[before == 0].signbit() if before.is_floating_point() else before
@@ -193,7 +193,8 @@ def changed_saves(source: str) -> int:
         unread = getattr(node, "_saved_training", False) and any(
             raw.data is kept for raw in (node._raw_saved_running_mean, node._raw_saved_running_var)
         )
-        changed += not unread and _other(read, before)
+        in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
+        changed += not unread and (_bytes(read)[-1] != _bytes(before)[-1] if in_python else _other(read, before))
         return saved
 
     def keep(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -309,6 +309,19 @@ def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operati
     assert "AsStrided" in words_of(program)
 
 
+@pytest.mark.parametrize(("shown", "named"), [(lambda h: h, "Div"), (lambda h: h[None], "AsStrided")])
+def test_what_entered_the_graph_is_named_though_the_program_lets_it_go(shown, named):
+    factor = torch.ones(3, requires_grad=True)
+
+    def local():
+        h = torch.ones(3)
+        y = torch.minimum(shown(h), factor)
+        h.div_(factor.sum())
+        return y
+
+    assert named in words_of(lambda: local().sum().backward())
+
+
 def test_a_detach_that_is_gone_is_no_view():
     def program():
         x, factor = torch.ones(3), torch.ones(3, requires_grad=True)

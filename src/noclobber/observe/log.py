@@ -69,7 +69,9 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
                 noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, thread)
-                meet(handles, tensor, noted)
+                entered = meet(handles, tensor, noted)
+                if entered is not None:
+                    after = entered if after is None else _both(after, entered)
                 if memory.is_reread(key):
                     recent.append(noted)
                 return after
@@ -81,3 +83,11 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
         return after
 
     return before
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
+    def both() -> None:
+        first()
+        second()
+
+    return both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe import internals, keeping, refusals, testimony
 from noclobber.observe.contents import fingerprint
 from noclobber.observe.records import Record
-from noclobber.observe.saves import Handle, Suspect, is_result
+from noclobber.observe.saves import Handle, OfView, Suspect, is_result
 
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
@@ -20,8 +21,10 @@ MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
 
 
-def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-    """Note a write with the saves that it met. Raises ClobberError where writes are to be stopped.
+def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> Callable[[], object] | None:
+    """Note a write with the saves that it met; what it returns is to be called after the write.
+
+    Raises ClobberError where writes are to be stopped.
 
     The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the counter
     of its saves; one made from `.data` or wrapped in a Parameter may have its own.
@@ -56,6 +59,7 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
         _stop(recorder, handles, noted)
+    return None if tensor.requires_grad or not torch.is_grad_enabled() else _entering(handles, tensor)
 
 
 def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
@@ -71,6 +75,25 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
                 marked = handle.version = Suspect(marked)
             if marked.base is None or marked.base() is None:
                 marked.base = internals.Weak(base)
+
+
+def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:
+    """What notes, once a tensor that was not in the graph has been overwritten, what made it if it is by now.
+
+    PyTorch keeps the tensor that it saved, and names what made that last; a handle may be all that is left of it.
+    """
+
+    def written() -> None:
+        if not tensor.requires_grad or tensor._is_view() or tensor.grad_fn is None:
+            return
+        for handle in handles:
+            if isinstance(handle.version, Suspect):
+                own = type(handle) is Handle and handle() is tensor
+                handle.version.made = (tensor.grad_fn.name(), tensor.output_nr) if own else handle.version.made
+                if type(handle) is OfView:
+                    handle.version.made = ("AsStridedBackward0", 0)
+
+    return written
 
 
 def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:

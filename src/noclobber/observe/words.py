@@ -48,6 +48,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
+    if made is None and isinstance(handle.version, Suspect) and handle.version.made is not None:
+        return handle.version.made
     if made is None and _is_view_of_tracked(handle):
         return "AsStridedBackward0", 0
     if made is None or made._sequence_nr() == graph.UNNUMBERED:
