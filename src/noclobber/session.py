@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -80,7 +80,7 @@ class Session:
         for finding in findings:
             self._keep(finding)
         if isinstance(error, ClobberError):
-            error.findings += tuple(findings)
+            error.findings += self._advised(findings)
         if error is not None and self._notes:
             self._annotate(error, findings)
 
@@ -136,14 +136,16 @@ class Session:
     def _keep(self, finding: Finding) -> None:
         identity = finding.identity()
         with self._counting:
-            self._found.setdefault(identity, finding)
+            known = self._found.setdefault(identity, finding)
+            if known is not finding:
+                self._found[identity] = known.with_field_of(finding)
             self._counts[identity] = self._counts.get(identity, 0) + 1
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
         from noclobber import render
 
         known = getattr(error, "__notes__", [])
-        text = render.render(Report(_merged(findings)), "full") if findings else ""
+        text = render.render(Report(self._advised(_merged(findings))), "full") if findings else ""
         if text and text not in known:
             error.add_note(text)
 
@@ -158,8 +160,25 @@ class Session:
         """What was kept so far, the most first."""
         return tuple(replace(one, bytes=size, times=self._copies[one]) for one, size in self._kept.most_common())
 
+    def _advised(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Findings as a reader gets them: of the changes to the source those that are sound by construction."""
+        from noclobber import rewrites
+
+        try:
+            return rewrites.advised(findings)
+        except Exception as failure:
+            from noclobber.observe.ways import lost
+
+            self.failed(lost("changes to the source", failure))
+            return tuple(map(rewrites.in_words, findings))
+
     def report(self, program: dict[str, Any] | None = None) -> Report:
-        """Everything a renderer needs."""
+        """Everything a renderer needs; of the changes to the source those that are sound by construction."""
+        findings = self._advised(self.findings)
+        return replace(self.proposed(program), findings=findings)
+
+    def proposed(self, program: dict[str, Any] | None = None) -> Report:
+        """The report with what the rules propose, for `fix` to try."""
         coverage = self._coverage
         if self._started:
             from noclobber.observe import subscription
@@ -173,7 +192,8 @@ def _merged(findings: list[Finding]) -> tuple[Finding, ...]:
     """Equal findings once, with their count."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
-        first.setdefault(finding.identity(), finding)
+        known = first.setdefault(finding.identity(), finding)
+        first[finding.identity()] = known.with_field_of(finding)
     counts = Counter(finding.identity() for finding in findings)
     return tuple(finding.repeated(counts[identity]) for identity, finding in first.items())
 
@@ -246,7 +266,7 @@ class watch:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What this block, or the last one ended, found."""
-        return self._last.findings
+        return self._last.report().findings
 
     @property
     def report(self) -> Report:

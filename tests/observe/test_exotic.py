@@ -1,5 +1,6 @@
 """Tensors of every kind, written in every way: each in-place operator does under noclobber what it does bare."""
 
+import gc
 import re
 from functools import cache, partial
 
@@ -121,7 +122,15 @@ CLOBBERS = {
 }
 
 
+@pytest.fixture
+def leaves_no_garbage():
+    """As long as a tensor with names is there, torch 2.10 to 2.12 lets writes go by unseen (observe/named.py)."""
+    yield
+    gc.collect()
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("leaves_no_garbage")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_each_write_to_a_tensor_of_this_kind_is_as_without_noclobber(kind, mode):
@@ -137,8 +146,9 @@ def all_writes(kind):
     return {name: _NUMBERED.sub("", str(outcome(partial(_written, KINDS[kind], writes[name])))) for name in writes}
 
 
-_NUMBERED = re.compile(r"0x[0-9a-f]+|\bj[0-9]+")
-"""Addresses, and the sizes of jagged tensors: each has a number of its own."""
+_NUMBERED = re.compile(r"0x[0-9a-f]+|\bj[0-9]+|(?<=only available for these backends: ).*")
+"""Addresses, and the sizes of jagged tensors: each has a number of its own. A kernel of noclobber's is one more backend
+in PyTorch's list of those that an operator has."""
 
 
 def _written(make, write):

@@ -48,13 +48,14 @@ def test_the_finding_of_the_design_page() -> None:
         "d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten",
     )
     (suggestion,) = finding.suggestions
-    assert suggestion.message == "write out of place (16 B more)"
+    assert suggestion.message == "write out of place"
     assert suggestion.applicability is Applicability.UNPROVEN
     assert program.edited(finding).splitlines()[1] == "h = h + x.detach()"
     assert finding.tensor == {
         "name": "h", "kind": "tensor", "shape": [4], "dtype": "float32", "device": "cpu", "bytes": 16,
     }  # fmt: skip
-    assert finding.save == {"node": "SigmoidBackward0", "op": "sigmoid", "field": "result", "version": 0}
+    kept = {"field": "result", "fields": ["result"], "version": 0}
+    assert finding.save == {"node": "SigmoidBackward0", "op": "sigmoid", **kept}
     assert finding.writes[0]["op"] == "aten::add_"
     assert finding.writes[0]["line"] == 2
 
@@ -143,12 +144,12 @@ def test_the_message_that_names_an_innocent_producer_is_passed_over() -> None:
 
 
 CAUSES = [
-    ("h.relu_()", "aten::relu_", {}, "let `relu` write a new tensor (16 B more)", "h = h.relu()"),
+    ("h.relu_()", "aten::relu_", {}, "let `relu` write a new tensor", "h = h.relu()"),
     ("F.relu(h, inplace=True)", "aten::relu_", {}, "let `relu` write a new tensor", "F.relu(h, inplace=False)"),
     ("self.act(h)", "aten::relu_", {}, "build this module with `inplace=False`", None),
     ("self.drop(h)", "aten::dropout_", {}, "build this module with `inplace=False`", None),
     ("self.block(h)", "aten::add_", {}, "let the module or function called here write out of place", None),
-    ("h[0]", "aten::copy_", {}, "write into a clone (16 B more): `h = h.clone()`", None),
+    ("h[0]", "aten::copy_", {}, "write into a clone: `h = h.clone()`", None),
     ("h[mask]", "aten::index_put_", {}, "`torch.where(mask, new, h)`", None),
     (
         "h.copy_(new)",

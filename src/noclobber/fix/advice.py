@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from noclobber.fix.candidate import OF_INTENT, Candidate
-from noclobber.fix.joining import joined
+from noclobber.fix.candidate import OF_INTENT
 from noclobber.fix.patch import Patch
 from noclobber.fix.source import Misfit, Source
 from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
@@ -55,17 +53,8 @@ def _advised(finding: Finding, has_libcst: bool) -> tuple[Finding, bool]:
     """A finding with edits that fit the files as they are, and whether there is anything for `noclobber fix` to try."""
     is_current = all(map(_is_current, finding.labels))
     own = tuple(_fitting(one, is_current) for one in finding.suggestions)
-    if finding.code in OF_INTENT:
-        return replace(finding, suggestions=own), has_libcst
-    known = [_after(one.edits) for one in own if one.edits]
-    can_mend, has_cut = bool(known) or (is_current and any(_is_long(one.span.path) for one in finding.labels)), False
-    for candidate, patch in _candidates(finding) if has_libcst and is_current else ():
-        if patch.key() in known:
-            break
-        if _is_harmless(patch, own, has_cut=has_cut):
-            own = joined(replace(candidate, edits=_exact(candidate.edits, patch)), own)
-            return replace(finding, suggestions=own), True
-        can_mend, has_cut = True, has_cut or _added(patch, "detach(") > 0
+    long = is_current and any(_is_long(one.span.path) for one in finding.labels)
+    can_mend = long or any(one.edits for one in own) or bool(has_libcst and is_current and _has_candidate(finding))
     return replace(finding, suggestions=own), can_mend
 
 
@@ -93,37 +82,16 @@ def _fitting(suggestion: Suggestion, is_current: bool) -> Suggestion:
     return replace(suggestion, edits=(), applicability=Applicability.WORDS)
 
 
-def _candidates(finding: Finding) -> Iterator[tuple[Candidate, Patch]]:
-    """The candidates whose edits fit, the cheapest first, and what they make of the files.
+def _has_candidate(finding: Finding) -> bool:
+    """Whether there is a change that fits the files."""
+    from noclobber.fix.candidates import candidates, readings
 
-    What is to be detached the rule may know, as it has seen the tensors: what holds its code comes first.
-    """
-    from noclobber.fix.candidates import candidates
-
-    codes = [
-        code for one in finding.suggestions[:1] for code in re.findall("`([^`]* = [^`]*detach[^`]*)`", one.message)
-    ]
-    found = candidates(finding, _text)
-    for one in sorted(found, key=lambda one: not any(code in edit.replacement for code in codes for edit in one.edits)):
+    found = readings if finding.code in OF_INTENT else candidates
+    for one in found(finding, _text):
         with suppress(OSError, Misfit):
-            yield one, _patch(one.edits)
-
-
-def _is_harmless(patch: Patch, own: Sequence[Suggestion], *, has_cut: bool) -> bool:
-    """Whether a patch may be shown before it is proven. What cuts gradients, or keeps a graph, may be no cure.
-
-    Then the rule must advise just that, and one name be cut, by the first candidate that does so: it `has_cut` already
-    where that was another.
-    """
-    if _added(patch, "retain_graph=True") > 0:
-        return any("pass `retain_graph=True`" in one.message for one in own)
-    cuts = _added(patch, "detach(")
-    return cuts <= 0 or (cuts == 1 and not has_cut and bool(re.search(r"\bdetach", own[0].message if own else "")))
-
-
-def _added(patch: Patch, words: str) -> int:
-    """How often some words stand in the files more than they did."""
-    return sum(after.text.count(words) - patch.before[path].text.count(words) for path, after in patch.after.items())
+            _patch(one.edits)
+            return True
+    return False
 
 
 def _text(path: str) -> str:
@@ -158,11 +126,3 @@ def _exact(edits: Sequence[Edit], patch: Patch) -> tuple[Edit, ...]:
     files = patch.before.items()
     by_file = [(source, [one for one in edits if os.path.realpath(one.span.path) == path]) for path, source in files]
     return tuple(edit for source, some in by_file for edit in source.exact(some))
-
-
-def _after(edits: Sequence[Edit]) -> object:
-    """Equal for edits that do the same."""
-    try:
-        return _patch(edits).key()
-    except (OSError, Misfit):
-        return edits

@@ -121,7 +121,7 @@ class Trial:
         if session is not None:
             session.stop()
             try:
-                result.report = session.report().to_json()
+                result.report = session.proposed().to_json()
             except Exception as crash:
                 result.crash = f"{type(crash).__name__}: {crash}"
         if seen is not None:

@@ -16,6 +16,7 @@ class Applicability(Enum):
     """How far a suggestion can be trusted: proven by running it, a guess, or words only."""
 
     PROVEN = "proven"
+    SOUND = "sound"
     UNPROVEN = "unproven"
     WORDS = "words"
 
@@ -82,6 +83,12 @@ class Finding:
     def identity(self) -> tuple[object, ...]:
         """Equal findings are one finding with a count: same rule, same write, same save."""
         return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
+
+    def with_field_of(self, other: Finding) -> Finding:
+        """This finding with what an equal one says of another field that the same line saves."""
+        if not self.save or not other.save or other.save["field"] in self.save["fields"]:
+            return self
+        return replace(self, save={**self.save, "fields": [*self.save["fields"], other.save["field"]]})
 
     def repeated(self, times: int) -> Finding:
         """The same finding seen `times` times in all."""

@@ -40,7 +40,7 @@ from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.rewriting import in_loop
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import bytes_in_words, name_in_words, nbytes
+from noclobber.rules.shared.wording import name_in_words
 
 CODE = "NC102"
 NAME = "disjoint-write"
@@ -52,16 +52,12 @@ def find(event: Event) -> Finding | None:
     """A clobber that PyTorch raises although every write missed the saved bytes."""
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
-    size = nbytes(event.save.tensor)
     note = (
         "PyTorch counts versions once per storage; the bytes written are not the bytes saved, so the gradient "
         "would have been right"
     )
     name = event.save.tensor.name
-    cost = f" ({bytes_in_words(size)} more)" if size else ""
-    clone = Suggestion(
-        f"save a copy of the slice{cost}: `{name}.clone()`" if name else f"save a copy of the slice{cost}: `.clone()`"
-    )
+    clone = Suggestion("save a copy of the slice that is read: `.clone()`")
     stack = Suggestion("collect the parts in a list and `torch.stack` them after the loop")
     writes = tuple(sorted(event.writes, key=lambda write: write.order))
     return story(

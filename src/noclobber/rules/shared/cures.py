@@ -11,7 +11,7 @@ from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.rewriting import Form, form, in_loop, out_of_place, target_of
 from noclobber.rules.shared.sourcetext import path_to, source, statement, text_of
-from noclobber.rules.shared.wording import bytes_in_words, is_custom, name_in_words, nbytes, op_in_words
+from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
 
 _RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 _WHOLE = (*_RANDOM, "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
@@ -48,12 +48,6 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     return _activation(clobber, write)
 
 
-def more_bytes(clobber: Clobber, write: Write) -> str:
-    """ " (16 B more)": what a second tensor costs; empty where sizes are not known."""
-    size = nbytes(write.tensor) or nbytes(clobber.save.tensor)
-    return f" ({bytes_in_words(size)} more)" if size else ""
-
-
 def edit_of(clobber: Clobber, write: Write) -> Edit | None:
     """The out-of-place edit of a write.
 
@@ -86,11 +80,7 @@ def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
         )
         return (Suggestion(words),)
-    return (
-        Suggestion(
-            f"write out of place{more_bytes(clobber, write)}: `.data` hides the write from autograd, not from backward"
-        ),
-    )
+    return (Suggestion("write out of place: `.data` hides the write from autograd, not from backward"),)
 
 
 def _parameter(write: Write) -> tuple[Suggestion, ...]:
@@ -124,7 +114,7 @@ def _buffer(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 
 def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
-    op, more, kind = op_in_words(write.op), more_bytes(clobber, write), form(write.site)
+    op, kind = op_in_words(write.op), form(write.site)
     edit = edit_of(clobber, write)
     if kind is Form.FLAG or op in _ACTIVATIONS:
         words = (
@@ -132,19 +122,17 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             if kind is not Form.CALL
             else "build this module with `inplace=False`"
         )
-        return (_suggest(f"{words}{more}", edit),)
+        return (_suggest(f"{words}", edit),)
     if edit is not None:
-        return (_suggest(f"write out of place{more}", edit),)
+        return (_suggest("write out of place", edit),)
     if kind is Form.CALL:
-        words = f"let the module or function called here write out of place{more}"
+        words = "let the module or function called here write out of place"
         return (Suggestion(words),)
     if _indexed(write):
         return (_items(clobber, write, op),)
     if op in _WHOLE:
         return (_whole(clobber, write, op),)
-    return (
-        Suggestion(f"bind the result to a new name{more}: `{op.rstrip('_')}` instead of `{op}`, or write into a clone"),
-    )
+    return (Suggestion(f"bind the result to a new name: `{op.rstrip('_')}` instead of `{op}`, or write into a clone"),)
 
 
 def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
@@ -172,7 +160,7 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
     if op in ("masked_fill_", "index_put_", "masked_scatter_"):
         return Suggestion(f"choose instead of writing: `torch.where(mask, new, {base or 'old'})` makes a new tensor")
     cloned = f"`{base} = {base}.clone()`" if base else "clone it"
-    return Suggestion(f"write into a clone{more_bytes(clobber, write)}: {cloned} before this assignment to {named}")
+    return Suggestion(f"write into a clone: {cloned} before this assignment to {named}")
 
 
 def _indexed(write: Write) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Site
-from noclobber.rules.shared.sourcetext import Path, bounds, path_to, source, span_of, statement, text_of
+from noclobber.rules.shared.sourcetext import Path, bounds, path_to, source, span_in, statement, text_of
 
 _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
     ast.BitOr: ("|", 1),
@@ -53,13 +53,17 @@ class Form(Enum):
 
 def form(site: Site | None) -> Form:
     """The form of the text at a site; OTHER where the source is missing."""
-    path = path_to(site)
+    return form_at(path_to(site))
+
+
+def form_at(path: Path) -> Form:
+    """The form of the text that a path leads to."""
     found = statement(path)
     if found is None:
         return Form.OTHER
     if isinstance(path[-1], ast.Call):
         call = path[-1]
-        if _flag(call) is not None:
+        if flag_of(call) is not None:
             return Form.FLAG
         writes = called(call).endswith("_") or any(keyword.arg == "out" for keyword in call.keywords)
         return Form.METHOD if writes else Form.CALL
@@ -70,21 +74,23 @@ def form(site: Site | None) -> Form:
 
 def out_of_place(site: Site | None) -> Edit | None:
     """The edit that makes a write out of place, for the three forms that allow it as they stand."""
-    kind = form(site)
-    path = path_to(site)
-    found = statement(path)
-    if site is None or found is None:
+    return None if site is None else out_of_place_at(site.code.co_filename, text_of(site), path_to(site))
+
+
+def out_of_place_at(file: str, text: str, path: Path) -> Edit | None:
+    """The same for a path in the text of a file."""
+    kind, found = form_at(path), statement(path)
+    if found is None:
         return None
-    text = text_of(site)
     replacement: str | None = None
     if kind is Form.FLAG and isinstance(path[-1], ast.Call):
-        flag = _flag(path[-1])
-        return None if flag is None else Edit(span_of(site, flag), "False")
+        flag = flag_of(path[-1])
+        return None if flag is None else Edit(span_in(file, text, flag), "False")
     if kind is Form.AUGMENTED and isinstance(found, ast.AugAssign):
         replacement = _augmented(text, found, path)
     elif kind is Form.METHOD and isinstance(path[-1], ast.Call):
         replacement = _method(text, found, path[-1], path)
-    return None if replacement is None else Edit(span_of(site, found), replacement)
+    return None if replacement is None else Edit(span_in(file, text, found), replacement)
 
 
 def target_of(site: Site | None) -> ast.expr | None:
@@ -182,7 +188,7 @@ def _first_name(value: ast.expr) -> str:
     return value.id if isinstance(value, ast.Name) else ""
 
 
-def _flag(call: ast.Call) -> ast.expr | None:
+def flag_of(call: ast.Call) -> ast.expr | None:
     """The `True` of `inplace=True`."""
     for keyword in call.keywords:
         if keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True:

@@ -16,11 +16,14 @@ Path = tuple[Placed, ...]
 
 def path_to(site: Site | None) -> Path:
     """The nodes from a statement of the file down to the smallest node that covers the site; empty where unknown."""
-    text = text_of(site)
-    tree = _parsed(text)
-    if site is None or tree is None:
+    return () if site is None else path_at(text_of(site), site.span())
+
+
+def path_at(text: str, span: Span) -> Path:
+    """The same for a span of a text."""
+    tree = parsed(text)
+    if tree is None:
         return ()
-    span = site.span()
     lines = text.split("\n")
     path: list[Placed] = []
     below: ast.AST | None = tree
@@ -62,10 +65,15 @@ def bounds(text: str, node: Placed) -> tuple[int, int]:
 
 def span_of(site: Site, node: Placed) -> Span:
     """The span of a node of the site's file."""
-    lines = text_of(site).split("\n")
+    return span_in(site.code.co_filename, text_of(site), node)
+
+
+def span_in(path: str, text: str, node: Placed) -> Span:
+    """The span of a node of a text, in the file of that path."""
+    lines = text.split("\n")
     end_line, end_column = _end(node)
     start = column(lines, node.lineno, node.col_offset)
-    return Span(site.code.co_filename, node.lineno, start, end_line, column(lines, end_line, end_column))
+    return Span(path, node.lineno, start, end_line, column(lines, end_line, end_column))
 
 
 def column(lines: list[str], line: int, byte_offset: int) -> int:
@@ -96,7 +104,8 @@ def _end(node: Placed) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=16)
-def _parsed(text: str) -> ast.Module | None:
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree of a file; None where it has none."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):

@@ -191,8 +191,9 @@ def tensor_record(tensor: Tensor) -> dict[str, Any]:
 
 
 def save_record(save: Save) -> dict[str, Any]:
-    """`Finding.save`: node, op (in words), field, version."""
-    return {"node": save.node, "op": node_in_words(save.node), "field": save.field, "version": save.version}
+    """`Finding.save`: node, op (in words), field, the fields of that line that were overwritten, version."""
+    field = {"field": save.field, "fields": [save.field]}
+    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version}
 
 
 def write_record(write: Write) -> dict[str, Any]:

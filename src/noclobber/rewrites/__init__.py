@@ -1,0 +1,80 @@
+"""Changes to the source that are sound by construction: a closed list of rewrites, each with its conditions beside it.
+
+A report shows a change only where one of these fits: what it says can be applied as it stands. The conditions are
+decided from the source and from what was observed. Everything else is words, and `noclobber fix`, which runs what it
+proposes. The changes of a report are made together: where one finding has none, none is shown for the others either, as
+the program would still be wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from noclobber.model.finding import Applicability, Edit, Finding, Suggestion
+from noclobber.rewrites.copying import copied
+from noclobber.rewrites.flags import without_flag
+from noclobber.rewrites.guarding import guarded
+from noclobber.rewrites.joining import joined
+from noclobber.rewrites.keeping import kept_as_clone
+from noclobber.rewrites.modes import recorded
+from noclobber.rewrites.rebinding import rebound
+from noclobber.rewrites.returning import returned_new
+from noclobber.rewrites.sound import Sound
+from noclobber.rewrites.stepping import stepped_later
+
+REWRITES: tuple[Callable[[Finding], Sound | None], ...] = (
+    guarded,
+    recorded,
+    copied,
+    returned_new,
+    stepped_later,
+    rebound,
+    without_flag,
+    kept_as_clone,
+)
+"""The likeliest first."""
+
+
+def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings with the changes that are sound, and words where there are none."""
+    found = [sound(one) for one in findings]
+    together = _together([one for one, finding in zip(found, findings, strict=True) if finding.severity == "error"])
+    return tuple(_with(finding, one, together) for finding, one in zip(findings, found, strict=True))
+
+
+def sound(finding: Finding) -> Sound | None:
+    """The first rewrite that fits a finding."""
+    return next((one for rewrite in REWRITES if (one := rewrite(finding)) is not None), None)
+
+
+def _together(found: Sequence[Sound | None]) -> tuple[Edit, ...] | None:
+    """The edits of all findings, each once; None where one has none, or two of them touch one place."""
+    edits = list(dict.fromkeys(edit for one in found if one is not None for edit in one.edits))
+    spans = sorted((edit.span.path, _ends(edit)) for edit in edits)
+    apart = all(
+        one[0] != other[0] or one[1][1] < other[1][0] or (one[1][1] == other[1][0] and one[1] != other[1])
+        for one, other in pairwise(spans)
+    )
+    return tuple(edits) if None not in found and apart else None
+
+
+def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
+    span = edit.span
+    return (span.line, span.column), (span.end_line, span.end_column)
+
+
+def in_words(finding: Finding) -> Finding:
+    """A finding without any change to the source."""
+    words = tuple(replace(one, edits=(), applicability=Applicability.WORDS) for one in finding.suggestions)
+    return replace(finding, suggestions=words)
+
+
+def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
+    words = in_words(finding).suggestions
+    if one is None or together is None:
+        return replace(finding, suggestions=words)
+    edits = together if finding.severity == "error" else one.edits
+    first = Suggestion(one.title, edits, Applicability.SOUND)
+    return replace(finding, suggestions=joined(first, words))

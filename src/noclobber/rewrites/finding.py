@@ -1,0 +1,46 @@
+"""What a finding says about the source: the syntax at its labels."""
+
+from __future__ import annotations
+
+import os
+
+from noclobber.model.finding import Finding, Role
+from noclobber.rewrites.code import File, file_at
+from noclobber.rules.shared.sourcetext import Path
+
+Place = tuple[File, Path]
+
+
+def place(finding: Finding, role: Role) -> Place | None:
+    """The file and the syntax at the first label of a role."""
+    for one in finding.labels:
+        if one.role == role:
+            file = file_at(one.span.path)
+            path = file.at(one.span) if file is not None else ()
+            return (file, path) if file is not None and path else None
+    return None
+
+
+def blamed(finding: Finding) -> Place | None:
+    """The same for what wrote; for a refusal that is the line that was refused."""
+    return place(finding, "write")
+
+
+def kind_of(finding: Finding) -> str:
+    """ "parameter", "buffer" or "tensor"."""
+    return str((finding.tensor or {}).get("kind") or "tensor")
+
+
+def name_of(finding: Finding) -> str:
+    """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
+    return str((finding.tensor or {}).get("name") or "")
+
+
+def lines_written(finding: Finding, file: File) -> set[int]:
+    """The lines of the writes that a finding tells of; 0 stands for a line of another file, or one not known."""
+    return {_line(one.get("path"), one.get("line"), file) for one in finding.writes}
+
+
+def _line(path: object, line: object, file: File) -> int:
+    same = isinstance(path, str) and (path == file.path or os.path.realpath(path) == os.path.realpath(file.path))
+    return line if same and isinstance(line, int) else 0

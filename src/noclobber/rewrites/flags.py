@@ -1,0 +1,104 @@
+"""Take `inplace=True` from a module or a call.
+
+Sound where what the module was called with is a tensor that nothing reads again: the result of another call, which is
+new and has no name, or a name that alone holds it (holding.py) and is bound to the result. Then only who shares memory
+changes, and that nobody can tell. The module is made in one place, by `nn.X(..., inplace=True)` in its class or as a
+part of an `nn.Sequential`, whose inner results have no names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from noclobber.model.finding import Edit, Finding
+from noclobber.model.source import Span
+from noclobber.rewrites.code import File, ends, starts, within
+from noclobber.rewrites.finding import blamed
+from noclobber.rewrites.holding import holds_alone, is_new
+from noclobber.rewrites.making import module_writes, parts_of
+from noclobber.rewrites.resolving import module_called
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import called, flag_of
+from noclobber.rules.shared.sourcetext import span_in
+
+
+def without_flag(finding: Finding) -> Sound | None:
+    """The flag taken out where the module is made, or from the call."""
+    place = blamed(finding)
+    if place is None or not isinstance(place[1][-1], ast.Call):
+        return None
+    file, call = place[0], place[1][-1]
+    if flag_of(call) is not None:
+        found = dropped(file, call)
+        fits = found is not None and bool(call.args) and _is_last_use(file, call, call.args[0])
+        return Sound(f"let `{called(call)}` write a new tensor", (found,), "x") if fits and found else None
+    made = module_called(file, call)
+    if made is None or not all(_fits(file, one, module_writes(made)) for one in _calls_of(file, call)):
+        return None
+    flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and flag_of(one) is not None]
+    edits = [edit for one in flagged if (edit := dropped(file, one)) is not None]
+    if not flagged or len(edits) != len(flagged):
+        return None
+    modules = "these modules" if len(flagged) > 1 else "this module"
+    return Sound(f"build {modules} without `inplace=True`", tuple(edits), "x")
+
+
+def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:
+    """All calls of what a call calls."""
+    wanted = ast.dump(call.func)
+    around = file.class_of(call) if isinstance(call.func, ast.Attribute) else file.tree
+    for one in ast.walk(around or file.tree):
+        if isinstance(one, ast.Call) and ast.dump(one.func) == wanted:
+            yield one
+
+
+def _fits(file: File, call: ast.Call, writes: bool) -> bool:
+    """Whether the result of a call is used, and what it is called with is read by nothing else where it is written."""
+    if len(call.args) != 1 or call.keywords or isinstance(file.above[call], ast.Expr):
+        return False
+    return not writes or _is_last_use(file, call, call.args[0])
+
+
+def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
+    """Whether nothing reads the argument of a call after it, and something the result."""
+    if isinstance(file.above[call], ast.Expr):
+        return False
+    if isinstance(argument, ast.Call):
+        return is_new(file, argument)
+    write = file.statement(call)
+    if not isinstance(argument, ast.Name) or write is None or not holds_alone(file, argument.id, write, argument):
+        return False
+    bound = isinstance(write, ast.Assign) and len(write.targets) == 1 and write.value is call
+    if bound and isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
+        return write.targets[0].id == argument.id or not _is_read_after(file, argument.id, write)
+    return not _is_read_after(file, argument.id, write)
+
+
+def _is_read_after(file: File, name: str, write: ast.stmt) -> bool:
+    loops = file.loops(write)
+    for one in within(file.scope(write)):
+        if not isinstance(one, ast.Name) or one.id != name or not isinstance(one.ctx, ast.Load):
+            continue
+        again = any(starts(loop) <= starts(one) < ends(loop) for loop in loops)
+        if starts(one) >= ends(write) or (again and starts(one) < starts(write)):
+            return True
+    return False
+
+
+def dropped(file: File, call: ast.Call) -> Edit | None:
+    """The edit that takes the flag out of a call, with the comma before it."""
+    number = next((n for n, one in enumerate(call.keywords) if one.arg == "inplace"), None)
+    if number is None:
+        return None
+    flag = call.keywords[number]
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    others = [one for one in arguments if one is not flag]
+    before = [one for one in others if starts(one) < starts(flag)]
+    span = span_in(file.path, file.text, flag)
+    if before:
+        last = span_in(file.path, file.text, max(before, key=starts))
+        return Edit(Span(file.path, last.end_line, last.end_column, span.end_line, span.end_column), "")
+    if not others:
+        return Edit(span, "")
+    return file.edit(flag.value, "False")

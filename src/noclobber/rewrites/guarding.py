@@ -1,0 +1,122 @@
+"""Put the updates of parameters under `torch.no_grad()`.
+
+Sound for what PyTorch refuses because a parameter that requires a gradient is written: the program never got further,
+so there is no behaviour to keep but the values that the statement computes. It is an update, not a part of the
+function, where what it writes is made of gradients, numbers and plain arithmetic alone: no gradient could flow through
+that. What a custom Function writes is no update.
+Each statement of the same kind around is put there too, as PyTorch would refuse it next.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from noclobber.model.finding import Finding
+from noclobber.rewrites.code import File
+from noclobber.rewrites.finding import blamed, kind_of
+from noclobber.rewrites.holding import arguments_of
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import called, source_name
+
+_METHODS = (
+    "add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "addcdiv_", "addcmul_", "fill_", "zero_",
+    "normal_", "uniform_", "lerp_", "copy_",
+)  # fmt: skip
+
+
+def guarded(finding: Finding) -> Sound | None:
+    """`with torch.no_grad():` around an update that was refused, and around its like."""
+    place = blamed(finding)
+    if place is None or finding.code not in ("NC301", "NC302", "NC304"):
+        return None
+    file, path = place
+    write = file.statement(path[-1])
+    if (
+        write is None
+        or "ctx" in arguments_of(file.scope(write))
+        or not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE)
+    ):
+        return None
+    average = kind_of(finding) == "parameter" and _is_average(write)
+    if not (_is_update(write) or average):
+        return None
+    rows = file.block(write)
+    like = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and _is_update(one)]
+    first = last = rows.index(write)
+    while first and _is_update(rows[first - 1]):
+        first -= 1
+    while last + 1 < len(rows) and _is_update(rows[last + 1]):
+        last += 1
+    together = rows[first : last + 1]
+    if any(one not in together and not _is_guarded(file, one) for one in like):
+        return None
+    edits = []
+    for number, one in enumerate(together):
+        lines = file.text.split("\n")[one.lineno - 1 : one.end_lineno]
+        blanks = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+        if len(lines) != 1 or len(blanks) != one.col_offset:
+            return None
+        head = f"with torch.no_grad():\n{blanks}    " if number == 0 else "    "
+        edit = file.line_before(one, "")
+        if edit is None:
+            return None
+        edits.append(type(edit)(edit.span, head))
+    return Sound("update it inside `with torch.no_grad():`", tuple(edits))
+
+
+def _is_update(write: ast.stmt) -> bool:
+    """Whether a statement writes in place what is made of gradients and numbers alone."""
+    values: list[ast.expr]
+    if isinstance(write, ast.AugAssign):
+        values = [write.value]
+    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
+        values = [*write.value.args, *(one.value for one in write.value.keywords)]
+        if called(write.value) == "zero_" and ".grad" in ast.unparse(write.value.func):
+            return False
+    else:
+        return False
+    if isinstance(write, ast.AugAssign) and not any(_mentions_gradient(one) for one in values):
+        return not isinstance(write.target, ast.Name) and all(map(_is_number, values))
+    if isinstance(write, ast.Expr) and not values:
+        return isinstance(write.value, ast.Call) and called(write.value) == "zero_"
+    return all(_mentions_gradient(one) or _is_number(one) for one in values)
+
+
+def _is_average(write: ast.stmt) -> bool:
+    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which nobody differentiates."""
+    text = ast.unparse(write)
+    return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", text))
+
+
+def _mentions_gradient(value: ast.expr) -> bool:
+    """Whether a value is plain arithmetic of names, numbers and at least one `.grad`."""
+    nodes = list(ast.walk(value))
+    calls = [one for one in nodes if isinstance(one, ast.Call)]
+    plain = all(called(one) in ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len") for one in calls)
+    return plain and any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in nodes)
+
+
+def _is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and _is_number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    if isinstance(value, ast.Call):
+        return (
+            source_name(value.func.value) in ("math", "np", "random")
+            if isinstance(value.func, ast.Attribute)
+            else False
+        )
+    return isinstance(value, (ast.Constant, ast.Name)) or (
+        isinstance(value, ast.Attribute) and source_name(value.value) in ("self", "args", "cfg", "math")
+    )
+
+
+def _is_guarded(file: File, write: ast.stmt) -> bool:
+    for one in file.around(write):
+        if isinstance(one, ast.With) and any("no_grad" in ast.unparse(item) for item in one.items):
+            return True
+        if isinstance(one, ast.FunctionDef) and any("no_grad" in ast.unparse(item) for item in one.decorator_list):
+            return True
+    return False

@@ -1,0 +1,337 @@
+"""Whether a name alone holds the memory that is written through it: then the name can be given another tensor, and
+nothing else in the program sees the difference."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TypeGuard
+
+from noclobber.rewrites.code import File, Scope, ends, nested, starts, within
+from noclobber.rewrites.making import (
+    BUILTINS,
+    FUNCTIONS,
+    KEEPING_NOTHING,
+    VIEWS,
+    is_function,
+    is_method,
+    module_gives_new,
+    module_writes,
+    parts_of,
+    passes_on,
+)
+from noclobber.rewrites.resolving import forward_of, function_called, module_called
+from noclobber.rules.shared.rewriting import called
+
+_ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
+"""Attributes of a tensor that are no tensor."""
+_READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.AugAssign)
+"""What reads a tensor and keeps nothing of it."""
+
+
+def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None = None) -> bool:
+    """Whether no other name, and no container, holds what a name holds when a statement writes through it.
+
+    Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
+    does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
+    use, an argument, or the variable of a loop is never known. `given` is what the writing call itself is called with.
+    """
+    scope = file.scope(write)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    leading = _binding(file, name, write)
+    if leading is None or not is_new(file, leading[0].value):
+        return False
+    binding, loops = leading
+    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    on_the_way = [one for one in names if _is_on_the_way(one, binding, write, loops)]
+    return all(
+        _binds_new(file, one) if isinstance(one.ctx, ast.Store) else keeps_nothing(file, one)
+        for one in on_the_way
+        if one is not binding.targets[0] and one is not given
+    )
+
+
+def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
+    """The same for a gradient, or what was saved, in a `backward` or a hook: what these write nobody is to see.
+
+    So it is enough that no other name of the function holds it.
+    """
+    scope = file.scope(write)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    stored = [one for one in names if isinstance(one.ctx, ast.Store)]
+    if not stored and name not in arguments_of(scope):
+        return False
+    return all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored) and all(
+        keeps_nothing(file, one) for one in names if isinstance(one.ctx, ast.Load)
+    )
+
+
+def is_new(file: File, value: ast.expr) -> bool:
+    """Whether an expression gives a new tensor each time."""
+    if isinstance(value, (ast.BinOp, ast.Compare)):
+        return True
+    if isinstance(value, ast.UnaryOp):
+        return not isinstance(value.op, ast.UAdd)
+    if isinstance(value, ast.IfExp):
+        return is_new(file, value.body) and is_new(file, value.orelse)
+    if not isinstance(value, ast.Call):
+        return False
+    made = module_called(file, value)
+    if (made is not None and module_gives_new(made)) or is_function(value) or is_method(value):
+        return True
+    handed = passes_on(file, value)
+    if handed is not None:
+        return is_new(file, handed)
+    function = function_called(file, _run_by(file, value)) or _last_of(file, made)
+    return function is not None and _gives_new(file, function)
+
+
+def _last_of(file: File, made: ast.Call | None) -> ast.FunctionDef | None:
+    """The `forward` of the last module of an `nn.Sequential`, where that is one of the file."""
+    last = parts_of(made)[-1] if made is not None and called(made) == "Sequential" and made.args else None
+    return forward_of(file, called(last)) if isinstance(last, ast.Call) else None
+
+
+def only_reads(file: File, call: ast.Call) -> bool:
+    """Whether a call keeps none of its arguments, gives none of them back and writes to none."""
+    made = module_called(file, call)
+    if made is not None and module_gives_new(made):
+        return not module_writes(made)
+    if is_function(call) or is_method(call, of=FUNCTIONS | KEEPING_NOTHING):
+        return True
+    if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
+        return True
+    function = function_called(file, _run_by(file, call))
+    return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
+
+
+def _run_by(file: File, call: ast.Call) -> ast.Call:
+    """`checkpoint(self.block, h)` runs `self.block(h)`, and keeps `h` as autograd keeps a save."""
+    if called(call) != "checkpoint" or not call.args:
+        return call
+    run = ast.Call(call.args[0], call.args[1:], [])
+    file.above[run] = call
+    return run
+
+
+def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
+    """Whether a use of a tensor leaves nothing behind that holds its memory, but what is `returned`."""
+    above = file.above[node]
+    if isinstance(above, _READING):
+        return True
+    if isinstance(above, ast.Return) or (isinstance(above, ast.Tuple) and isinstance(file.above[above], ast.Return)):
+        return returned
+    if isinstance(above, (ast.If, ast.While)):
+        return node is above.test
+    if isinstance(above, ast.Subscript):
+        if node is not above.value or not isinstance(above.ctx, ast.Load):
+            return True
+        return keeps_nothing(file, above, returned=returned)
+    if isinstance(above, (ast.List, ast.Tuple)):  # of `torch.cat([a, b])`
+        outer = file.above[above]
+        return isinstance(outer, ast.Call) and above in outer.args and only_reads(file, outer)
+    if isinstance(above, ast.Attribute):
+        return _keeps_nothing_by_name(file, above, returned)
+    call = file.above[above] if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    if passes_on(file, call) is node and not _is_in_place(file, call):
+        return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
+    return _is_taken_back(file, call) or only_reads(file, call)
+
+
+def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:
+    """The same for `h.shape`, `h.mean()`, `h.add_(1)` and `h.view(-1)`."""
+    call = file.above[use]
+    if not isinstance(call, ast.Call) or call.func is not use:
+        if use.attr in VIEWS and isinstance(use.ctx, ast.Load):
+            return keeps_nothing(file, use, returned=returned)
+        return use.attr in _ABOUT
+    if only_reads(file, call):
+        return True
+    if passes_on(file, call) is use.value:
+        return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
+    return False
+
+
+def _is_in_place(file: File, call: ast.Call) -> bool:
+    made = module_called(file, call)
+    return made is not None and module_writes(made)
+
+
+def _is_taken_back(file: File, call: ast.expr) -> bool:
+    """`h = h.add_(1)`, `h = self.drop(h)`: what is handed on is bound to the name that it came from."""
+    above = file.above[call]
+    if not isinstance(above, ast.Assign) or len(above.targets) != 1:
+        return False
+    handed: ast.expr | None = call if isinstance(call, (ast.Call, ast.Attribute)) else None
+    while handed is not None and not isinstance(handed, ast.Name):
+        handed = passes_on(file, handed)
+    return handed is not None and _same_name(above.targets[0], handed)
+
+
+def _same_name(one: ast.expr, other: ast.expr) -> bool:
+    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+
+
+def _gives_new(file: File, function: ast.FunctionDef) -> bool:
+    """Whether a function of the file gives one new tensor, which nothing else holds by then."""
+    if function in file.asked or any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
+        return False
+    file.asked.add(function)
+    try:
+        returns = [one for one in within(function) if isinstance(one, ast.Return)]
+        return bool(returns) and all(_returns_new(file, one) for one in returns)
+    finally:
+        file.asked.discard(function)
+
+
+def _returns_new(file: File, one: ast.Return) -> bool:
+    if isinstance(one.value, ast.Name):
+        return holds_alone(file, one.value.id, one)
+    return one.value is not None and is_new(file, one.value)
+
+
+def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
+    """Whether a function neither keeps nor writes what it is given, but what an `autograd.Function` saves."""
+    if function in file.asked:
+        return False
+    file.asked.add(function)
+    try:
+        given = arguments_of(function) - {"self", "ctx"}
+        if any(_mentions(one, name) for one in nested(function) for name in given):
+            return False
+        names = [one for one in within(function) if isinstance(one, ast.Name) and one.id in given]
+        if any(True for name in given for _ in writes_through(file, function, name)):
+            return False
+        return all(
+            isinstance(one.ctx, ast.Store) or keeps_nothing(file, one, returned=False) or _is_saved(file, one)
+            for one in names
+        )
+    finally:
+        file.asked.discard(function)
+
+
+def _is_saved(file: File, name: ast.Name) -> bool:
+    """`ctx.x = x` and `ctx.save_for_backward(x)`."""
+    above = file.above[name]
+    if isinstance(above, ast.Call) and called(above) == "save_for_backward":
+        return True
+    target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
+    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "ctx"
+
+
+def arguments_of(scope: Scope) -> set[str]:
+    """The names of what a function is given."""
+    if isinstance(scope, ast.Module):
+        return set()
+    some = scope.args
+    more = [one for one in (some.vararg, some.kwarg) if one is not None]
+    return {one.arg for one in (*some.posonlyargs, *some.args, *some.kwonlyargs, *more)}
+
+
+def root_of(value: ast.expr) -> ast.expr:
+    """`h` of `h[0].view(-1).add_(1)`."""
+    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return value
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+
+
+def _is_declared(scope: Scope, name: str) -> bool:
+    return any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in within(scope))
+
+
+def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[ast.AST]] | None:
+    """The assignment of the name that leads to a statement, and the loops that stand between both.
+
+    One that binds the name to what it held before, as `h = h.view(-1)`, leads on to the one before it.
+    """
+    scope, loops = file.scope(write), list[ast.AST]()
+    here: ast.AST = write
+    while here is not scope:
+        if isinstance(here, ast.stmt):
+            rows = file.block(here)
+            for one in reversed(rows[: rows.index(here)]):
+                if _binds(one, name) and not _is_taken_back(file, one.value):
+                    return one, loops
+        here = file.above[here]
+        if isinstance(here, (ast.For, ast.AsyncFor, ast.While)):
+            loops.append(here)
+    return None
+
+
+def _binds(one: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
+    target = one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 else None
+    return isinstance(target, ast.Name) and target.id == name
+
+
+def _is_on_the_way(name: ast.Name, binding: ast.Assign, write: ast.stmt, loops: list[ast.AST]) -> bool:
+    """Whether a name is met between a binding and the end of a write; in a loop that holds the write, everywhere."""
+    if ends(binding) <= starts(name) < ends(write):
+        return True
+    return any(starts(loop) <= starts(name) < ends(loop) for loop in loops if isinstance(loop, ast.stmt))
+
+
+def _binds_new(file: File, name: ast.Name) -> bool:
+    """Whether what binds a name gives it a new tensor, or what it held before."""
+    above = file.above[name]
+    if isinstance(above, ast.AugAssign):
+        return True
+    if isinstance(above, ast.Assign) and len(above.targets) == 1 and above.targets[0] is name:
+        return is_new(file, above.value) or _is_taken_back(file, above.value)
+    return False
+
+
+def _is_unpacked(file: File, name: ast.Name) -> bool:
+    """`a, b = ctx.saved_tensors`."""
+    above = file.above[name]
+    above = file.above[above] if isinstance(above, ast.Tuple) else above
+    return isinstance(above, ast.Assign) and "saved_tensors" in ast.unparse(above.value)
+
+
+def writes_through(file: File, scope: Scope, name: str) -> Iterator[ast.stmt]:
+    """The statements of a scope that write in place through a name."""
+    for one in within(scope):
+        if isinstance(one, ast.Name) and one.id == name and _is_written(file, one):
+            found = file.statement(one)
+            if found is not None:
+                yield found
+
+
+def _is_written(file: File, name: ast.Name) -> bool:
+    node: ast.expr = name
+    above = file.above[node]
+    while isinstance(above, (ast.Attribute, ast.Subscript)) and above.value is node:
+        if isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load):
+            return True
+        call = file.above[above]
+        if isinstance(above, ast.Attribute) and isinstance(call, ast.Call) and call.func is above:
+            if above.attr.endswith("_") and not above.attr.startswith("_") and above.attr not in KEEPING_NOTHING:
+                return True
+            if above.attr not in VIEWS:
+                return False
+            node, above = call, file.above[call]
+            continue
+        node, above = above, file.above[above]
+    if isinstance(above, ast.AugAssign):
+        return above.target is node
+    call = file.above[above] if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    if isinstance(above, ast.keyword):
+        return above.arg == "out"
+    if not call.args or node is not call.args[0]:
+        return False
+    flagged = any(one.arg == "inplace" and not _is_false(one.value) for one in call.keywords)
+    return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False

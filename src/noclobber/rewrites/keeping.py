@@ -1,0 +1,166 @@
+"""Let autograd keep a clone: of an operand, or of what an operator gives.
+
+Sound wherever the syntax at the save is one operator of the table, in a form whose operands are known. The values of
+the program stay as they are, and so does who shares memory with whom, but for the copy that autograd keeps, which
+nothing else holds. The gradient passes through the clone.
+
+- An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
+- A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
+  in place is none, as its result is its input's memory.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.finding import Finding
+from noclobber.rewrites.code import File
+from noclobber.rewrites.finding import blamed, kind_of, name_of, place
+from noclobber.rewrites.holding import arguments_of, writes_through
+from noclobber.rewrites.resolving import function_called, module_called
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import called, flag_of, source_name
+from noclobber.rules.shared.wording import listed, stem
+
+_OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {
+    ast.Mult: ("Mul",),
+    ast.Div: ("Div",),
+    ast.MatMult: ("Mm", "Bmm", "Mv", "Dot"),
+    ast.Pow: ("Pow",),
+}
+_FIRST, _SECOND = ("self", "input", "mat1", "self_"), ("other", "mat2", "vec", "exponent", "weight", "tensor")
+"""Fields of what is the first and the second operand."""
+_FUNCTIONS = {
+    "mul": ("Mul",), "multiply": ("Mul",), "div": ("Div",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "mm": ("Mm",),
+    "bmm": ("Bmm",), "mv": ("Mv",), "dot": ("Dot",), "pow": ("Pow",), "square": ("Pow",), "sin": ("Sin",),
+    "cos": ("Cos",), "log": ("Log",), "abs": ("Abs",), "linear": ("Addmm", "Mm", "Linear"),
+    "conv1d": ("Convolution",), "conv2d": ("Convolution",), "conv3d": ("Convolution",), "mse_loss": ("MseLoss",),
+    "gelu": ("Gelu",), "silu": ("Silu",), "softplus": ("Softplus",), "leaky_relu": ("LeakyRelu",),
+}  # fmt: skip
+"""Functions and methods that save their operands, and the nodes that do."""
+_MODULES = {
+    "Linear": ("Addmm", "Mm", "Linear"), "Conv1d": ("Convolution",), "Conv2d": ("Convolution",),
+    "Conv3d": ("Convolution",), "GELU": ("Gelu",), "SiLU": ("Silu",), "LayerNorm": ("NativeLayerNorm",),
+    "BatchNorm1d": ("NativeBatchNorm",), "BatchNorm2d": ("NativeBatchNorm",),
+}  # fmt: skip
+"""Modules that save what they are called with."""
+_RESULTS = {
+    "tanh": "Tanh", "sigmoid": "Sigmoid", "exp": "Exp", "softmax": "Softmax", "log_softmax": "LogSoftmax",
+    "relu": "Relu", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "reciprocal": "Reciprocal", "tan": "Tan", "expm1": "Expm1",
+    "Tanh": "Tanh", "Sigmoid": "Sigmoid", "Softmax": "Softmax", "LogSoftmax": "LogSoftmax", "ReLU": "Relu",
+}  # fmt: skip
+"""Functions, methods and modules that save the one tensor that they give."""
+_CODES = ("NC101", "NC102", "NC103", "NC201", "NC202", "NC203", "NC204")
+
+
+def kept_as_clone(finding: Finding) -> Sound | None:
+    """A clone where the tensor of a finding is saved."""
+    found = place(finding, "save")
+    if finding.code not in _CODES or found is None or finding.save is None:
+        return None
+    file, path = found
+    node, field = stem(str(finding.save["node"])), str(finding.save["field"])
+    save = path[-1]
+    if not isinstance(save, ast.expr):
+        return None
+    if _is_meant(finding):
+        return None
+    fields = finding.save.get("fields", (field,))
+    operands = [_operand(file, save, node, one) or _applied_to(file, save, finding) for one in fields]
+    if None not in operands:
+        kept = list(dict.fromkeys(one for one in operands if one is not None))
+        texts = [file.source(one) for one in kept]
+        edits = [file.edit(one, f"{_held(one, text)}.clone()") for one, text in zip(kept, texts, strict=True)]
+        clones = "a clone" if len(kept) == 1 else "clones"
+        return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits), texts[0])
+    if field in ("result", "output") and _gives_what_it_saves(file, save, node):
+        text = file.source(save)
+        return Sound(
+            "write into a clone of the result, and let autograd keep the original",
+            (file.edit(save, f"{text}.clone()"),),
+            text,
+        )
+    return None
+
+
+def _is_meant(finding: Finding) -> bool:
+    """Whether what is written may be meant as a part of the function, or be a mistake that others see as well.
+
+    So it may where a value is given through `.data` to what is in the graph, and where a tensor is added to more than
+    once, as when two modules are handed the same one: then no source tells what is right.
+    """
+    writes = [one for one in finding.writes if one.get("overlaps")]
+    if any(one.get("via") in ("set_data", "swap") or one.get("op") in _MOVING for one in finding.writes):
+        return True  # what the name then holds is another memory: more than one save may be concerned
+    if writes and writes[0].get("via") == "data" and kind_of(finding) == "tensor":
+        return True
+    found = blamed(finding)
+    write = found[0].statement(found[1][-1]) if found is not None else None
+    target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
+    if isinstance(target, ast.Subscript) or finding.save is None:
+        return False
+    places = [(one.get("op"), one.get("path"), one.get("line")) for one in writes if one.get("op") in _ADDING]
+    return bool(places) and (len(set(places)) < len(places) or int(finding.save["version"]) > 0)
+
+
+_MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))
+"""Operators that change where a tensor looks."""
+_ADDING = tuple(
+    f"aten::{name}_" for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "clamp", "relu")
+)
+
+
+def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | None:
+    """The operand that a node saves in a field, if it can be cloned where it stands."""
+    place = 0 if field in _FIRST else 1 if field in _SECOND else None
+    operands = _operands(file, save, node)
+    if place is None or len(operands) <= place:
+        return None
+    operand = operands[place]
+    return None if isinstance(operand, (ast.Constant, ast.Starred, ast.Await, ast.Yield)) else operand
+
+
+def _operands(file: File, save: ast.expr, node: str) -> list[ast.expr]:
+    if isinstance(save, ast.BinOp):
+        # `2 * h` calls the operator of `h`, which is then the first operand.
+        if node not in _OPERATORS.get(type(save.op), ()) or isinstance(save.left, (ast.Constant, ast.UnaryOp)):
+            return []
+        return [save.left, save.right]
+    if not isinstance(save, ast.Call) or any(isinstance(one, ast.Starred) for one in save.args) or flag_of(save):
+        return []
+    made = module_called(file, save)
+    if made is not None:
+        return save.args[:1] if node in _MODULES.get(called(made), ()) else []
+    if node not in _FUNCTIONS.get(called(save), ()) or any(one.arg == "out" for one in save.keywords):
+        return []
+    if not isinstance(save.func, ast.Attribute):
+        return []
+    if source_name(save.func.value) in ("torch", "F", "functional"):
+        return list(save.args)
+    return [save.func.value, *save.args]
+
+
+def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
+    if not isinstance(save, ast.Call) or flag_of(save) is not None or any(one.arg == "out" for one in save.keywords):
+        return False
+    made = module_called(file, save)
+    if made is not None:
+        return _RESULTS.get(called(made)) == node and flag_of(made) is None
+    return isinstance(save.func, ast.Attribute) and _RESULTS.get(called(save)) == node
+
+
+def _applied_to(file: File, save: ast.expr, finding: Finding) -> ast.expr | None:
+    """The argument of `MyFunction.apply(...)` that has the name of the tensor, where that Function writes to none."""
+    if not isinstance(save, ast.Call) or called(save) != "apply":
+        return None
+    function, last = function_called(file, save), name_of(finding).rpartition(".")[2]
+    if function is None or any(True for name in arguments_of(function) for _ in writes_through(file, function, name)):
+        return None
+    found = [one for one in save.args if last and source_name(one) == last]
+    return found[0] if len(found) == 1 else None
+
+
+def _held(operand: ast.expr, text: str) -> str:
+    """The operand as a method can be called on it."""
+    plain = isinstance(operand, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return text if plain else f"({text})"

@@ -1,0 +1,29 @@
+"""Make tensors under `no_grad` instead of `inference_mode`.
+
+Sound where the file uses the mode once: under `no_grad` the same values are computed, no gradient is recorded either,
+and what is made may be saved for backward and written in place.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.finding import Finding
+from noclobber.rewrites.code import file_at
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import called
+
+
+def recorded(finding: Finding) -> Sound | None:
+    """The one `torch.inference_mode()` of a file replaced."""
+    if finding.code != "NC306":
+        return None
+    paths = list(dict.fromkeys(one.span.path for one in finding.labels if one.role != "inside"))
+    file = file_at(paths[0]) if len(paths) == 1 else None
+    if file is None or file.text.count("inference_mode") != 1:
+        return None
+    for one in ast.walk(file.tree):
+        plain = isinstance(one, ast.Call) and called(one) == "inference_mode" and not one.args and not one.keywords
+        if plain and isinstance(one, ast.Call) and file.source(one.func) == "torch.inference_mode":
+            return Sound("use `no_grad` instead of `inference_mode`", (file.edit(one, "torch.no_grad()"),))
+    return None

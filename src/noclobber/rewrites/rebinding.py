@@ -1,0 +1,129 @@
+"""Write out of place, or into a clone, through a name that alone holds the tensor.
+
+Sound where, for every statement of the function that writes through the name from the first that is blamed on, the name
+alone holds what is written (holding.py): what the statement made in place it now makes of a new tensor, and each later
+use of the name meets that one. Nothing else can meet the difference, as nothing else holds the memory.
+
+- Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
+  wider type would decide. So what is narrower than float32 is cloned instead.
+- A clone comes before the statement, so an operand on its right side must not be the tensor itself: autograd would save
+  the clone, and the write would spoil that.
+- Every write that the finding tells of must be among those statements.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.finding import Edit, Finding
+from noclobber.rewrites.code import File, starts
+from noclobber.rewrites.finding import blamed, kind_of, lines_written
+from noclobber.rewrites.flags import dropped
+from noclobber.rewrites.holding import holds_alone, root_of, writes_through
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import Form, called, form_at, out_of_place_at
+
+_CODES = ("NC101", "NC102", "NC201", "NC203", "NC204", "NC209", "NC210", "NC305", "NC399")
+_WIDE = ("float32", "float64", "complex64", "complex128")
+
+
+def rebound(finding: Finding) -> Sound | None:
+    """The writes of a finding made out of place; where one cannot be, into a clone."""
+    place = blamed(finding)
+    if place is None or finding.code not in _CODES or kind_of(finding) == "parameter":
+        return None
+    file, path = place
+    write = file.statement(path[-1])
+    name = _name_written(file, write) if write is not None else None
+    if write is None or name is None:
+        return None
+    later = [one for one in dict.fromkeys(writes_through(file, file.scope(write), name)) if _follows(file, one, write)]
+    if not lines_written(finding, file) <= {one.lineno for one in later}:
+        return None
+    edits, cloned = [], False
+    for one in later:
+        if not holds_alone(file, name, one):
+            return None
+        edit = _out_of_place(finding, file, one)
+        if edit is None:
+            edit, cloned = _into_clone(file, one, name), True
+        if edit is None:
+            return None
+        edits.append(edit)
+    title = f"write into a clone of `{name}`" if cloned else "write out of place"
+    return Sound(title, tuple(edits), new=name)
+
+
+def _name_written(file: File, write: ast.stmt) -> str | None:
+    """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
+    written: ast.expr | None = None
+    if isinstance(write, ast.AugAssign):
+        written = write.target
+    elif isinstance(write, ast.Assign) and len(write.targets) == 1:
+        written = write.targets[0]
+    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
+        call = write.value
+        written = call.func if called(call).endswith("_") else None
+    root = root_of(written) if written is not None else None
+    if isinstance(root, ast.Name) and root.id in ("torch", "F", "nn") and isinstance(write, ast.Expr):
+        first = write.value.args[:1] if isinstance(write.value, ast.Call) else []
+        root = root_of(first[0]) if first else None
+    if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
+        return None
+    return root.id
+
+
+def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
+    """Whether a statement may run after another one: it stands behind, or a loop holds both."""
+    return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
+
+
+def _out_of_place(finding: Finding, file: File, write: ast.stmt) -> Edit | None:
+    if str((finding.tensor or {}).get("dtype")).removeprefix("torch.") not in _WIDE:
+        return None
+    place: tuple[ast.stmt | ast.expr, ...] = (write,)
+    if isinstance(write, ast.AugAssign):
+        if not isinstance(write.target, ast.Name):
+            return None
+    elif isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call):
+        place = (write, write.value)
+        if called(write.value) == "detach_" and isinstance(write.value.func, ast.Attribute) and not write.value.args:
+            owner = file.source(write.value.func.value)
+            return file.edit(write, f"{owner} = {owner}.detach()") if owner.isidentifier() else None
+        if form_at(place) is Form.FLAG:
+            return dropped(file, write.value) if _is_bound_anew(write) else None
+    return out_of_place_at(file.path, file.text, place)
+
+
+def _is_bound_anew(write: ast.stmt) -> bool:
+    """`h = F.relu(h, inplace=True)`."""
+    if not isinstance(write, ast.Assign) or not isinstance(write.value, ast.Call) or not write.value.args:
+        return False
+    target, first = write.targets[0], write.value.args[0]
+    return isinstance(target, ast.Name) and isinstance(first, ast.Name) and target.id == first.id
+
+
+def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
+    if file.loops(write) or (isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name)):
+        return None
+    values: list[ast.expr] = []
+    if isinstance(write, ast.AugAssign):
+        if not isinstance(write.op, (ast.Add, ast.Sub)) and not isinstance(write.value, ast.Constant):
+            return None  # `h[0] *= b` saves what it overwrites
+        values = [write.value]
+    elif isinstance(write, ast.Assign):
+        values = [write.value]
+    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
+        values = [*write.value.args, *(one.value for one in write.value.keywords)]
+        if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
+            return None
+    if any(isinstance(one, ast.Name) and one.id == name for value in values for one in ast.walk(value)):
+        return None
+    return file.line_before(write, f"{name} = {name}.clone()")
+
+
+_SAVING_NOTHING = (
+    "add_", "sub_", "fill_", "zero_", "copy_", "neg_", "normal_", "uniform_", "masked_fill_", "index_fill_",
+    "fill_diagonal_", "bernoulli_", "exponential_",
+)  # fmt: skip
+"""Methods that save nothing of what they overwrite."""

@@ -1,0 +1,135 @@
+"""Step after the backward that still needs the old weights.
+
+Sound where an optimizer's step and the `backward` that it spoils are statements of one block, in this order, and
+- between them stand only `zero_grad` of the other optimizer and prints: nothing reads the weights there,
+- the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
+  add to them was thrown away before,
+- there are two optimizers, each made once by `torch.optim` of the parameters of something that is in reach. The
+  backward is given those of the other one as `inputs=`, so it adds nothing to the gradients that the step then uses.
+A closure, a gradient scaler, or a step behind a method or a wrapper is none of these.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.finding import Edit, Finding
+from noclobber.model.source import Span
+from noclobber.rewrites.code import File, within
+from noclobber.rewrites.finding import blamed, place
+from noclobber.rewrites.resolving import bound_to
+from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.rewriting import called, source_name
+
+
+def stepped_later(finding: Finding) -> Sound | None:
+    """The step moved behind the backward, which is given the parameters that it is for."""
+    write, read = blamed(finding), place(finding, "read")
+    if finding.code not in ("NC103", "NC203", "NC201") or write is None or read is None or write[0] is not read[0]:
+        return None
+    file = write[0]
+    step, back = file.statement(write[1][-1]), file.statement(read[1][-1])
+    if step is None or back is None or step is back or back not in file.block(step):
+        return None
+    rows = file.block(step)
+    between = rows[rows.index(step) + 1 : rows.index(back)]
+    after = rows[rows.index(back) + 1 :]
+    before = rows[: rows.index(step)]
+    mine, loss = _method_of(step, "step"), _method_of(back, "backward")
+    if mine is None or loss is None or rows.index(back) < rows.index(step):
+        return None
+    steps = [one for row in after if (one := _method_of(row, "step")) is not None]
+    if len(steps) != 1 or ast.dump(steps[0]) == ast.dump(mine):
+        return None
+    theirs = steps[0]
+    if not any(_same(_method_of(row, "zero_grad"), mine) for row in before):
+        return None
+    if not all(_same(_method_of(row, "zero_grad"), theirs) or _prints(row) for row in between):
+        return None
+    if _optimizers(file) != 2 or not _is_optimizer(file, mine, step) or (given := _given(file, theirs, step)) is None:
+        return None
+    call = back.value if isinstance(back, ast.Expr) else None
+    if not isinstance(call, ast.Call) or any(one.arg != "retain_graph" for one in call.keywords):
+        return None
+    edits = _moved(file, step, back, call, f"inputs=list({given})")
+    text = ", ".join(map(file.source, (mine, theirs)))
+    names = text.split(", ")
+    title = f"step `{names[0]}` after the last backward, and let that reach only what `{names[1]}` steps"
+    return Sound(title, edits) if edits else None
+
+
+def _method_of(row: ast.stmt, name: str) -> ast.expr | None:
+    """`opt` of the statement `opt.step()`."""
+    call = row.value if isinstance(row, ast.Expr) else None
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Attribute)
+        or call.func.attr != name
+        or call.args
+    ):
+        return None
+    if name == "step" and call.keywords:
+        return None
+    return call.func.value
+
+
+def _same(one: ast.expr | None, other: ast.expr) -> bool:
+    return one is not None and ast.dump(one) == ast.dump(other)
+
+
+def _prints(row: ast.stmt) -> bool:
+    return isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and source_name(row.value.func) == "print"
+
+
+def _optimizers(file: File) -> int:
+    """How many optimizers the file makes."""
+    return sum(isinstance(one, ast.Call) and _makes_optimizer(one) for one in ast.walk(file.tree))
+
+
+_NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+
+
+def _makes_optimizer(call: ast.Call) -> bool:
+    return called(call) in _NAMES
+
+
+def _is_optimizer(file: File, name: ast.expr, where: ast.AST) -> bool:
+    made = bound_to(file, name, where)
+    return made is not None and _makes_optimizer(made)
+
+
+def _given(file: File, name: ast.expr, where: ast.AST) -> str | None:
+    """`generator.parameters()`, which an optimizer was made of, where that means the same here."""
+    made = bound_to(file, name, where)
+    first = made.args[0] if made is not None and _makes_optimizer(made) and made.args else None
+    if not isinstance(first, ast.Call) or called(first) != "parameters" or first.args or first.keywords:
+        return None
+    root = first.func.value if isinstance(first.func, ast.Attribute) else None
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name) or made is None:
+        return None
+    same = file.scope(made) is file.scope(where) or isinstance(file.scope(made), ast.Module)
+    of_self = root.id == "self" and file.class_of(made) is file.class_of(where)
+    bound = [one for one in within(file.scope(made)) if isinstance(one, ast.Name) and one.id == root.id]
+    once = sum(isinstance(one.ctx, ast.Store) for one in bound) <= 1
+    return file.source(first) if (same and once) or of_self else None
+
+
+def _moved(file: File, step: ast.stmt, back: ast.stmt, call: ast.Call, argument: str) -> tuple[Edit, ...]:
+    """The step taken from its line and put below the backward."""
+    lines = file.text.split("\n")
+    alone = all(
+        not lines[one.lineno - 1][: one.col_offset].strip()
+        and not lines[(one.end_lineno or one.lineno) - 1].encode()[one.end_col_offset :].strip().removeprefix(b"#")[:0]
+        for one in (step, back)
+    )
+    if not alone or step.lineno != step.end_lineno:
+        return ()
+    whole = lines[step.lineno - 1]
+    end = back.end_lineno or back.lineno
+    out = Edit(Span(file.path, step.lineno, 1, step.lineno + 1, 1), "")
+    text = file.source(call)
+    given = f"{text[:-1].rstrip()}{', ' if call.keywords else ''}{argument})"
+    below = Edit(Span(file.path, end, len(lines[end - 1]) + 1, end, len(lines[end - 1]) + 1), f"\n{whole}")
+    return (out, file.edit(call, given), below)

@@ -1,0 +1,360 @@
+"""Programs whose finding has a change that is sound, and programs that look like them and have none.
+
+Each is a whole file. `run()` gives the gradients. Where PyTorch refuses a program there are no right gradients to have
+from the program itself: `RIGHT` in its text computes them another way.
+"""
+
+HEAD = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+w = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+"""
+END = """
+def gradients():
+    return [one.grad for one in (x, w) if one.grad is not None]
+"""
+
+SOUND = {
+    "added onto": """
+def run():
+    h = torch.sigmoid(x @ w)
+    h += x
+    h.sum().backward()
+""",
+    "written twice": """
+def run():
+    h = torch.tanh(x @ w)
+    h *= 0.5
+    h.add_(1).mul_(2)
+    h.sum().backward()
+""",
+    "in a loop": """
+def run():
+    h = x.clone()
+    for _ in range(3):
+        y = torch.exp(h)
+        h = torch.sigmoid(h * y)
+        h += 1
+    h.sum().backward()
+""",
+    "a call with a flag": """
+def run():
+    h = torch.sigmoid(x @ w)
+    h = F.relu(h, inplace=True)
+    h.sum().backward()
+""",
+    "a part written": """
+def run():
+    h = torch.sigmoid(x @ w)
+    h[:, 0] = 0.0
+    h.sum().backward()
+""",
+    "a part written that the line reads": """
+def run():
+    h = x @ w
+    h[:, 0] = h[:, 0] * h[:, 1].sigmoid()
+    h.sum().backward()
+""",
+    "states in one tensor": """
+def step(y):
+    return y**3 @ w
+def run():
+    states = torch.empty(4, 3, 4, dtype=torch.float64)
+    states[0] = x
+    for i in range(3):
+        states[i + 1] = states[i] + 0.1 * step(states[i])
+    states.sum().backward()
+""",
+    "both operands of one line": """
+def join(a, b):
+    return a * b
+def run():
+    rows = torch.zeros(5, 4, dtype=torch.float64)
+    rows[0] = x[0]
+    rows[1] = x[1]
+    rows[2] = join(rows[0], rows[1])
+    rows[3] = join(rows[2], rows[1])
+    rows[3].sum().backward()
+""",
+    "a helper that writes what it is given": """
+seen = []
+def centre(h):
+    h -= h.mean(0)
+    seen.append(h)
+def run():
+    h = torch.tanh(x @ w)
+    centre(h)
+    h.sum().backward()
+""",
+    "a buffer drawn anew": """
+noise = torch.zeros(4, 4, dtype=torch.float64)
+def run():
+    total = 0
+    for _ in range(2):
+        noise.normal_()
+        total = total + (x @ (w * noise)).sum()
+    total.backward()
+""",
+    "a running average that the forward reads": """
+scale = torch.ones(4, dtype=torch.float64)
+def run():
+    h = (x @ w) * scale
+    with torch.no_grad():
+        scale.mul_(0.9).add_(h.mean(0))
+    h.sum().backward()
+""",
+    "a module of the file": """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid()
+    def forward(self, t):
+        return self.act(self.fc(t))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+    def forward(self, t):
+        h = self.block(t)
+        h += t
+        return h
+net = Net()
+def run():
+    net(x).sum().backward()
+""",
+    "a module with a flag": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.ReLU(inplace=True)
+    def forward(self, t):
+        h = torch.sigmoid(t @ w)
+        h = self.drop(h)
+        return h
+net = Net()
+def run():
+    net(x).sum().backward()
+""",
+    "flags in a row of modules": """
+linear = nn.Linear(4, 4, dtype=torch.float64)
+net = nn.Sequential(nn.Identity(), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True))
+def run():
+    net(linear(x)).sum().backward()
+""",
+    "a backward that writes what it is handed": """
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient.mul_(2)
+        return gradient
+def run():
+    h = x @ w
+    (Scale.apply(h) + h).square().sum().backward()
+""",
+    "a hook that writes what it is handed": """
+def run():
+    h = x @ w
+    y = h * 1
+    y.register_hook(lambda gradient: gradient.mul_(3))
+    (y + h).sum().backward()
+""",
+    "a step before a backward": """
+d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "another name for the same": """
+def run():
+    h = torch.sigmoid(x @ w) + 0
+    h = torch.relu(h)
+    kept = h
+    h += 1
+    (kept * h).sum().backward()
+""",
+    "the variable of a loop": """
+def run():
+    parts = [torch.sigmoid(x @ w).view(3, 4)]
+    for part in parts:
+        part += 1
+    parts[0].sum().backward()
+""",
+    "a name of the whole file": """
+def change():
+    global h
+    h += 1
+def run():
+    global h
+    h = torch.relu(x @ w)
+    y = h
+    change()
+    (h * 1).sum().backward()
+""",
+    "memory that numpy writes": """
+import numpy as np
+def run():
+    frame = np.ones((3, 4))
+    h = x * torch.from_numpy(frame)
+    frame[:] = 0
+    h.sum().backward()
+""",
+}
+"""PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
+
+REFUSED = {
+    "an update by hand": (
+        """
+def run():
+    (x @ w).sum().backward()
+    for one in (x, w):
+        one -= 0.1 * one.grad
+        one.grad = one.detach().clone()
+""",
+        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+    ),
+    "two updates by hand": (
+        """
+def run():
+    (x @ w).sum().backward()
+    update()
+    x.grad, w.grad = x.detach().clone(), w.detach().clone()
+def update():
+    global x, w
+    x -= 0.1 * x.grad
+    w -= 0.1 * w.grad
+""",
+        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+    ),
+    "a value that overlaps what it is written to": (
+        """
+def run():
+    h = torch.ones(4, 4, dtype=torch.float64) * 2
+    h[1:] = h[:-1]
+    (x @ h).sum().backward()
+""",
+        lambda x, w: [x * 0 + 8],
+    ),
+    "features made for inference": (
+        """
+@torch.inference_mode()
+def features():
+    return torch.ones(3, 4, dtype=torch.float64)
+def run():
+    (features() * x).sum().backward()
+""",
+        lambda x, w: [x * 0 + 1],
+    ),
+    "what spreads out is returned written": (
+        """
+def scaled(t):
+    return t.mul_(2).add_(1)
+def run():
+    (scaled(torch.ones(1, 4, dtype=torch.float64).expand(3, 4)) * x).sum().backward()
+""",
+        lambda x, w: [x * 0 + 3],
+    ),
+}
+"""PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
+
+WORDS = {
+    "two that are handed the same": """
+def shift(t):
+    t += 1
+    return torch.tanh(t @ w)
+def run():
+    h = x * 2
+    (shift(h).sum() + shift(h).sum()).backward()
+""",
+    "a value given through data": """
+def run():
+    h = x @ w
+    y = h.square()
+    h.data.copy_(h.data.round())
+    y.sum().backward()
+""",
+    "a step in a method": """
+class Wrapped:
+    def __init__(self, parameters):
+        self.inner = torch.optim.SGD(parameters, 0.1)
+    def step(self):
+        self.inner.step()
+    def zero_grad(self):
+        self.inner.zero_grad()
+d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = Wrapped(d.parameters()), Wrapped(g.parameters())
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "a forward between step and backward": """
+d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    loss_g = loss_g + d(fake.detach()).sum()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "gradients that are not zeroed": """
+d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    loss_d.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "a captured result": """
+kept = []
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid(), nn.ReLU(inplace=True))
+net[1].register_forward_hook(lambda module, given, result: kept.append(result))
+def run():
+    net(x).sum().backward()
+""",
+    "a gradient that others are to see": """
+total = []
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        total.append(gradient)
+        gradient.mul_(2)
+        return gradient
+def run():
+    h = x @ w
+    (Scale.apply(h) + h).square().sum().backward()
+""",
+}
+"""Words alone: a change would not be sound, or no source can tell what is meant."""

@@ -1,0 +1,114 @@
+"""A report shows a change only where applying it as it stands gives the right program; elsewhere it shows words."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import noclobber
+from tests.rewrites.programs import END, HEAD, REFUSED, SOUND, WORDS
+
+
+class Program:
+    """A program in a file. `gradients` runs it as it is, or as it is after edits."""
+
+    def __init__(self, folder, body):
+        self.path, self.text = str(folder / "program.py"), HEAD + body + END
+
+    def names(self, text):
+        with open(self.path, "w") as file:
+            file.write(text)
+        linecache.checkcache(self.path)
+        names = {}
+        exec(compile(text, self.path, "exec"), names)
+        return names
+
+    def gradients(self, text=None, around=None):
+        names = self.names(text or self.text)
+        if around is None:
+            names["run"]()
+        else:
+            with around:
+                names["run"]()
+        return names["gradients"]()
+
+    def findings(self):
+        names, seen = self.names(self.text), noclobber.watch(contents=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with seen:
+                    names["run"]()
+            except RuntimeError:
+                pass
+        return seen.findings
+
+
+def applied(text, edits):
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+
+    def at(line, column):
+        return starts[line - 1] + column - 1
+
+    for edit in sorted(edits, key=lambda one: (one.span.line, one.span.column), reverse=True):
+        span = edit.span
+        text = text[: at(span.line, span.column)] + edit.replacement + text[at(span.end_line, span.end_column) :]
+    return text
+
+
+def first_changes(program):
+    findings = program.findings()
+    assert findings
+    return [one.suggestions[0].edits for one in findings if one.severity == "error"]
+
+
+@pytest.mark.parametrize("body", SOUND.values(), ids=SOUND)
+def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, body):
+    program = Program(tmp_path, body)
+    for edits in first_changes(program):
+        assert edits
+        changed = applied(program.text, edits)
+        clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+        right = program.gradients(_seen_by_hooks(program.text), clones)
+        assert all(map(torch.equal, program.gradients(changed), right))
+        mended = Program(tmp_path, body)
+        mended.text = changed
+        assert not mended.findings()
+
+
+def _seen_by_hooks(text):
+    """What a hook on a gradient writes is no save: there the program is written as it should have been."""
+    return text.replace("gradient.mul_(3)", "gradient * 3").replace("gradient.mul_(2)", "gradient = gradient * 2")
+
+
+@pytest.mark.parametrize(("body", "right"), REFUSED.values(), ids=REFUSED)
+def test_a_change_makes_what_was_refused_right(tmp_path, body, right):
+    program = Program(tmp_path, body)
+    (edits,) = first_changes(program)
+    names = program.names(program.text)
+    expected = [one.detach() for one in right(names["x"], names["w"])]
+    found = program.gradients(applied(program.text, edits))
+    assert all(map(torch.allclose, found, expected))
+
+
+@pytest.mark.parametrize("body", WORDS.values(), ids=WORDS)
+def test_where_no_change_is_sound_there_are_words(tmp_path, body):
+    findings = Program(tmp_path, body).findings()
+    assert findings
+    assert all(one.suggestions for one in findings)
+    assert not any(help.edits for one in findings for help in one.suggestions)
+
+
+def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
+    first = SOUND["added onto"].replace("def run", "def first")
+    last = WORDS["a captured result"].replace("def run", "def last")
+    both = "\ndef run():\n    try:\n        first()\n    except RuntimeError:\n        last()\n"
+    findings = Program(tmp_path, first + last + both).findings()
+    assert len(findings) == 2
+    assert not any(help.edits for one in findings for help in one.suggestions)
