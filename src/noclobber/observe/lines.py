@@ -245,7 +245,7 @@ class _Monitored:
         if not _is_users(code):
             return self._monitoring.DISABLE
         if self._on:
-            self._moved((code, sys._getframe(1).f_lasti, None))
+            self._moved((code, _caller().f_lasti, None))
         else:
             self._idle += 1
             if self._idle > MOST_IDLE:
@@ -263,8 +263,13 @@ class _Monitored:
         if not _is_users(code):
             return self._monitoring.DISABLE
         if self._on:
-            self._moved(place_of(sys._getframe(1).f_back))
+            self._moved(place_of(_caller().f_back))
         return None
+
+
+def _caller() -> FrameType:
+    """The program's frame that the interpreter called back from: above the callback, and what guards it (`_guarded`)."""
+    return sys._getframe(3)
 
 
 def statement(place: Place) -> Place:
