@@ -268,7 +268,7 @@ class _Monitored:
 
 
 def _caller() -> FrameType:
-    """The program's frame that the interpreter called back from: above the callback, and what guards it (`_guarded`)."""
+    """The program's frame that the interpreter called back from: above the callback and what guards it (`_guarded`)."""
     return sys._getframe(3)
 
 

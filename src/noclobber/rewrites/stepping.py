@@ -1,7 +1,8 @@
 """Step after the backward that still needs the old weights.
 
 Sound where an optimizer's step and the `backward` that it spoils are statements of one block, in this order, and
-- between them stand only `zero_grad` of the other optimizer and prints: nothing reads the weights there,
+- between them stand only `zero_grad` of the other optimizer, prints, and losses of what is there already: nothing reads
+  the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
 - there are two optimizers, each made once by `torch.optim` of the parameters of something that is in reach. The
@@ -17,7 +18,8 @@ from noclobber.model.finding import Edit, Finding
 from noclobber.model.source import Span
 from noclobber.rewrites.code import File, within
 from noclobber.rewrites.finding import blamed, place
-from noclobber.rewrites.resolving import bound_to
+from noclobber.rewrites.making import MODULES, is_function, is_method
+from noclobber.rewrites.resolving import bound_to, module_called
 from noclobber.rewrites.sound import Sound
 from noclobber.rules.shared.rewriting import called, source_name
 
@@ -44,7 +46,7 @@ def stepped_later(finding: Finding) -> Sound | None:
     theirs = steps[0]
     if not any(_same(_method_of(row, "zero_grad"), mine) for row in before):
         return None
-    if not all(_same(_method_of(row, "zero_grad"), theirs) or _prints(row) for row in between):
+    if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return None
     if _optimizers(file) != 2 or not _is_optimizer(file, mine, step) or (given := _given(file, theirs, step)) is None:
         return None
@@ -77,8 +79,25 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
     return one is not None and ast.dump(one) == ast.dump(other)
 
 
-def _prints(row: ast.stmt) -> bool:
-    return isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and source_name(row.value.func) == "print"
+def _reads_no_weights(file: File, row: ast.stmt) -> bool:
+    """Whether a statement prints, or binds a name to what losses and operators make of names."""
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
+        return source_name(row.value.func) == "print"
+    if not isinstance(row, ast.Assign) or not all(isinstance(one, ast.Name) for one in row.targets):
+        return False
+    nodes = list(ast.walk(row.value))
+    calls = [one for one in nodes if isinstance(one, ast.Call)]
+    functions = {id(one.func) for one in calls}
+    owners = {id(one.func.value) for one in calls if isinstance(one.func, ast.Attribute)}
+    reads = [one for one in nodes if isinstance(one, (ast.Attribute, ast.Subscript, ast.Lambda))]
+    plain = all(id(one) in functions or id(one) in owners for one in reads)
+    return plain and all(is_function(one) or is_method(one) or _is_loss(file, one) for one in calls)
+
+
+def _is_loss(file: File, call: ast.Call) -> bool:
+    """A loss of `torch.nn`, which has no parameters."""
+    made = module_called(file, call)
+    return made is not None and called(made).endswith("Loss") and called(made) in MODULES
 
 
 def _optimizers(file: File) -> int:

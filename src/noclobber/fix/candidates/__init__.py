@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from noclobber import rewrites
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.kinds import KINDS
 from noclobber.fix.candidates.scene import Scene
@@ -23,9 +25,22 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     `read` gives the text of a file, with plain line ends; it raises OSError where there is none.
     """
     scene = Scene(finding, read)
-    found = [*suggested(scene), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene))]
+    found = [*suggested(scene), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene)), *_sound(scene)]
     ranked = sorted(_distinct(found), key=lambda one: one.cost)
     return ranked[:MOST]
+
+
+def _sound(scene: Scene, cost: int = 5) -> Iterator[Candidate]:
+    """What a report would show, where that is none of the others and the files are still as they were when it ran."""
+    for one in scene.finding.labels:
+        try:
+            if scene.read(one.span.path) != "".join(linecache.getlines(one.span.path)):
+                return
+        except (OSError, UnicodeDecodeError, KeyError):
+            return
+    found = rewrites.sound(scene.finding)
+    if found is not None:
+        yield Candidate(found.title, found.edits, cost)
 
 
 def readings(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
