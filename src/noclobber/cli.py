@@ -322,7 +322,11 @@ def _explain(options: argparse.Namespace) -> int:
     if what == "-" or " " in what:
         from noclobber.rules.shared.message import explanation
 
-        print(explanation(_stdin(errors="replace") if what == "-" else what).rstrip("\n"))
+        words = explanation(_stdin(errors="replace") if what == "-" else what)
+        if words is None:
+            print(_NO_ERROR_OF_PYTORCH, file=sys.stderr)
+            return 1
+        print(words.rstrip("\n"))
         return 0
     from difflib import get_close_matches
 
@@ -330,6 +334,11 @@ def _explain(options: argparse.Namespace) -> int:
     close = get_close_matches(what.upper(), names, cutoff=0.7) + get_close_matches(what.lower(), names)
     hint = f"; close to it: {', '.join(close[:3])}" if close else "; `noclobber explain` lists the rules"
     return _refuse(f"no rule `{what}`{hint}")
+
+
+_NO_ERROR_OF_PYTORCH = """\
+noclobber: this is not one of PyTorch's in-place errors
+Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py"""
 
 
 def _stdin(errors: str = "strict") -> str:

@@ -155,6 +155,12 @@ def test_explain(tmp_path: Path) -> None:
     assert (page.status, page.stderr, pasted.status, pasted.stderr) == (0, "", 0, "")
 
 
+def test_explain_says_what_to_paste(tmp_path: Path) -> None:
+    ended = noclobber(["explain", "ZeroDivisionError: division by zero"], tmp_path)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("noclobber: this is not one of PyTorch's in-place errors\nPaste the error ")
+
+
 def test_version(tmp_path: Path) -> None:
     ended = noclobber(["--version"], tmp_path)
     assert ended.stdout.startswith("noclobber")

@@ -59,7 +59,7 @@ def test_another_text_is_no_stale_message() -> None:
 
 
 def test_the_words_for_an_activation() -> None:
-    words = explanation(f"{HEAD}: {EXP.format(node='SigmoidBackward0')}")
+    words = explanation(f"{HEAD}: {EXP.format(node='SigmoidBackward0')}") or ""
     assert "was written 3 times between its save and backward (saved at version 0, found at version 3)" in words
     assert "often the last operation that wrote to it, and seldom the one that failed" in words
     assert "sigmoid does keep its own result" in words
@@ -70,9 +70,10 @@ def test_the_words_for_an_activation() -> None:
 
 @pytest.mark.parametrize("node", ["TBackward", "T", "AsStridedBackward0", "AsStrided"])
 def test_the_words_for_a_stepped_weight(node: str) -> None:
-    words = explanation(
+    stepped = (
         f"{HEAD}: [torch.FloatTensor [4, 4]], which is output 0 of {node}, is at version 2; expected version 1 instead"
     )
+    words = explanation(stepped) or ""
     assert "most likely an optimizer: linear saves its weight transposed" in words
     assert "62 %" in words
     assert "NC103 step-before-backward:" in words
@@ -80,22 +81,35 @@ def test_the_words_for_a_stepped_weight(node: str) -> None:
 
 
 def test_the_words_for_a_leaf() -> None:
-    fresh = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 1; expected version 0 instead")
-    stepped = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 8; expected version 7 instead")
+    fresh = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 1; expected version 0 instead") or ""
+    stepped = explanation(f"{HEAD}: [torch.FloatTensor [4]] is at version 8; expected version 7 instead") or ""
     assert "a parameter, a buffer" in fresh
     assert "most likely an optimizer" not in fresh
     assert "most likely an optimizer: it had been written before" in stepped
 
 
 def test_another_template_gives_the_page_of_its_rule() -> None:
-    words = explanation(
-        "Traceback ...\nRuntimeError: Trying to backward through the graph a second\ntime (or directly access ...)"
-    )
+    text = "Traceback ...\nRuntimeError: Trying to backward through the graph a second\ntime (or directly access ...)"
+    words = explanation(text) or ""
     assert words.startswith("NC104 freed-graph:")
 
 
-def test_an_unknown_text_says_so() -> None:
-    assert explanation("ZeroDivisionError: division by zero").startswith("this text is none of the messages")
+def test_a_text_that_is_no_error_about_writing_in_place_has_no_explanation() -> None:
+    assert explanation("ZeroDivisionError: division by zero") is None
+
+
+@pytest.mark.parametrize(
+    "words", ["modified by an inplace operation", "Variable was modified by an\nin-place operation"]
+)
+def test_the_plain_words_of_the_message_are_enough(words: str) -> None:
+    assert "it does not say which" in (explanation(words) or "")
+
+
+def test_a_batch_of_matrices_is_no_weight() -> None:
+    of_batch = (
+        f"{HEAD}: [torch.FloatTensor [8, 4, 4]], which is output 0 of AsStrided, is at version 2; expected version 1"
+    )
+    assert "most likely an optimizer" not in (explanation(f"{of_batch} instead") or "")
 
 
 def test_rule_of_message_sees_a_stale_message_however_wrapped() -> None:

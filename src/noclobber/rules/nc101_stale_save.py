@@ -1,16 +1,17 @@
 """NC101 stale-save: an in-place write changes a tensor that backward still needs
 
 What happens
-    An operation keeps a tensor for its backward (exp its result, pow its input, linear its input and its weight).
+    An operation keeps a tensor for its backward (exp its result, sin its input, a product both factors).
     Later code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice,
     `inplace=True`, an update under `torch.no_grad()`. Backward then finds other bytes than were saved, and
     PyTorch raises "one of the variables needed for gradient computation has been modified by an inplace
     operation".
 
 Why
-    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter per storage and
-    compares it when backward reads. The node that its message names is the producer of the tensor as it is now,
-    which is often the last writer; it is neither the line that saved nor always the line that wrote.
+    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter for a tensor and
+    all its views and compares it when backward reads. The node that its message names is the producer of the
+    tensor as it is now, which is often the last writer; it is neither the line that saved nor always the line that
+    wrote.
 
 Example
     import torch
@@ -29,11 +30,15 @@ Instead
     h.sum().backward()
 
 Notes
-    Not every write is harmful: only what an operation keeps may not change. The input of sigmoid, exp, tanh and
-    relu may be overwritten, their result may not; for pow, sin, log, gelu, convolutions and linear it is the
-    other way round. `torch.no_grad()` and `.detach()` do not help, since they share the version counter; `.data`
-    only hides the error and leaves the gradient wrong.
-    Weights that change between forward and backward are mostly an optimizer's doing: see NC103.
+    - Only what an operation keeps may not change; every other tensor may be overwritten.
+    - sigmoid, exp, tanh, sqrt and softmax keep their result. relu does too. Their input may be overwritten.
+    - sin, log, gelu and a power by a number keep their input. Their result may be overwritten.
+    - `2**h` keeps exponent and result; a power of a tensor by a tensor keeps base, exponent and result.
+    - linear keeps its weight, and its input only where the weight needs a gradient. Convolutions keep both.
+    - norm, std, amax, prod, cumprod and logsumexp keep their input and their result.
+    - `torch.no_grad()` and `.detach()` do not help: they share the version counter.
+    - `.data` has a counter of its own, so it only hides the error and leaves the gradient wrong.
+    - Weights that change between forward and backward are mostly an optimizer's doing: see NC103.
 """
 
 from __future__ import annotations

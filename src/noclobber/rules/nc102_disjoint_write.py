@@ -6,8 +6,8 @@ What happens
     written once.
 
 Why
-    PyTorch counts versions once per storage, not per byte, so it cannot tell the slices apart. The gradient would
-    have been right.
+    PyTorch counts versions once for a tensor and all its views, not per byte, so it cannot tell the slices apart.
+    The gradient would have been right.
 
 Example
     import torch
@@ -28,8 +28,9 @@ Instead
     torch.stack(h).sum().backward()
 
 Notes
-    Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the
-    slice. Advanced indexing (`h[torch.tensor(t)]`) copies as well.
+    - Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the
+      slice.
+    - Advanced indexing (`h[torch.tensor(t)]`) copies as well.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
     note = (
-        "PyTorch counts versions once per storage; the bytes written are not the bytes saved, so the gradient "
-        "would have been right"
+        "PyTorch counts versions once for a tensor and its views; the bytes written are not the bytes saved, so the "
+        "gradient would have been right"
     )
     name = event.save.tensor.name
     clone = Suggestion("save a copy of the slice that is read: `.clone()`")

@@ -54,9 +54,14 @@ def parse(text: str) -> StaleMessage | None:
     return StaleMessage(found["type"], sizes, found["node"], output, int(found["version"]), int(found["expected"]))
 
 
-def explanation(text: str) -> str:
-    """Plain words for an error text or a whole traceback: what it says, the page of its rule, the next command."""
+def explanation(text: str) -> str | None:
+    """Plain words for an error text or a whole traceback: what it says, the page of its rule, the next command.
+
+    None for a text that is not one of PyTorch's in-place errors.
+    """
     message = parse(text)
+    if message is None and _IN_SHORT.search(_joined(text)):
+        message = StaleMessage()
     if message is not None:
         likely = rule_of("NC103") if _weight_like(message) else rule_of("NC101")
         said = _said(message)
@@ -64,10 +69,7 @@ def explanation(text: str) -> str:
         likely = rule_of_message(text) or rule_of_message(_joined(text))
         said = []
     if likely is None:
-        return (
-            "this text is none of the messages that PyTorch has for writing in place\n\n"
-            f"the program itself tells more: `{_COMMAND}` names the lines of every write that backward minds"
-        )
+        return None
     page = inspect.cleandoc(likely.__doc__ or f"{likely.CODE} {likely.NAME}")
     paragraphs = [
         *said,
@@ -75,6 +77,10 @@ def explanation(text: str) -> str:
         f"the lines themselves: `{_COMMAND}` names where it was saved, where it was written and where it was read",
     ]
     return "\n\n".join(paragraphs)
+
+
+_IN_SHORT = re.compile(r"modified by an in-?place operation", re.IGNORECASE)
+"""What people type of the message."""
 
 
 def _joined(text: str) -> str:
@@ -85,7 +91,7 @@ def _joined(text: str) -> str:
 def _weight_like(message: StaleMessage) -> bool:
     """A matrix saved transposed, or a leaf written before its save: what an optimizer steps again and again."""
     if message.node is not None:
-        return _stem(message) in _VIEWS_OF_WEIGHTS
+        return _stem(message) in _VIEWS_OF_WEIGHTS and len(message.sizes or ()) in (0, 2)
     return (message.expected or 0) >= 1
 
 
