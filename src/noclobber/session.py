@@ -6,10 +6,11 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from noclobber import rules
@@ -51,6 +52,8 @@ class Session:
         self._coverage = Coverage(writes="nothing", saves=False)
         self._started = False
         self._lost: dict[Lost, None] = {}
+        self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
+        """The last error that got a note, the findings that it tells of, and its text."""
         unlocked_in_child(self)
 
     def unlock(self) -> None:
@@ -142,12 +145,22 @@ class Session:
             self._counts[identity] = self._counts.get(identity, 0) + 1
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
+        """Add the report of an error to it as a note, in place of the one that was added when less was known."""
         from noclobber import render
 
-        known = getattr(error, "__notes__", [])
-        text = render.render(Report(self._advised(_merged(findings))), "full") if findings else ""
-        if text and text not in known:
+        if not findings:
+            return
+        known: list[str] = getattr(error, "__notes__", [])
+        if isinstance(error, ClobberError):
+            about, so_far, before = self._noted
+            if about is not None and about() is error:
+                findings = [*so_far, *findings]
+                known[:] = [note for note in known if note != before]
+        text = render.render(Report(self._advised(_merged(findings))), "full")
+        if text not in known:
             error.add_note(text)
+        if isinstance(error, ClobberError):
+            self._noted = (weakref.ref(error), findings, text)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -244,22 +257,32 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        session = self._leave(error)
+        if error is None:
+            _warn_about(session)
+
+    def _leave(self, error: BaseException | None) -> Session:
         session = self._last = self._sessions.pop()
         if error is not None:
             session.escaped(error)
         session.stop()
-        if error is None:
-            _warn_about(session)
+        return session
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Watch every call of a function."""
+        """Watch every call of a function; a warning is about the function, wherever it is called from."""
         from noclobber.observe.frames import passed_over
 
         @passed_over
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
+            self.__enter__()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                self._leave(error)
+                raise
+            _warn_about(self._leave(None), function)
+            return result
 
         return watched
 
@@ -328,13 +351,20 @@ class preserve:
         return render.kept(self.kept)
 
 
-def _warn_about(session: Session) -> None:
+def _warn_about(session: Session, function: object = None) -> None:
+    """Warn of what was found, at the line that leaves the block, or where a watched function is."""
     from noclobber import render
 
     _warn_of_failures(session)
     report = session.report()
-    if report.findings:
-        warnings.warn(render.render(report, "full"), ClobberWarning, stacklevel=3)
+    if not report.findings:
+        return
+    text = render.render(report, "full")
+    if isinstance(function, FunctionType):
+        code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(text, ClobberWarning, code.co_filename, code.co_firstlineno, registry=known)
+    else:
+        warnings.warn(text, ClobberWarning, stacklevel=3)
 
 
 def _warn_of_failures(session: Session) -> None:

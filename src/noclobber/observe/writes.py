@@ -156,9 +156,10 @@ def connect(sink: Sink) -> None:
     _sink = sink
     if not internals.has_key():
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if "_" not in _libraries:
+    if "_" not in _libraries:
+        # Only once: it makes Python forget which warnings of the program it has shown.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             library = internals.library("_")
             library.fallback(torch.library.fallthrough_kernel, internals.KEY_NAME)
             internals.let_through()
@@ -182,12 +183,14 @@ def rescan() -> None:
         return
     try:
         _scanned = now
+        unknown = [name for name in internals.operator_names() if name not in _registered]
+        if not unknown:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in internals.operator_names():
-                if name not in _registered:
-                    _registered.add(name)
-                    _register(name)
+            for name in unknown:
+                _registered.add(name)
+                _register(name)
     finally:
         _scanning.release()
 
