@@ -96,4 +96,4 @@ def test_later_on_one_line_follows_the_order_of_evaluation() -> None:
     saved, written = program.at("torch.sigmoid(x)"), program.at("torch.sigmoid(x).add_(1)")
     assert later(saved, written) == ""
     assert later(written, saved) == "in a later iteration"
-    assert later(saved, saved) == "in a later iteration"
+    assert later(saved, saved) == ""  # one call may have run two modules one after the other

@@ -114,7 +114,7 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
     if owner is not None and source_name(owner) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
         return owner
     made = module_called(file, value)
-    if made is not None and module_passes(made) and len(value.args) == 1:
+    if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
     flagged = flag_of(value) is not None and source_name(value.func) in FUNCTIONS | {"dropout"}
     return value.args[0] if value.args and (flagged or _is_dropout(value)) else None

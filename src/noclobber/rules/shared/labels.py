@@ -132,9 +132,10 @@ def later(first: Site, second: Site) -> str:
     """How `second`, which ran after `first`, came to lie at or before it in the same code.
 
     "in a later iteration" where a loop of that code holds both, "in a later call" where the function ran again; empty
-    where the source order is the order of time, or the code objects differ.
+    where the source order is the order of time, or the code objects differ. So it is where one call did both: that may
+    have been two modules that it ran one after the other.
     """
-    if first.code is not second.code or second.lasti > first.lasti:
+    if first.code is not second.code or second.lasti >= first.lasti:
         return ""
     return "in a later iteration" if looped(first.code, second.lasti, first.lasti) else "in a later call"
 

@@ -1,0 +1,68 @@
+"""The tables of what gives a new tensor, asked of the installed torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from noclobber.rewrites.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING
+
+COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
+"""Functions in Python that run operators of other names."""
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS - COMPOSED))
+def test_no_overload_of_a_function_gives_its_argument_or_a_view_of_it(name):
+    packet = getattr(torch.ops.aten, name)
+    for overload in packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if schema.is_mutable:
+            continue  # `out=`, which the rewrites do not take for one of these
+        assert all(result.alias_info is None for result in schema.returns), overload
+
+
+@pytest.mark.parametrize("name", sorted(MODULES | PASSING))
+def test_a_module_of_the_tables_is_there(name):
+    assert issubclass(getattr(nn, name), nn.Module)
+
+
+@pytest.mark.parametrize("name", sorted(KEEPING_NOTHING - {"new_tensor"}))
+def test_a_method_that_keeps_nothing_is_there(name):
+    assert hasattr(torch.Tensor, name)
+
+
+ALIKE = {
+    "relu": lambda t: torch.relu(t),
+    "abs": lambda t: t.abs(),
+    "clamp that changes nothing": lambda t: t.clamp(-9, 9),
+    "round of whole numbers": lambda t: t.round(),
+    "interpolate to the same size": lambda t: nn.functional.interpolate(t[None, None], size=t.shape)[0, 0],
+    "normalize": lambda t: nn.functional.normalize(t),
+    "repeat once": lambda t: t.repeat(1, 1),
+    "tile once": lambda t: t.tile(1, 1),
+    "cat of one": lambda t: torch.cat([t]),
+    "index_select of all": lambda t: t.index_select(0, torch.arange(3)),
+    "where always": lambda t: torch.where(t == t, t, t),
+    "tril of all": lambda t: t.tril(9),
+    "roll by nothing": lambda t: t.roll(0),
+    "flip of nothing": lambda t: t.flip([]),
+    "max_pool of ones": lambda t: nn.functional.max_pool2d(t[None, None], 1)[0, 0],
+    "avg_pool of ones": lambda t: nn.functional.avg_pool2d(t[None, None], 1)[0, 0],
+    "repeat_interleave once": lambda t: t.repeat_interleave(1, 0),
+    "a product with one": lambda t: t.mul(1),
+    "softsign": lambda t: nn.functional.softsign(t),
+    "softmin": lambda t: nn.functional.softmin(t, 0),
+    "logsigmoid": lambda t: nn.functional.logsigmoid(t),
+    "sum over nothing": lambda t: t[None].sum(0),
+    "mean over one": lambda t: t[None].mean(0),
+    "amax over one": lambda t: t[None].amax(0),
+    "cumsum over one": lambda t: t[None].cumsum(0)[0],
+}
+
+
+@pytest.mark.parametrize("operation", ALIKE.values(), ids=ALIKE)
+def test_where_there_is_nothing_to_do_the_tensor_is_new_all_the_same(operation):
+    t = torch.arange(9.0).view(3, 3)
+    result = operation(t)
+    assert result.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
