@@ -206,6 +206,13 @@ def run():
     change()
     (h * 1).sum().backward()
 """,
+    "written where no gradient is recorded": """
+def run():
+    h = torch.sigmoid(x @ w)
+    with torch.no_grad():
+        h.add_(1)
+    (h * h).sum().backward()
+""",
     "memory that numpy writes": """
 import numpy as np
 def run():
@@ -286,6 +293,13 @@ def run():
     h = x @ w
     y = h.square()
     h.data.copy_(h.data.round())
+    y.sum().backward()
+""",
+    "a value given through data to what has a name": """
+def run():
+    h = x @ w
+    y = h.square()
+    h.data.mul_(2)
     y.sum().backward()
 """,
     "a step in a method": """

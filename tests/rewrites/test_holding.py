@@ -36,6 +36,7 @@ ALONE = {
     "put together": "h = self.fc(x)\ny = torch.cat([h, x])\nh += 1\nreturn y",
     "kept afterwards": "h = self.fc(x)\nh += 1\nself.last = h",
     "in a loop, made in it": "for _ in range(2):\n    h = self.fc(x)\n    h += 1\n    self.last = h",
+    "bound and written where no gradient is recorded": "with torch.no_grad():\n    h = self.fc(x)\n    h += 1",
     "bound anew on one way": "h = self.fc(x)\nif x.sum():\n    h = h * 2\nh += 1",
 }
 SHARED = {
@@ -62,6 +63,7 @@ SHARED = {
     "by `or`": "h = self.fc(x)\ny = None or h\nh += 1\nreturn y",
     "in a dictionary": "h = self.fc(x)\ny = {'h': h}\nh += 1\nreturn y",
     "of a name of the file": "global h\nh = self.fc(x)\nh += 1",
+    "written where no gradient is recorded": "h = self.fc(x)\nwith torch.no_grad():\n    h += 1",
     "not bound before": "if x.sum():\n    h = self.fc(x)\nh += 1",
 }
 

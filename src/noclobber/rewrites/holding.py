@@ -34,7 +34,9 @@ def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None =
 
     Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
     does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
-    use, an argument, or the variable of a loop is never known. `given` is what the writing call itself is called with.
+    use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
+    not bound in: under `no_grad` what is written in place stays in the graph, and what is made anew does not.
+    `given` is what the writing call itself is called with.
     """
     scope = file.scope(write)
     if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
@@ -43,6 +45,8 @@ def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None =
     if leading is None or not is_new(file, leading[0].value):
         return False
     binding, loops = leading
+    if not set(_blocks_with(file, write)) <= set(_blocks_with(file, binding)):
+        return False
     names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
     on_the_way = [one for one in names if _is_on_the_way(one, binding, write, loops)]
     return all(
@@ -238,6 +242,11 @@ def root_of(value: ast.expr) -> ast.expr:
     while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
         value = value.func if isinstance(value, ast.Call) else value.value
     return value
+
+
+def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
+    scope = file.scope(node)
+    return (o for o in file.around(node) if isinstance(o, (ast.With, ast.AsyncWith)) and file.scope(o) is scope)
 
 
 def _mentions(node: ast.AST, name: str) -> bool:

@@ -45,6 +45,8 @@ def rebound(finding: Finding) -> Sound | None:
         if not holds_alone(file, name, one):
             return None
         edit = _out_of_place(finding, file, one)
+        if edit is not None and "=" in edit.replacement and not edit.replacement.startswith(f"{name} = "):
+            return None  # `h.data` and `h.grad` are other names
         if edit is None:
             edit, cloned = _into_clone(file, one, name), True
         if edit is None:
