@@ -86,9 +86,10 @@ class Finding:
 
     def with_field_of(self, other: Finding) -> Finding:
         """This finding with what an equal one says of another field that the same line saves."""
-        if not self.save or not other.save or other.save["field"] in self.save["fields"]:
+        known = self.save["fields"] if self.save else []
+        if not self.save or not other.save or other.save["field"] in known:
             return self
-        return replace(self, save={**self.save, "fields": [*self.save["fields"], other.save["field"]]})
+        return replace(self, save={**self.save, "fields": [*known, other.save["field"]]})
 
     def repeated(self, times: int) -> Finding:
         """The same finding seen `times` times in all."""

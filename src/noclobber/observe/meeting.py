@@ -59,7 +59,9 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
         keeping.keep(recorder, handles, noted)
     elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
         _stop(recorder, handles, noted)
-    return None if tensor.requires_grad or not torch.is_grad_enabled() else _entering(handles, tensor)
+    if tensor.requires_grad or not torch.is_grad_enabled():
+        return None
+    return recorder.core.entry(_entering(handles, tensor))
 
 
 def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:

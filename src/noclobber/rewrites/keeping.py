@@ -59,7 +59,7 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     if finding.code not in _CODES or found is None or finding.save is None:
         return None
     file, path = found
-    node, field = stem(str(finding.save["node"])), str(finding.save["field"])
+    node, field = stem(str(finding.save.get("node", ""))), str(finding.save.get("field", ""))
     save = path[-1]
     if not isinstance(save, ast.expr):
         return None
@@ -100,7 +100,7 @@ def _is_meant(finding: Finding) -> bool:
     if isinstance(target, ast.Subscript) or finding.save is None:
         return False
     places = [(one.get("op"), one.get("path"), one.get("line")) for one in writes if one.get("op") in _ADDING]
-    return bool(places) and (len(set(places)) < len(places) or int(finding.save["version"]) > 0)
+    return bool(places) and (len(set(places)) < len(places) or int(finding.save.get("version", 0)) > 0)
 
 
 _MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))
