@@ -248,6 +248,17 @@ def update():
 """,
         lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
     ),
+    "weights clipped": (
+        """
+BOUND = 0.5
+def run():
+    (x @ w).sum().backward()
+    for one in (x, w):
+        one.clamp_(-BOUND, BOUND)
+        one.grad = one.detach().clone()
+""",
+        lambda x, w: [x.clamp(-0.5, 0.5), w.clamp(-0.5, 0.5)],
+    ),
     "a value that overlaps what it is written to": (
         """
 def run():
@@ -301,6 +312,12 @@ def run():
     y = h.square()
     h.data.mul_(2)
     y.sum().backward()
+""",
+    "a learned value added to a row of a parameter": """
+def run():
+    h = x * 1
+    x[0] += w[0]
+    (x * 2).sum().backward()
 """,
     "a step in a method": """
 class Wrapped:

@@ -32,7 +32,7 @@ def without_flag(finding: Finding) -> Sound | None:
     if flag_of(call) is not None:
         found = dropped(file, call)
         fits = found is not None and bool(call.args) and _is_last_use(file, call, call.args[0])
-        return Sound(f"let `{called(call)}` write a new tensor", (found,), "x") if fits and found else None
+        return Sound(f"let `{called(call)}` write a new tensor", (found,)) if fits and found else None
     made = module_called(file, call)
     if made is None or not all(_fits(file, one, module_writes(made)) for one in _calls_of(file, call)):
         return None
@@ -41,7 +41,7 @@ def without_flag(finding: Finding) -> Sound | None:
     if not flagged or len(edits) != len(flagged):
         return None
     modules = "these modules" if len(flagged) > 1 else "this module"
-    return Sound(f"build {modules} without `inplace=True`", tuple(edits), "x")
+    return Sound(f"build {modules} without `inplace=True`", tuple(edits))
 
 
 def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:

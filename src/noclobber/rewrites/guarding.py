@@ -13,7 +13,7 @@ import ast
 import re
 
 from noclobber.model.finding import Finding
-from noclobber.rewrites.code import File
+from noclobber.rewrites.code import File, within
 from noclobber.rewrites.finding import blamed, kind_of
 from noclobber.rewrites.holding import arguments_of
 from noclobber.rewrites.sound import Sound
@@ -23,6 +23,10 @@ _METHODS = (
     "add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "addcdiv_", "addcmul_", "fill_", "zero_",
     "normal_", "uniform_", "lerp_", "copy_",
 )  # fmt: skip
+
+
+_OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
+"""Methods that clip weights or set them: what they are given is numbers."""
 
 
 def guarded(finding: Finding) -> Sound | None:
@@ -39,17 +43,17 @@ def guarded(finding: Finding) -> Sound | None:
     ):
         return None
     average = kind_of(finding) == "parameter" and _is_average(write)
-    if not (_is_update(write) or average):
+    if not (_is_update(file, write) or average):
         return None
     rows = file.block(write)
-    like = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and _is_update(one)]
+    like = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and _descends(one)]
     first = last = rows.index(write)
-    while first and _is_update(rows[first - 1]):
+    while first and _descends(rows[first - 1]):
         first -= 1
-    while last + 1 < len(rows) and _is_update(rows[last + 1]):
+    while last + 1 < len(rows) and _descends(rows[last + 1]):
         last += 1
     together = rows[first : last + 1]
-    if any(one not in together and not _is_guarded(file, one) for one in like):
+    if _descends(write) and any(one not in together and not _is_guarded(file, one) for one in like):
         return None
     edits = []
     for number, one in enumerate(together):
@@ -65,22 +69,34 @@ def guarded(finding: Finding) -> Sound | None:
     return Sound("update it inside `with torch.no_grad():`", tuple(edits))
 
 
-def _is_update(write: ast.stmt) -> bool:
+def _is_update(file: File, write: ast.stmt) -> bool:
     """Whether a statement writes in place what is made of gradients and numbers alone."""
-    values: list[ast.expr]
-    if isinstance(write, ast.AugAssign):
-        values = [write.value]
-    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
-        values = [*write.value.args, *(one.value for one in write.value.keywords)]
-        if called(write.value) == "zero_" and ".grad" in ast.unparse(write.value.func):
-            return False
-    else:
+    values = _values(write)
+    if values is None:
         return False
-    if isinstance(write, ast.AugAssign) and not any(_mentions_gradient(one) for one in values):
-        return not isinstance(write.target, ast.Name) and all(map(_is_number, values))
-    if isinstance(write, ast.Expr) and not values:
-        return isinstance(write.value, ast.Call) and called(write.value) == "zero_"
-    return all(_mentions_gradient(one) or _is_number(one) for one in values)
+    if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
+        return all(map(_mentions_gradient, values))
+    if not values:
+        return isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) == "zero_"
+    by_numbers = (
+        isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _OF_NUMBERS
+    )
+    return all(by_numbers or _mentions_gradient(one) or _is_number(file, one) for one in values)
+
+
+def _descends(write: ast.stmt) -> bool:
+    """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
+    values = _values(write)
+    return bool(values) and all(map(_mentions_gradient, values or ()))
+
+
+def _values(write: ast.stmt) -> list[ast.expr] | None:
+    """What a statement writes in place with; None where it is no such write."""
+    if isinstance(write, ast.AugAssign):
+        return [write.value]
+    if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
+        return [*write.value.args, *(one.value for one in write.value.keywords if one.arg != "alpha")]
+    return None
 
 
 def _is_average(write: ast.stmt) -> bool:
@@ -97,20 +113,26 @@ def _mentions_gradient(value: ast.expr) -> bool:
     return plain and any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in nodes)
 
 
-def _is_number(value: ast.expr) -> bool:
+def _is_number(file: File, value: ast.expr) -> bool:
+    """Whether a value is a number for all that the source says: a name may be a tensor."""
     if isinstance(value, ast.BinOp):
-        return _is_number(value.left) and _is_number(value.right)
+        return _is_number(file, value.left) and _is_number(file, value.right)
     if isinstance(value, ast.UnaryOp):
-        return _is_number(value.operand)
+        return _is_number(file, value.operand)
     if isinstance(value, ast.Call):
-        return (
-            source_name(value.func.value) in ("math", "np", "random")
-            if isinstance(value.func, ast.Attribute)
-            else False
-        )
-    return isinstance(value, (ast.Constant, ast.Name)) or (
-        isinstance(value, ast.Attribute) and source_name(value.value) in ("self", "args", "cfg", "math")
-    )
+        return isinstance(value.func, ast.Attribute) and source_name(value.func.value) in ("math", "random")
+    if isinstance(value, ast.Name):
+        scope = file.scope(value)
+        bound = [one for one in (*within(scope), *within(file.tree)) if _binds(one, value.id)]
+        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
+        return bool(bound) and plain and value.id not in arguments_of(scope)
+    return isinstance(value, ast.Constant)
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    stored = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr))
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    return stored and any(isinstance(one, ast.Name) and one.id == name for one in targets)
 
 
 def _is_guarded(file: File, write: ast.stmt) -> bool:

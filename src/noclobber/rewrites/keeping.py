@@ -72,13 +72,12 @@ def kept_as_clone(finding: Finding) -> Sound | None:
         texts = [file.source(one) for one in kept]
         edits = [file.edit(one, f"{_held(one, text)}.clone()") for one, text in zip(kept, texts, strict=True)]
         clones = "a clone" if len(kept) == 1 else "clones"
-        return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits), texts[0])
+        return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits))
     if field in ("result", "output") and _gives_what_it_saves(file, save, node):
         text = file.source(save)
         return Sound(
             "write into a clone of the result, and let autograd keep the original",
             (file.edit(save, f"{text}.clone()"),),
-            text,
         )
     return None
 

@@ -53,7 +53,7 @@ def rebound(finding: Finding) -> Sound | None:
             return None
         edits.append(edit)
     title = f"write into a clone of `{name}`" if cloned else "write out of place"
-    return Sound(title, tuple(edits), new=name)
+    return Sound(title, tuple(edits))
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
