@@ -18,6 +18,13 @@ def gradients():
     return [one.grad for one in (x, w) if one.grad is not None]
 """
 
+NETS = """
+d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+"""
+OPTIMIZERS = """
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+"""
+
 SOUND = {
     "added onto": """
 def run():
@@ -165,9 +172,9 @@ def run():
     y.register_hook(lambda gradient: gradient.mul_(3))
     (y + h).sum().backward()
 """,
-    "a step before a backward": """
-d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
-opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+    "a step before a backward": NETS
+    + OPTIMIZERS
+    + """
 def run():
     for _ in range(2):
         fake = g(x.detach())
@@ -319,7 +326,8 @@ def run():
     x[0] += w[0]
     (x * 2).sum().backward()
 """,
-    "a step in a method": """
+    "a step in a method": NETS
+    + """
 class Wrapped:
     def __init__(self, parameters):
         self.inner = torch.optim.SGD(parameters, 0.1)
@@ -327,7 +335,6 @@ class Wrapped:
         self.inner.step()
     def zero_grad(self):
         self.inner.zero_grad()
-d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
 opt_d, opt_g = Wrapped(d.parameters()), Wrapped(g.parameters())
 def run():
     fake = g(x.detach())
@@ -339,9 +346,9 @@ def run():
     loss_g.backward()
     opt_g.step()
 """,
-    "a forward between step and backward": """
-d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
-opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+    "a forward between step and backward": NETS
+    + OPTIMIZERS
+    + """
 def run():
     fake = g(x.detach())
     loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
@@ -353,9 +360,23 @@ def run():
     loss_g.backward()
     opt_g.step()
 """,
-    "gradients that are not zeroed": """
-d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
-opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+    "weights printed between step and backward": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    print(d(fake.detach()).mean())
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "gradients that are not zeroed": NETS
+    + OPTIMIZERS
+    + """
 def run():
     fake = g(x.detach())
     loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()

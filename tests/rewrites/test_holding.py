@@ -10,10 +10,15 @@ from noclobber.rewrites.code import _file
 from noclobber.rewrites.holding import holds_alone
 
 CLASS = """
+outer = nn.Linear(2, 2)
+def change():
+    global outer
+    outer = nn.Identity()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc, self.act, self.drop = nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Dropout(0.1)
+        self.own = Linear(2, 2)
         self.parts = nn.ModuleList([nn.Linear(2, 2)])
     def inner(self, t):
         return self.fc(t) * 2
@@ -65,6 +70,11 @@ SHARED = {
     "of a name of the file": "global h\nh = self.fc(x)\nh += 1",
     "written where no gradient is recorded": "h = self.fc(x)\nwith torch.no_grad():\n    h += 1",
     "not bound before": "if x.sum():\n    h = self.fc(x)\nh += 1",
+    "in a set": "h = self.fc(x)\nseen.add(h)\nh += 1",
+    "in a record of another's": "h = self.fc(x)\nwriter.log(h)\nh += 1",
+    "taken from a memory": "h = memory.take(0)\nh += 1",
+    "of a module of the file that is named like one of torch": "h = self.own(x)\nh += 1",
+    "of a name that another function binds": "h = outer(x)\nh += 1",
 }
 
 
@@ -85,5 +95,14 @@ def test_something_else_holds_it_or_may(body):
     assert not holds(body)
 
 
-def test_a_hook_that_sees_what_modules_give_makes_it_unknown():
-    assert not holds("h = self.fc(x)\nself.fc.register_forward_hook(print)\nh += 1")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.fc.register_forward_hook(print)",
+        "for one in self.modules(): one.inplace = True",
+        "setattr(self, name, nn.Identity())",
+        "other.fc = nn.Identity()",
+    ],
+)
+def test_what_sees_or_changes_modules_makes_it_unknown(line):
+    assert not holds(f"h = self.fc(x)\n{line}\nh += 1")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import io
+import random
+
 import pytest
 import torch
 from torch import nn
 
-from noclobber.rewrites.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING
+from noclobber.rewrites.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
 """Functions in Python that run operators of other names."""
@@ -27,9 +31,14 @@ def test_a_module_of_the_tables_is_there(name):
     assert issubclass(getattr(nn, name), nn.Module)
 
 
-@pytest.mark.parametrize("name", sorted(KEEPING_NOTHING - {"new_tensor"}))
-def test_a_method_that_keeps_nothing_is_there(name):
+@pytest.mark.parametrize("name", sorted(KEEPING_NOTHING | TAKING))
+def test_a_method_of_the_tables_is_there(name):
     assert hasattr(torch.Tensor, name)
+
+
+@pytest.mark.parametrize("kind", [list, dict, set, collections.deque, collections.Counter, io.StringIO, random.Random])
+def test_no_container_has_a_method_that_takes_a_tensor(kind):
+    assert not [name for name in TAKING if hasattr(kind, name)]
 
 
 ALIKE = {

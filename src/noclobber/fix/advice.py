@@ -1,4 +1,4 @@
-"""What a report suggests: for each finding the change that `noclobber fix` would try first, and the command for it."""
+"""What a report suggests, fitted to the files as they are, and the command that finds and proves other changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of
 
 MOST = 20
-"""Findings that get a candidate. A report of more is read from its start."""
+"""Findings for which a candidate is looked for. A report of more is read from its start."""
 LONGEST = 50_000
 """Bytes of a file that is parsed for a candidate: at this length it takes about a second."""
 Apart = Callable[[], AbstractContextManager[None]]
 
 
 def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
-    """The report with unproven changes to the source in its suggestions, and in `program` the command that proves them.
+    """The report with edits that anybody can apply as they stand, and in `program` the command that proves others.
 
     Nothing is run. `words` is the program as `python` would be given it. Each finding is worked on inside an `apart()`,
     which keeps from the report what goes wrong there.
@@ -31,7 +31,7 @@ def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     has_libcst = bool(findings) and _has_libcst()
     for number, finding in enumerate(findings):
         with apart():
-            findings[number], found = _advised(finding, has_libcst and number < MOST)
+            findings[number], found = _advised(finding, has_libcst and number < MOST and not can_mend)
             can_mend |= found
     told = replace(report, findings=tuple(findings))
     if words[0] in ("-", "-c") or not findings or (has_libcst and not can_mend):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Owner, Span, owner_of
+from noclobber.rules.shared.editing import indent_of
 from noclobber.rules.shared.sourcetext import Path, Placed, parsed, path_at, source, span_in
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
@@ -26,8 +27,6 @@ class File:
     text: str
     tree: ast.Module
     above: dict[ast.AST, ast.AST]
-    asked: set[ast.AST] = field(default_factory=set)
-    """Functions that are being looked into, so that one that calls itself ends the search."""
 
     def at(self, span: Span) -> Path:
         """The nodes from a statement of the module down to the smallest node that covers a span."""
@@ -43,11 +42,10 @@ class File:
 
     def line_before(self, node: ast.stmt, line: str) -> Edit | None:
         """Put a line before a statement; None where something else shares the statement's line."""
-        found = self.text.split("\n")[node.lineno - 1]
-        blanks = found[: len(found) - len(found.lstrip())]
-        if len(blanks) != node.col_offset:
+        blanks = indent_of(self.text, node)
+        if blanks is None:
             return None
-        column = node.col_offset + 1
+        column = len(blanks) + 1
         return Edit(Span(self.path, node.lineno, column, node.lineno, column), f"{line}\n{blanks}")
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:

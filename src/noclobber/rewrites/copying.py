@@ -23,9 +23,10 @@ def copied(finding: Finding) -> Sound | None:
     for one in finding.suggestions:
         edit = one.edits[0] if len(one.edits) == 1 else None
         file = file_at(edit.span.path) if edit is not None else None
-        if edit is None or file is None:
+        path = file.at(edit.span) if edit is not None and file is not None else ()
+        if edit is None or file is None or not path:
             continue
-        node = file.at(edit.span)[-1]
+        node = path[-1]
         if finding.code == "NC302" and isinstance(node, ast.Assign) and _is_cloned_first(file, node, edit):
             return Sound("write into a clone, so that the gradient flows through", (edit,))
         if not isinstance(node, ast.expr) or edit.replacement != f"{file.source(node)}.clone()":
@@ -56,7 +57,7 @@ def _is_cloned_first(file: File, write: ast.Assign, edit: Edit) -> bool:
 def _is_applied(file: File, node: ast.expr) -> bool:
     """`F.apply(h[:, 1:])`, whose result is used, and after which nobody reads those elements of `h`."""
     call, root = file.above[node], root_of(node)
-    if not isinstance(call, ast.Call) or call.args[0] is not node or not isinstance(root, ast.Name):
+    if not isinstance(call, ast.Call) or node not in call.args[:1] or not isinstance(root, ast.Name):
         return False
     statement = file.statement(call)
     if statement is None or isinstance(statement, ast.Expr):

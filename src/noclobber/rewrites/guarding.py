@@ -12,19 +12,20 @@ from __future__ import annotations
 import ast
 import re
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Edit, Finding
+from noclobber.model.source import Span
 from noclobber.rewrites.code import File, within
 from noclobber.rewrites.finding import blamed, kind_of
 from noclobber.rewrites.holding import arguments_of
 from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.editing import indent_of
 from noclobber.rules.shared.rewriting import called, source_name
 
 _METHODS = (
     "add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "addcdiv_", "addcmul_", "fill_", "zero_",
     "normal_", "uniform_", "lerp_", "copy_",
 )  # fmt: skip
-
-
+"""Methods that may be an update."""
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
 """Methods that clip weights or set them: what they are given is numbers."""
 
@@ -57,15 +58,12 @@ def guarded(finding: Finding) -> Sound | None:
         return None
     edits = []
     for number, one in enumerate(together):
-        lines = file.text.split("\n")[one.lineno - 1 : one.end_lineno]
-        blanks = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
-        if len(lines) != 1 or len(blanks) != one.col_offset:
+        blanks = indent_of(file.text, one)
+        if blanks is None or one.lineno != one.end_lineno:
             return None
-        head = f"with torch.no_grad():\n{blanks}    " if number == 0 else "    "
-        edit = file.line_before(one, "")
-        if edit is None:
-            return None
-        edits.append(type(edit)(edit.span, head))
+        column = len(blanks) + 1
+        deeper = f"with torch.no_grad():\n{blanks}    " if number == 0 else "    "
+        edits.append(Edit(Span(file.path, one.lineno, column, one.lineno, column), deeper))
     return Sound("update it inside `with torch.no_grad():`", tuple(edits))
 
 

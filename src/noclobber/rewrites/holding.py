@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeGuard
 
 from noclobber.rewrites.code import File, Scope, ends, nested, starts, within
 from noclobber.rewrites.making import (
     BUILTINS,
-    FUNCTIONS,
     KEEPING_NOTHING,
+    METHODS,
+    TAKING,
     VIEWS,
     is_function,
     is_method,
@@ -89,7 +92,7 @@ def is_new(file: File, value: ast.expr) -> bool:
     handed = passes_on(file, value)
     if handed is not None:
         return is_new(file, handed)
-    function = function_called(file, _run_by(file, value)) or _last_of(file, made)
+    function = function_called(file, _run_by(value), value) or _last_of(file, made)
     return function is not None and _gives_new(file, function)
 
 
@@ -99,26 +102,23 @@ def _last_of(file: File, made: ast.Call | None) -> ast.FunctionDef | None:
     return forward_of(file, called(last)) if isinstance(last, ast.Call) else None
 
 
-def only_reads(file: File, call: ast.Call) -> bool:
-    """Whether a call keeps none of its arguments, gives none of them back and writes to none."""
+def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> bool:
+    """Whether a call keeps nothing of what it is called on, or of an argument, gives it back in no form and writes none
+    of it."""
     made = module_called(file, call)
     if made is not None and module_gives_new(made):
         return not module_writes(made)
-    if is_function(call) or is_method(call, of=FUNCTIONS | KEEPING_NOTHING):
+    if is_function(call) or is_method(call, of=TAKING if argument is not None else METHODS | KEEPING_NOTHING):
         return True
     if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
         return True
-    function = function_called(file, _run_by(file, call))
+    function = function_called(file, _run_by(call), call)
     return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
 
 
-def _run_by(file: File, call: ast.Call) -> ast.Call:
-    """`checkpoint(self.block, h)` runs `self.block(h)`, and keeps `h` as autograd keeps a save."""
-    if called(call) != "checkpoint" or not call.args:
-        return call
-    run = ast.Call(call.args[0], call.args[1:], [])
-    file.above[run] = call
-    return run
+def _run_by(call: ast.Call) -> ast.expr:
+    """What a call runs: `checkpoint(self.block, h)` runs `self.block`, and keeps `h` as autograd keeps a save."""
+    return call.args[0] if called(call) == "checkpoint" and call.args else call.func
 
 
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
@@ -136,7 +136,7 @@ def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
         return keeps_nothing(file, above, returned=returned)
     if isinstance(above, (ast.List, ast.Tuple)):  # of `torch.cat([a, b])`
         outer = file.above[above]
-        return isinstance(outer, ast.Call) and above in outer.args and only_reads(file, outer)
+        return isinstance(outer, ast.Call) and above in outer.args and only_reads(file, outer, node)
     if isinstance(above, ast.Attribute):
         return _keeps_nothing_by_name(file, above, returned)
     call = file.above[above] if isinstance(above, ast.keyword) else above
@@ -144,7 +144,7 @@ def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
         return False
     if passes_on(file, call) is node and not _is_in_place(file, call):
         return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
-    return _is_taken_back(file, call) or only_reads(file, call)
+    return _is_taken_back(file, call) or only_reads(file, call, node)
 
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:
@@ -183,14 +183,11 @@ def _same_name(one: ast.expr, other: ast.expr) -> bool:
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:
     """Whether a function of the file gives one new tensor, which nothing else holds by then."""
-    if function in file.asked or any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
+    if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
         return False
-    file.asked.add(function)
-    try:
+    with _asking(function) as is_first:
         returns = [one for one in within(function) if isinstance(one, ast.Return)]
-        return bool(returns) and all(_returns_new(file, one) for one in returns)
-    finally:
-        file.asked.discard(function)
+        return is_first and bool(returns) and all(_returns_new(file, one) for one in returns)
 
 
 def _returns_new(file: File, one: ast.Return) -> bool:
@@ -201,12 +198,9 @@ def _returns_new(file: File, one: ast.Return) -> bool:
 
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
     """Whether a function neither keeps nor writes what it is given, but what an `autograd.Function` saves."""
-    if function in file.asked:
-        return False
-    file.asked.add(function)
-    try:
+    with _asking(function) as is_first:
         given = arguments_of(function) - {"self", "ctx"}
-        if any(_mentions(one, name) for one in nested(function) for name in given):
+        if not is_first or any(_mentions(one, name) for one in nested(function) for name in given):
             return False
         names = [one for one in within(function) if isinstance(one, ast.Name) and one.id in given]
         if any(True for name in given for _ in writes_through(file, function, name)):
@@ -215,8 +209,21 @@ def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
             isinstance(one.ctx, ast.Store) or keeps_nothing(file, one, returned=False) or _is_saved(file, one)
             for one in names
         )
+
+
+_asked: ContextVar[frozenset[ast.FunctionDef]] = ContextVar("asked", default=frozenset())
+"""Functions that are being looked into."""
+
+
+@contextmanager
+def _asking(function: ast.FunctionDef) -> Iterator[bool]:
+    """Look into a function. Gives False for one that is being looked into already: it calls itself."""
+    before = _asked.get()
+    token = _asked.set(before | {function})
+    try:
+        yield function not in before
     finally:
-        file.asked.discard(function)
+        _asked.reset(token)
 
 
 def _is_saved(file: File, name: ast.Name) -> bool:

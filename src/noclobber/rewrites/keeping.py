@@ -28,7 +28,7 @@ _OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {
     ast.MatMult: ("Mm", "Bmm", "Mv", "Dot"),
     ast.Pow: ("Pow",),
 }
-_FIRST, _SECOND = ("self", "input", "mat1", "self_"), ("other", "mat2", "vec", "exponent", "weight", "tensor")
+_FIRST, _SECOND = ("self", "input", "mat1"), ("other", "mat2", "vec", "exponent", "weight", "tensor")
 """Fields of what is the first and the second operand."""
 _FUNCTIONS = {
     "mul": ("Mul",), "multiply": ("Mul",), "div": ("Div",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "mm": ("Mm",),
@@ -61,9 +61,7 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     file, path = found
     node, field = stem(str(finding.save.get("node", ""))), str(finding.save.get("field", ""))
     save = path[-1]
-    if not isinstance(save, ast.expr):
-        return None
-    if _is_meant(finding):
+    if not isinstance(save, ast.expr) or _is_meant(finding):
         return None
     fields = finding.save.get("fields", (field,))
     operands = [_operand(file, save, node, one) or _applied_to(file, save, finding) for one in fields]
@@ -111,11 +109,11 @@ _ADDING = tuple(
 
 def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | None:
     """The operand that a node saves in a field, if it can be cloned where it stands."""
-    place = 0 if field in _FIRST else 1 if field in _SECOND else None
+    which = 0 if field in _FIRST else 1 if field in _SECOND else None
     operands = _operands(file, save, node)
-    if place is None or len(operands) <= place:
+    if which is None or len(operands) <= which:
         return None
-    operand = operands[place]
+    operand = operands[which]
     return None if isinstance(operand, (ast.Constant, ast.Starred, ast.Await, ast.Yield)) else operand
 
 
@@ -152,7 +150,7 @@ def _applied_to(file: File, save: ast.expr, finding: Finding) -> ast.expr | None
     """The argument of `MyFunction.apply(...)` that has the name of the tensor, where that Function writes to none."""
     if not isinstance(save, ast.Call) or called(save) != "apply":
         return None
-    function, last = function_called(file, save), name_of(finding).rpartition(".")[2]
+    function, last = function_called(file, save.func, save), name_of(finding).rpartition(".")[2]
     if function is None or any(True for name in arguments_of(function) for _ in writes_through(file, function, name)):
         return None
     found = [one for one in save.args if last and source_name(one) == last]

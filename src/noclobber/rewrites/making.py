@@ -30,7 +30,11 @@ FUNCTIONS = frozenset(
     threshold tile tril triu trunc var where zeros zeros_like
     """.split()  # noqa: SIM905
 )
-"""Of `torch` and `torch.nn.functional`, and as methods of tensors."""
+"""Of `torch` and `torch.nn.functional`."""
+METHODS = FUNCTIONS - frozenset("cat concat empty full stack take tensor where".split())  # noqa: SIM905
+"""Of what is taken for a tensor. Those left out belong to other things as well, and give what these hold."""
+TAKING = frozenset("bmm div dot matmul mm mul mv pow".split())  # noqa: SIM905
+"""Methods that are a tensor's whatever they are given: a set, a log or a memory has an `add` too, and keeps it."""
 KEEPING_NOTHING = frozenset(
     """
     backward dim item is_contiguous new_empty new_full new_ones new_tensor new_zeros numel register_hook requires_grad_
@@ -68,7 +72,7 @@ def is_function(call: ast.Call) -> bool:
     return called(call) in FUNCTIONS and not any(one.arg in ("out", "inplace", None) for one in call.keywords)
 
 
-def is_method(call: ast.Call, *, of: frozenset[str] = FUNCTIONS) -> bool:
+def is_method(call: ast.Call, *, of: frozenset[str] = METHODS) -> bool:
     """Whether it is a method of a table, on what is no namespace and no `self`."""
     if not isinstance(call.func, ast.Attribute) or source_name(call.func.value) in (*NAMESPACES, "nn", "np", "self"):
         return False
@@ -89,8 +93,11 @@ def module_gives_new(made: ast.Call) -> bool:
 
 
 def module_passes(made: ast.Call) -> bool:
-    """Whether a module of `torch.nn` gives a new tensor, or what it is called with."""
-    return all(isinstance(one, ast.Call) and called(one) in MODULES | PASSING for one in parts_of(made))
+    """Whether a module of `torch.nn` gives a new tensor or its argument; a bare `Linear` may be the file's."""
+    return all(
+        isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and called(one) in MODULES | PASSING
+        for one in parts_of(made)
+    )
 
 
 def module_writes(made: ast.Call) -> bool:
@@ -117,10 +124,11 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
     if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
     flagged = flag_of(value) is not None and source_name(value.func) in FUNCTIONS | {"dropout"}
-    return value.args[0] if value.args and (flagged or _is_dropout(value)) else None
+    return value.args[0] if value.args and (flagged or _is_passing_function(value)) else None
 
 
-def _is_dropout(call: ast.Call) -> bool:
+def _is_passing_function(call: ast.Call) -> bool:
+    """`F.dropout(h)`, `torch.relu_(h)`."""
     named = isinstance(call.func, ast.Attribute) and source_name(call.func.value) in NAMESPACES
     return named and called(call) in ("dropout", "dropout2d", "relu_", "sigmoid_", "tanh_", "elu_", "leaky_relu_")
 

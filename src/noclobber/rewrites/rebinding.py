@@ -21,7 +21,7 @@ from noclobber.rewrites.finding import blamed, kind_of, lines_written
 from noclobber.rewrites.flags import dropped
 from noclobber.rewrites.holding import holds_alone, root_of, writes_through
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.rewriting import Form, called, form_at, out_of_place_at
+from noclobber.rules.shared.rewriting import Form, called, form_at, out_of_place_at, target_at
 
 _CODES = ("NC101", "NC102", "NC201", "NC203", "NC204", "NC209", "NC210", "NC305", "NC399")
 _WIDE = ("float32", "float64", "complex64", "complex128")
@@ -58,18 +58,11 @@ def rebound(finding: Finding) -> Sound | None:
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
     """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
-    written: ast.expr | None = None
-    if isinstance(write, ast.AugAssign):
-        written = write.target
-    elif isinstance(write, ast.Assign) and len(write.targets) == 1:
-        written = write.targets[0]
-    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
-        call = write.value
-        written = call.func if called(call).endswith("_") else None
-    root = root_of(written) if written is not None else None
-    if isinstance(root, ast.Name) and root.id in ("torch", "F", "nn") and isinstance(write, ast.Expr):
-        first = write.value.args[:1] if isinstance(write.value, ast.Call) else []
-        root = root_of(first[0]) if first else None
+    part: ast.expr | None = getattr(write, "value", None)
+    if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
+        part = write.targets[0]
+    target = target_at((write,) if part is None else (write, part))
+    root = root_of(target) if target is not None else None
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
     return root.id

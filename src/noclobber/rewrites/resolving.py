@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.rewrites.code import File, within
+from noclobber.rewrites.code import File, Scope, within
 from noclobber.rules.shared.rewriting import called, source_name
 
-_SPIES = ("register_forward", "register_module_forward")
-"""What lets a program get hold of what any module is given and gives."""
+_UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
+"""What lets a program see what any module is given and gives, or make modules other than they were built."""
 _PLAIN = ("staticmethod", "no_grad", "enable_grad")
 """Decorators that leave a function what it is."""
 
@@ -16,40 +16,64 @@ _PLAIN = ("staticmethod", "no_grad", "enable_grad")
 def module_called(file: File, call: ast.Call) -> ast.Call | None:
     """`nn.Linear(2, 3)` for `self.fc(x)`, where the class binds `self.fc` to that once and to nothing else; the same
     for a name of the function or the module."""
-    return None if any(spy in file.text for spy in _SPIES) else bound_to(file, call.func, call)
+    return _module(file, call.func, call)
+
+
+def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
+    return None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
 
 
 def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
     """The call that a name, or an attribute of `self`, is bound to once and for all; None where that is not plain."""
-    if isinstance(callee, ast.Attribute) and isinstance(callee.value, ast.Name) and callee.value.id == "self":
-        around = file.class_of(where)
-        bound = [] if around is None else [one for one in ast.walk(around) if _binds(one, callee)]
-    elif isinstance(callee, ast.Name):
-        bound = [one for one in within(file.scope(where)) if _binds(one, callee)]
-        bound = bound or [one for one in within(file.tree) if _binds(one, callee)]
-    else:
+    if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
+    bound = _bindings(file, callee, where)
     found = bound[0] if len(bound) == 1 else None
     value = found.value if isinstance(found, (ast.Assign, ast.AnnAssign)) else None
     target = found.targets[0] if isinstance(found, ast.Assign) else None
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        value = next(one for to, one in zip(target.elts, value.elts, strict=True) if _is(to, callee))
+        value = next((one for to, one in zip(target.elts, value.elts, strict=True) if _is(to, callee)), None)
     elif isinstance(target, ast.Tuple):
         value = None
     return value if isinstance(value, ast.Call) else None
 
 
-def function_called(file: File, call: ast.Call) -> ast.FunctionDef | None:
-    """The function of the file that a call runs: by its name, a method of `self`, the `forward` of a module of the
-    file, or that of an `autograd.Function` that is applied."""
+def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:
+    """What binds an attribute of `self` in its class, or a name in the innermost scope that binds it."""
+    if isinstance(callee, ast.Attribute):
+        around = file.class_of(where) if source_name(callee.value) == "self" else None
+        if around is None or _is_set_from_outside(file, callee.attr):
+            return []
+        return [one for one in ast.walk(around) if _binds(one, callee)]
+    if not _is_global(file, callee.id):
+        for scope in file.around(where):
+            if isinstance(scope, Scope) and (bound := [one for one in within(scope) if _binds(one, callee)]):
+                return bound
+    return []
+
+
+def _is_set_from_outside(file: File, attribute: str) -> bool:
+    """Whether anything but `self` has an attribute of this name set."""
+    stored = (one for one in ast.walk(file.tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    return any(one.attr == attribute and source_name(one.value) != "self" for one in stored)
+
+
+def _is_global(file: File, name: str) -> bool:
+    """Whether a function binds this name of the file."""
+    return any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(file.tree))
+
+
+def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:
+    """The function of the file that a call of something runs: by its name, a method of `self`, the `forward` of a
+    module of the file, or that of an `autograd.Function` that is applied."""
     found: list[ast.FunctionDef] = []
-    if isinstance(call.func, ast.Name) and bound_to(file, call.func, call) is None:
-        found = _functions(file.tree, call.func.id)
-    elif isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
-        found = _functions(_class(file, source_name(call.func.value)), "forward")
-    elif isinstance(call.func, ast.Attribute) and source_name(call.func.value) == "self":
-        found = _functions(file.class_of(call), call.func.attr)
-    made = module_called(file, call)
+    if isinstance(callee, ast.Name) and bound_to(file, callee, where) is None:
+        found = _functions(file.tree, callee.id)
+    elif isinstance(callee, ast.Attribute) and callee.attr == "apply":
+        found = _functions(_class(file, source_name(callee.value)), "forward")
+    elif isinstance(callee, ast.Attribute) and source_name(callee.value) == "self":
+        found = _functions(file.class_of(where), callee.attr)
+    made = _module(file, callee, where)
     if not found and made is not None:
         found = _functions(_class(file, called(made)), "forward")
     if len(found) != 1 or not all(any(name in ast.unparse(one) for name in _PLAIN) for one in found[0].decorator_list):

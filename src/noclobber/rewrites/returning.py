@@ -17,7 +17,7 @@ from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import arguments_of, is_held_by_engine, root_of, writes_through
 from noclobber.rewrites.sound import Sound
 from noclobber.rules.shared.editing import SHAPE_OPS
-from noclobber.rules.shared.rewriting import called, has_twin, out_of_place_at
+from noclobber.rules.shared.rewriting import called, chain_of, has_twin, out_of_place_at, twins
 
 _IN_BACKWARD = ("NC206", "NC101", "NC201", "NC203", "NC204")
 _REFUSED = ("NC206", "NC303", "NC307", "NC399")
@@ -65,16 +65,7 @@ def _valued(file: File, call: ast.Call) -> Sound | None:
         outer = file.above[outer]
     if not isinstance(outer, ast.Call) or not isinstance(file.above[outer], (ast.Return, ast.Lambda, ast.ListComp)):
         return None
-    edits, row = [], outer
-    while isinstance(row, ast.Call):
-        if not isinstance(row.func, ast.Attribute) or not (has_twin(row) or called(row) in SHAPE_OPS):
-            return None
-        edits.append(row.func)
-        row = row.func.value  # type: ignore[assignment]
-    text, replaced = file.source(outer), []
-    for function in edits:
-        owner = file.source(function.value)
-        replaced.append((f"{owner}.{function.attr}", f"{owner}.{function.attr[:-1]}"))
-    for old, new in replaced:
-        text = text.replace(old, new, 1)
-    return Sound("give a new tensor instead of writing into this one", (file.edit(outer, text),))
+    chain = chain_of(outer)
+    if not all(isinstance(one.func, ast.Attribute) and (has_twin(one) or called(one) in SHAPE_OPS) for one in chain):
+        return None
+    return Sound("give a new tensor instead of writing into this one", (file.edit(outer, twins(file.text, chain)),))

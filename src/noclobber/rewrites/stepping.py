@@ -18,9 +18,10 @@ from noclobber.model.finding import Edit, Finding
 from noclobber.model.source import Span
 from noclobber.rewrites.code import File, within
 from noclobber.rewrites.finding import blamed, place
-from noclobber.rewrites.making import MODULES, is_function, is_method
+from noclobber.rewrites.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
 from noclobber.rewrites.resolving import bound_to, module_called
 from noclobber.rewrites.sound import Sound
+from noclobber.rules.shared.editing import indent_of
 from noclobber.rules.shared.rewriting import called, source_name
 
 
@@ -54,25 +55,17 @@ def stepped_later(finding: Finding) -> Sound | None:
     if not isinstance(call, ast.Call) or any(one.arg != "retain_graph" for one in call.keywords):
         return None
     edits = _moved(file, step, back, call, f"inputs=list({given})")
-    text = ", ".join(map(file.source, (mine, theirs)))
-    names = text.split(", ")
-    title = f"step `{names[0]}` after the last backward, and let that reach only what `{names[1]}` steps"
+    reach = f"let that reach only what `{file.source(theirs)}` steps"
+    title = f"step `{file.source(mine)}` after the last backward, and {reach}"
     return Sound(title, edits) if edits else None
 
 
 def _method_of(row: ast.stmt, name: str) -> ast.expr | None:
     """`opt` of the statement `opt.step()`."""
     call = row.value if isinstance(row, ast.Expr) else None
-    if (
-        not isinstance(call, ast.Call)
-        or not isinstance(call.func, ast.Attribute)
-        or call.func.attr != name
-        or call.args
-    ):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != name:
         return None
-    if name == "step" and call.keywords:
-        return None
-    return call.func.value
+    return None if call.args or (name == "step" and call.keywords) else call.func.value
 
 
 def _same(one: ast.expr | None, other: ast.expr) -> bool:
@@ -80,18 +73,22 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 
 
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
-    """Whether a statement prints, or binds a name to what losses and operators make of names."""
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
-        return source_name(row.value.func) == "print"
-    if not isinstance(row, ast.Assign) or not all(isinstance(one, ast.Name) for one in row.targets):
+    """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
+    values: list[ast.expr] = []
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and source_name(row.value.func) == "print":
+        values = [*row.value.args, *(one.value for one in row.value.keywords)]
+    elif isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
+        values = [row.value]
+    else:
         return False
-    nodes = list(ast.walk(row.value))
+    nodes = [one for value in values for one in ast.walk(value)]
     calls = [one for one in nodes if isinstance(one, ast.Call)]
     functions = {id(one.func) for one in calls}
     owners = {id(one.func.value) for one in calls if isinstance(one.func, ast.Attribute)}
     reads = [one for one in nodes if isinstance(one, (ast.Attribute, ast.Subscript, ast.Lambda))]
     plain = all(id(one) in functions or id(one) in owners for one in reads)
-    return plain and all(is_function(one) or is_method(one) or _is_loss(file, one) for one in calls)
+    methods = METHODS | KEEPING_NOTHING
+    return plain and all(is_function(one) or is_method(one, of=methods) or _is_loss(file, one) for one in calls)
 
 
 def _is_loss(file: File, call: ast.Call) -> bool:
@@ -138,12 +135,7 @@ def _given(file: File, name: ast.expr, where: ast.AST) -> str | None:
 def _moved(file: File, step: ast.stmt, back: ast.stmt, call: ast.Call, argument: str) -> tuple[Edit, ...]:
     """The step taken from its line and put below the backward."""
     lines = file.text.split("\n")
-    alone = all(
-        not lines[one.lineno - 1][: one.col_offset].strip()
-        and not lines[(one.end_lineno or one.lineno) - 1].encode()[one.end_col_offset :].strip().removeprefix(b"#")[:0]
-        for one in (step, back)
-    )
-    if not alone or step.lineno != step.end_lineno:
+    if None in (indent_of(file.text, step), indent_of(file.text, back)) or step.lineno != step.end_lineno:
         return ()
     whole = lines[step.lineno - 1]
     end = back.end_lineno or back.lineno

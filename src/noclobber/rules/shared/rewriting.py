@@ -95,14 +95,18 @@ def out_of_place_at(file: str, text: str, path: Path) -> Edit | None:
 
 def target_of(site: Site | None) -> ast.expr | None:
     """What is written, as an expression: `h` of `h += e`, `h[i]` of `h[i] = e`, `t` of `t.add_(x)`."""
-    path = path_to(site)
+    return target_at(path_to(site))
+
+
+def target_at(path: Path) -> ast.expr | None:
+    """The same for a path."""
     found = statement(path)
     if isinstance(found, ast.AugAssign):
         return found.target
     if path and isinstance(path[-1], ast.Subscript):
         return path[-1]
     if path and isinstance(path[-1], ast.Call):
-        return _owner(_chain(path[-1])[-1])
+        return _owner(chain_of(path[-1])[-1])
     return None
 
 
@@ -130,7 +134,7 @@ def _method(text: str, found: ast.stmt, writing: ast.Call, path: Path) -> str | 
         value, target = found.value, found.targets[0]
     else:
         return None
-    chain = _chain(value)
+    chain = chain_of(value)
     owner = _owner(chain[-1]) if chain else None
     if owner is None or writing not in chain or not all(has_twin(one) for one in chain):
         return None
@@ -139,15 +143,20 @@ def _method(text: str, found: ast.stmt, writing: ast.Call, path: Path) -> str | 
     name = source(text, owner)
     if target is not None and source(text, target) != name:
         return None
-    start, end = bounds(text, value)
+    return f"{name} = {twins(text, chain)}"
+
+
+def twins(text: str, chain: list[ast.Call]) -> str:
+    """The text of a chain of calls, each without its underscore."""
+    start, end = bounds(text, chain[0])
     result = text[start:end]
     for one in chain:
         after = bounds(text, one.func)[1] - start
         result = result[: after - 1] + result[after:]
-    return f"{name} = {result}"
+    return result
 
 
-def _chain(value: ast.expr) -> list[ast.Call]:
+def chain_of(value: ast.expr) -> list[ast.Call]:
     """`t.mul_(2).add_(x)`: the call of `add_`, then that of `mul_`; empty for what is no call."""
     chain: list[ast.Call] = []
     while isinstance(value, ast.Call):
