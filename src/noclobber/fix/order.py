@@ -11,11 +11,14 @@ from typing import Literal
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 
-Mode = Literal["search", "watch", "bare", "reference", "clones", "losses"]
+Mode = Literal["search", "watch", "bare", "reference", "clones", "losses", "derivative", "updated"]
 """search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
 reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
-losses: with gradients off, for the loss that the first backward begins from."""
+losses: with gradients off, for the loss that the first backward begins from; derivative, updated: and for its
+derivative by forward mode, where a write to a leaf is part of what is computed, or makes it another leaf."""
 
+FORWARD: tuple[Mode, ...] = ("losses", "derivative", "updated")
+"""Those without reverse mode, which end where the first backward would begin."""
 
 DYNAMO = "torch._dynamo"
 """What optimizers import when they are made, and what takes as long as torch itself."""
@@ -51,6 +54,8 @@ class Order:
     served: dict[str, bytes] = field(default_factory=dict)
     truncation: Literal["", "step", "backward"] = ""
     retaining: bool = False
+    handing: bool = False
+    """Whether hooks and custom backwards get clones of gradients."""
 
     def to_json(self) -> str:
         """As JSON; texts in base64."""
@@ -83,6 +88,10 @@ class Result:
     begun: int = 0
     found_at: int | None = None
     saved: int | None = None
+    rewritten: bool = False
+    """Whether the program wrote a leaf where gradients would have been recorded, of a run for the derivative."""
+    custom: bool = False
+    """Whether it has a say in its gradients, by a custom Function or a hook, which such a run leaves aside."""
     lost: bool = False
     """Whether `.grad` was read of a tensor that is no leaf and keeps none."""
     report: str = ""

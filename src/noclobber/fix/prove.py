@@ -10,11 +10,13 @@ from noclobber.fix import printed
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Ended, Mode, Order, Result
 from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.references import DRIFT, WITHOUT, Kind, Reference, References, kinds_for
+from noclobber.fix.references import DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
-from noclobber.observe import comparing, evidence
+from noclobber.observe import comparing, evidence, tangents
+
+_BEYOND = "nothing to compare with beyond: the program never got that far before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +94,19 @@ class Prover:
             return Verdict(False, why=f"the program raises {result.error}", result=result)
         differences, codes = [], set(self.codes)
         for kind in kinds_for(self.codes, self.search.calls):
+            if kind == "derivative":
+                return self._by_derivative(found, result)
             reference = self.references.get(kind)
-            if kind == "losses":
-                return self._by_loss(reference.events, found, result, reference.words)
+            if kind == "handed":
+                codes.discard(HANDED)
             codes.update(one.code for one in reference.result.findings)
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
-            compared = comparing.compare(reference.events, found, truncated=kind != "full")
+            compared = comparing.compare(reference.events, found, truncated=kind in ("step", "backward"))
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
             others = comparing.besides(
-                reference.events, found, exact=same and compared.exact, stepped=same and kind == "full"
+                reference.events, found, exact=same and compared.exact, stepped=same and kind in WHOLE
             )
             if others and (same or DRIFT in codes):
                 return Verdict(False, why=others, differs=True, result=result)
@@ -117,12 +121,32 @@ class Prover:
             elif said := self._other_output(kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
-                complete = kind == "full" and reference.result.went_through
+                complete = kind in WHOLE and reference.result.went_through
                 proof = _matches(compared, reference)
                 return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
         if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
         return self._by_loss(_events(self.search), found, result, "the same", codes)
+
+    def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:
+        """Where reverse mode is refused, forward mode gives the derivative along one direction of the leaves. What the
+        program means by a write to a leaf, an update or a part of what is computed, only the patch can say."""
+        kinds: tuple[Kind, ...] = ("derivative", "updated")
+        for kind in kinds:
+            reference = self.references.get(kind)
+            verdict = self._by_loss(reference.events, found, result, reference.words)
+            right, its = comparing.derivative(reference.events), comparing.derivative(found)
+            if not verdict.right or right is None or its is None or not (right[1] or its[1]):
+                return verdict
+            if tangents.same(right, its):
+                proof = f"its first loss is {reference.words}, and its gradient the derivative of that by forward mode"
+                return Verdict(True, verdict.clean, proof=f"{proof}; {_BEYOND}", compared=True, result=result)
+            if not reference.result.rewritten:
+                break
+        if reference.result.custom:
+            return verdict
+        why = "its gradient is not what forward mode gives for the program as it is"
+        return Verdict(False, why=why, differs=True, result=result)
 
     def _by_loss(
         self,
@@ -195,7 +219,7 @@ def _matches(compared: comparing.Comparison, reference: Reference) -> str:
     how = "bit for bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
     words = f"in {calls} each gradient is, {how}, {reference.words}"
     if not reference.result.went_through:
-        words += "; nothing to compare with beyond: the program never got that far before"
+        words += f"; {_BEYOND}"
     return words
 
 

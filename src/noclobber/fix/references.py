@@ -9,10 +9,14 @@ from typing import Any, Literal
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Mode, Order, Result
 
-Kind = Literal["full", "step", "backward", "losses"]
+Kind = Literal["full", "step", "backward", "handed", "derivative", "updated"]
+WHOLE: tuple[Kind, ...] = ("full", "handed")
+"""Those of which nothing is cut off."""
 
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210")
 """What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
+HANDED = "NC206"
+"""Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""
 DRIFT = "NC205"
 """Regions that run anew get their old bytes where saves are preserved, not where they are cloned. What else makes them
 drift (random numbers, flags) stays: gradients that match are right, and others may be."""
@@ -35,7 +39,9 @@ _WORDS = {
     "full": _FULL,
     "step": f"{_FULL}, less what flows through weights from before their last step",
     "backward": f"{_FULL}, less what flows through graphs of former backward calls",
-    "losses": "what the program computes where no gradients are recorded",
+    "handed": f"{_FULL}, and hooks and custom backwards get clones of gradients",
+    "derivative": "what the program computes where no gradients are recorded",
+    "updated": "what the program computes where no gradients are recorded and its write to a leaf is an update",
 }
 
 
@@ -46,10 +52,10 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
     """
     codes = set(codes)
     if codes & set(WITHOUT):
-        return ()
+        return ("handed",) if codes & set(WITHOUT) == {HANDED} else ()
     refused = any(code.startswith("NC3") for code in codes)
     if refused and not calls:
-        return ("losses",)
+        return ("derivative",)
     if "NC104" in codes:
         return ("full", "backward")
     return ("full", "step") if "NC103" in codes else ("full",)
@@ -70,17 +76,19 @@ class References:
     def start(self, kind: Kind) -> None:
         """Begin a run that will be asked for."""
         if kind not in self._known and kind not in self._started:
-            mode: Mode = "losses" if kind == "losses" else "reference"
-            self._started[kind] = self._launcher.start(self._order(mode, kind))
+            self._started[kind] = self._launcher.start(self._order(_mode(kind), kind))
 
     def get(self, kind: Kind) -> Reference:
-        """The reference, when its run is over. Where saves cannot be preserved they are cloned."""
+        """The reference, when its run is over. Where saves cannot be preserved they are cloned; where an operator has
+        no derivative by forward mode there is the loss alone."""
         if kind not in self._known:
             self.start(kind)
             result = self._started.pop(kind).result()
-            cloned = kind != "losses" and not result.went_through and result.error.startswith("ClobberError")
+            cloned = _mode(kind) == "reference" and result.error.startswith("ClobberError")
             if cloned:
                 result = self._launcher.run(self._order("clones", kind))
+            elif kind == "derivative" and not result.went_through:
+                result = self._launcher.run(self._order("losses", kind))
             self._known[kind] = replace(self._reference(kind, result), cloned=cloned)
         return self._known[kind]
 
@@ -91,8 +99,7 @@ class References:
     def again(self, kind: Kind) -> Reference:
         """The same run once more, to see whether it gives the same."""
         if kind not in self._again:
-            mode: Mode = "losses" if kind == "losses" else "reference"
-            self._again[kind] = self._reference(kind, self._launcher.run(self._order(mode, kind)))
+            self._again[kind] = self._reference(kind, self._launcher.run(self._order(_mode(kind), kind)))
         return self._again[kind]
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
@@ -109,4 +116,9 @@ class References:
             self._whole,
             truncation=truncation,
             retaining=self.retaining,
+            handing=kind == "handed",
         )
+
+
+def _mode(kind: Kind) -> Mode:
+    return kind if kind in ("derivative", "updated") else "reference"

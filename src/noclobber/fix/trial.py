@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
 from noclobber.fix import generators
-from noclobber.fix.order import DYNAMO, Ended, Order, Result
+from noclobber.fix.order import DYNAMO, FORWARD, Ended, Order, Result
 from noclobber.fix.served import Served
 from noclobber.imports import after_import
 from noclobber.session import Session
 
 if TYPE_CHECKING:
     from noclobber.observe.evidence import Evidence
+    from noclobber.observe.tangents import Tangents
 
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
@@ -36,6 +37,7 @@ class Trial:
         self._found_at: int | None = None
         self._process = os.getpid()
         self._lost = False
+        self._tangents: Tangents | None = None
 
     def carry_out(self, words: list[str]) -> None:
         """Run the program and write what came of it; never returns."""
@@ -67,24 +69,33 @@ class Trial:
 
     def _torch_is_there(self) -> None:
         from noclobber.observe import evidence
+        from noclobber.observe.tangents import Tangents
 
         generators.begin_torch()
         order, mode = self._order, self._order.mode
+        if mode in ("derivative", "updated"):
+            self._tangents = Tangents(updates=mode == "updated")
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,
-            wanted="loss" if mode in ("search", "losses") else "gradients",
+            wanted="loss" if mode == "search" or mode in FORWARD else "gradients",
             whole=order.whole,
             truncation=order.truncation,
             retaining=order.retaining,
+            forward=self._tangents,
         )
         seen.full = lambda: self._finish(Ended.LIMIT)
-        if mode == "losses":
-            evidence.gradients_off()
+        if mode in FORWARD:
             seen.started = seen.full
         if mode == "search":
             seen.looked = self._looked
+        if order.handing:
+            evidence.hand_out_clones()
         seen.arm(self._watching())
+        if self._tangents is not None:
+            self._tangents.begin()
+        elif mode == "losses":
+            evidence.gradients_off()
 
     def _listen_to_warnings(self) -> None:
         """Where a patch binds a name to another tensor, `.grad` of that is None, and PyTorch does no more than warn."""
@@ -102,7 +113,7 @@ class Trial:
         mode = self._order.mode
         if mode == "clones":
             return evidence.clone_saves
-        if mode in ("bare", "losses"):
+        if mode == "bare" or mode in FORWARD:
             return lambda: None
         self._session = Session(contents=True, keeping=mode == "reference")
         return self._session.start
@@ -118,6 +129,8 @@ class Trial:
         result = Result(
             ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules
         )
+        if self._tangents is not None:
+            result.rewritten, result.custom = self._tangents.rewritten, self._tangents.custom
         if session is not None:
             session.stop()
             try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from noclobber.observe import tangents
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference that passes, relative to the largest magnitude, where sums were added in another order."""
 _SKETCHES = 1e-4
@@ -103,6 +105,11 @@ def _same_call(calls: list[dict[str, Any]], index: int, other: dict[str, Any], t
 def first_loss(events: list[dict[str, Any]]) -> list[Any] | None:
     """The values that the first backward call begins from; None where there is no call."""
     return next((event["roots"] for event in events if "roots" in event), None)
+
+
+def derivative(events: list[dict[str, Any]]) -> tangents.Along | None:
+    """What the first backward call says of the derivative along the direction of the leaves; None where nothing."""
+    return next((event["along"] for event in events if "along" in event), None)
 
 
 def says_nothing(events: list[dict[str, Any]]) -> bool:

@@ -17,7 +17,8 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe import graph, internals, leaves, patches, saves
+from noclobber.observe import graph, internals, leaves, patches, saves, tangents
+from noclobber.observe.custom_backwards import natives
 from noclobber.observe.fresh import Fresh
 from noclobber.observe.records import Geometry, geometry, tensor_on
 
@@ -36,7 +37,7 @@ class Evidence:
 
     `saved` is how many bytes the first backward found saved, summed over distinct storages. Gradients are cloned in the
     first and the last `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
-    second backward.
+    second backward. `forward` gives the derivative of the loss, where only that is wanted.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Evidence:
         whole: int = 3,
         truncation: Truncation = "",
         retaining: bool = False,
+        forward: tangents.Tangents | None = None,
     ) -> None:
         self.events: list[dict[str, Any]] = []
         self.begun = 0
@@ -61,7 +63,7 @@ class Evidence:
         self.looked: Callable[[], None] = lambda: None
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
-        self._retaining, self._wanted, self._whole = retaining, wanted, whole
+        self._retaining, self._wanted, self._whole, self._forward = retaining, wanted, whole, forward
         self._fresh = Fresh(truncation) if truncation else None
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
@@ -149,11 +151,14 @@ class Evidence:
                 self.saved = saved_bytes(roots)
             if self._wanted == "loss":
                 if not self.events:
-                    self.events.append(_Call(t_outputs, [], copied).document(True, None))
+                    call = _Call(t_outputs, [], copied)
+                    if self._forward is not None:
+                        call.along = tangents.along_roots(t_outputs, args[0])
+                    self.events.append(call.document(True, None))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch)
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == 1)
             with torch.no_grad():
                 buffers = self._held("_buffers")
             self._named.update(
@@ -227,10 +232,15 @@ def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class _Call:
-    """One backward call under way; what is seen of a tensor is what `taken` makes of it."""
+    """One backward call under way; what is seen of a tensor is what `taken` makes of it.
 
-    def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any]) -> None:
+    `measured`: whether to take what its gradients say of the directions of the leaves.
+    """
+
+    def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any], *, measured: bool = False) -> None:
         self._taken = taken
+        self.along: tangents.Along | None = None
+        self._measured: list[tangents.Along] = []
         with torch.no_grad():
             self.roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, str, list[Any]]] = []
@@ -247,7 +257,18 @@ class _Call:
                     self.named[name] = leaf
                 with torch.no_grad():
                     self._leaves.append((sketch(leaf), name, got))
-                self.hooks.append(internals.hook(node.register_prehook, _taker(got, taken)))
+                measured_of = leaf if measured else None
+                self.hooks.append(internals.hook(node.register_prehook, self._taker(got, measured_of)))
+
+    def _taker(self, got: list[Any], leaf: torch.Tensor | None) -> Callable[[Any], None]:
+        def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            if gradients[0] is not None:
+                with torch.no_grad():
+                    got.append(self._taken(gradients[0]))
+                    if leaf is not None:
+                        self._measured.append(tangents.along(gradients[0], leaf))
+
+        return gradient_arrives
 
     def release(self) -> None:
         """Take the hooks off."""
@@ -258,20 +279,12 @@ class _Call:
         """What was seen."""
         with torch.no_grad():
             return {
+                "along": tangents.total(self._measured) if self._measured and accumulates else self.along,
                 "kind": "backward" if accumulates else "grad",
                 "roots": self.roots,
                 "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
                 "returned": [self._taken(one) for one in result or ()],
             }
-
-
-def _taker(got: list[Any], taken: Callable[[Any], Any]) -> Callable[[Any], None]:
-    def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
-        if gradients[0] is not None:
-            with torch.no_grad():
-                got.append(taken(gradients[0]))
-
-    return gradient_arrives
 
 
 def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -321,6 +334,38 @@ def saved_bytes(roots: list[Any]) -> int:
                     continue
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def hand_out_clones() -> None:
+    """Give a clone of its gradient to each hook on a tensor and to each custom backward: what these write is theirs.
+
+    A hook that returns nothing gives what it has written, as it does under PyTorch.
+    """
+    put = patches.Patches().put
+    register_hook: Callable[..., Any] = torch.Tensor.register_hook
+
+    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+        def of_a_clone(gradient: torch.Tensor) -> torch.Tensor | None:
+            own = gradient.clone()
+            before, result = own._version, hook(own)
+            return own if result is None and own._version != before else result
+
+        return register_hook(tensor, of_a_clone)
+
+    put(torch.Tensor, "register_hook", registered)
+    owner = internals.private("autograd.function.BackwardCFunction")
+    for name, native in natives().items():
+        put(owner, name, _with_clones(native))
+
+
+def _with_clones(native: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda node, *args: native(node, *map(_clone, args))
+
+
+def _clone(given: Any) -> Any:
+    if isinstance(given, list):
+        return list(map(_clone, given))
+    return given.clone() if isinstance(given, torch.Tensor) else given
 
 
 def clone_saves() -> None:
