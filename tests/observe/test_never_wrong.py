@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import noclobber
 
@@ -353,3 +354,26 @@ def test_an_error_caught_by_the_program_leaves_it_running():
     with pytest.warns(noclobber.ClobberWarning), noclobber.watch() as seen:
         assert carries_on() == [3.0, 3.0]
     assert [finding.code for finding in seen.findings] == ["NC101"]
+
+
+def test_what_entered_the_graph_through_data_is_another_tensor():
+    def program():
+        c, k = torch.ones(3, 4), torch.ones(3, 3, 3, requires_grad=True)
+        y = torch.conv_transpose1d(c[None], k)
+        c.data.copy_(torch.ones(3, 4, requires_grad=True))
+        c.add_(1)
+        y.sum().backward()
+
+    assert "AsStrided" not in words_of(program)
+
+
+def test_a_view_of_what_a_function_returned_as_it_is():
+    def program():
+        x, factor = torch.ones(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)
+        h = checkpoint(lambda t: t.view_as(t), x, use_reentrant=True)
+        y = h[None] * factor[None]
+        with torch.no_grad():
+            h.zero_()
+        y.sum().backward()
+
+    assert "created inside a custom Function" in words_of(program)

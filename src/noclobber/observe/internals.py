@@ -233,6 +233,14 @@ def _identity(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def is_view_of_function(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view that a custom Function returned, which PyTorch marks as not to be written."""
+    known = getattr(C._autograd, "_get_creation_meta", None)
+    return (
+        known is not None and tensor._is_view() and bool(known(tensor) == C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+    )
+
+
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor below the wrappers of torch.func."""
     while _is_wrapped(tensor):

@@ -58,13 +58,15 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
         if key is None:
             without_storage(WITHOUT_STORAGE)
             return None
-        after = untold.before(written, tensor, key, frame_of(1)) if taken or not tracking() else None
+        untracked = not tracking()
+        after = untold.before(written, tensor, key, frame_of(1)) if taken or untracked else None
         if attentive:
             frame = frame_above(2)
             for look in tuple(attentive):
                 look(written, tensor, key, frame)
         in_graph = tensor.requires_grad
-        if not in_graph or type(tensor) is not plain or written.uncounted or recorder.careful or written.detaches:
+        counted = in_graph and type(tensor) is plain and not (written.uncounted or written.detaches)
+        if not counted or recorder.careful or (untracked and tensor._is_view()):
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):

@@ -41,11 +41,13 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
     note_base(handles, tensor)
+    of_function = not torch.is_grad_enabled() and internals.is_view_of_function(tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
         marked = handle.version
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
+        marked.of_function |= of_function and type(handle) is OfView
         if apart and handle.digest is None and testimony.may_touch(handle.alias, noted.geometry):
             with internals.no_modes():
                 handle.digest = fingerprint(handle.alias)
@@ -85,11 +87,14 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
     PyTorch keeps the tensor that it saved, and names what made that last; a handle may be all that is left of it.
     """
 
+    versions = [handle.alias._version for handle in handles]
+
     def written() -> None:
         if not tensor.requires_grad or tensor._is_view() or tensor.grad_fn is None:
             return
-        for handle in handles:
-            if isinstance(handle.version, Suspect):
+        for handle, version in zip(handles, versions, strict=True):
+            # What was written through `.data` has a version counter of its own, and is another tensor.
+            if isinstance(handle.version, Suspect) and handle.alias._version != version:
                 own = type(handle) is Handle and handle() is tensor
                 handle.version.made = (tensor.grad_fn.name(), tensor.output_nr) if own else handle.version.made
                 if type(handle) is OfView:

@@ -118,7 +118,7 @@ class Aside(Handle):
 class Suspect:
     """A handle's version together with the writes that may have changed its bytes."""
 
-    __slots__ = ("base", "kept", "made", "refuses", "spared", "theirs", "version", "writes")
+    __slots__ = ("base", "kept", "made", "of_function", "refuses", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -127,6 +127,8 @@ class Suspect:
         """What was written while it was not in the graph, where the tensor that was saved is gone."""
         self.made: tuple[str, int] | None = None
         """The node, and which of its outputs, that brought what was saved into the graph, where a write did."""
+        self.of_function = False
+        """Whether what was written, where no gradient is recorded, is a view that a custom Function returned."""
         self.refuses: str | None = None
         """The error that PyTorch would raise when unpacking, where it is not about versions."""
         self.kept: torch.Tensor | None = None

@@ -48,6 +48,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
+    if made is not None and isinstance(handle.version, Suspect) and handle.version.of_function:
+        raise RuntimeError(_OF_FUNCTION.format(number=number, name=_shown(made.name())))
     if made is None and isinstance(handle.version, Suspect) and handle.version.made is not None:
         return handle.version.made
     if made is None and _is_view_of_tracked(handle):
@@ -77,6 +79,12 @@ def _was_detached(handle: Handle) -> bool:
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+_OF_FUNCTION = (
+    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+    "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to "
+    "handle view+inplace would override the custom backward associated with the custom Function, leading to incorrect "
+    "gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
+)
 _MANY = (
     "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
     "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
