@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb == "run":
         return _run(options, program)
     options.program = program
+    if options.verb == "fix" and options.unproven and not options.write:
+        options.parser.error("--unproven says what `--write` may write: give both")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a source line may hold what this terminal cannot show
     try:
@@ -103,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
 
     fix = verbs.add_parser(
         "fix",
-        usage="noclobber fix [--diff | --write] [--backwards N] [--seconds S] SCRIPT [ARGS...] | -m MODULE",
+        usage="noclobber fix [--diff | --write [--unproven]] [--backwards N] [--seconds S] SCRIPT [ARGS...] | "
+        "-m MODULE",
         help="mend a program's in-place writes, with proof",
         description="Run a program, mend each in-place write that breaks a gradient, and show the patch as a diff. A "
         "patch is shown once the program has been run with it and has given the right gradients. The exit status is 0 "
@@ -114,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     how = fix.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
     how.add_argument("--write", action="store_true", help="write the patch, to files under the current folder only")
+    fix.add_argument(
+        "--unproven", action="store_true",
+        help="write also what is only checked, or unproven as the program differs from run to run",
+    )  # fmt: skip
     fix.add_argument(
         "--backwards", type=_positive, default=3, metavar="N",
         help="compare the gradients of N backward calls, from the first finding on (default 3)",
@@ -290,6 +297,7 @@ def _fix(options: argparse.Namespace) -> int:
         fixed = fix(
             options.program,
             writing=options.write,
+            unproven=options.unproven,
             backwards=options.backwards,
             seconds=options.seconds,
             tell=tell,

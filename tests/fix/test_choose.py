@@ -139,3 +139,18 @@ def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
 
     _, done, _ = mended({"1": 1, "2": 2}, shown)
     assert done.mended[0].proof == "all of it; `1` would change the loss: the write is seen elsewhere"
+
+
+def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_path, monkeypatch):
+    path = tmp_path / "program.py"
+    path.write_text("x = 0\n")
+    one = Candidate("1", (Edit(Span(str(path), 1, 5, 1, 6), "1"),), 1)
+    monkeypatch.setattr(choose, "candidates", lambda *_: [one])
+    differs = Verdict(False, why="the loss differs", differs=True, result=result())
+    told = Told(result(finding(path, "h")), lambda text: differs)
+    told.drift = lambda: "the loss differs"  # type: ignore[method-assign]
+    offered = Mender(told, lambda _: None).mend()  # type: ignore[arg-type]
+    assert (offered.patch.after, len(offered.left), len(offered.unproven)) == ({}, 1, 1)
+    taken = Mender(told, lambda _: None, unproven=True).mend()  # type: ignore[arg-type]
+    assert (taken.patch.read(str(path)), taken.left, taken.unproven) == ("x = 1\n", [], [])
+    assert [(one.proven, one.compared) for one in taken.mended] == [(False, False)]

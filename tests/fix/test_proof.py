@@ -125,6 +125,72 @@ def test_the_loss_is_compared_where_a_write_is_refused_before_any_backward(bench
     assert it.judged(("w += 1", "w + 1")).differs
 
 
+def test_a_gradient_is_compared_with_forward_mode_where_a_write_is_refused_before_any_backward(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "h = w * 2\n"
+        "for one in h: one.mul_(3)\n"
+        "(h * w).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC303"
+    right = it.judged(("for one in h: one.mul_(3)", "h = h * 3"))
+    assert right.compared
+    assert "its gradient the derivative of that by forward mode" in right.proof
+    cut = it.judged(("for one in h: one.mul_(3)", "h = (h * 3).detach().requires_grad_()"))
+    assert cut.why == "its gradient is not what forward mode gives for the program as it is"
+    assert cut.differs
+
+
+def test_a_write_to_a_leaf_is_an_update_or_computed_with_as_the_patch_has_it(bench):
+    it = bench("import torch\nw = torch.ones(3, requires_grad=True)\nw *= 2\n(w * w).sum().backward()\n")
+    update = it.judged(("w *= 2", "w.data.mul_(2)"))
+    assert update.compared
+    assert "and its write to a leaf is an update" in update.proof
+    computed = it.judged(("w *= 2", "v = w * 2"), ("(w * w)", "(v * v)"))
+    assert computed.compared
+    assert "is an update" not in computed.proof
+    assert it.judged(("w *= 2", "v = w * 2"), ("(w * w)", "(v * v.detach())")).differs
+
+
+def test_a_program_that_makes_gradients_of_its_own_is_checked_where_forward_mode_says_otherwise(bench):
+    text = (
+        "import torch\n"
+        "class Round(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, a):\n"
+        "        return a.round()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, gradient):\n"
+        "        return gradient\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "w += 0.3\n"
+        "Round.apply(w * 2).sum().backward()\n"
+    )
+    verdict = bench(text).judged(("w += 0.3", "v = w + 0.3"), ("w * 2", "v * 2"))
+    assert verdict.right
+    assert not verdict.compared
+
+
+def test_what_a_hook_writes_is_compared_with_a_run_that_hands_out_clones(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "a, b = w * 2, w * 3\n"
+        "b.register_hook(lambda gradient: gradient.mul_(5))\n"
+        "((a + b) * torch.ones(3)).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC206"
+    right = it.judged(("gradient.mul_(5)", "gradient * 5"))
+    assert right.compared
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert gradient.tolist() == [17, 17, 17]  # by hand: 2 + 5 * 3
+    assert it.judged(("gradient.mul_(5)", "gradient * 4")).differs
+    assert it.judged(("b.register_hook(lambda gradient: gradient.mul_(5))", "pass")).differs
+
+
 def test_gradients_that_are_all_zero_prove_nothing(bench):
     """What should have been detached is taken from itself: gradients cancel, in the program and with many a patch."""
     text = (
@@ -144,16 +210,33 @@ def test_gradients_that_are_all_zero_prove_nothing(bench):
     assert judged.why.startswith("every gradient of the program is zero")
 
 
-def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
+def test_what_a_backward_writes_is_compared_with_a_run_that_hands_out_clones(bench):
     it = bench(programs.SILENT)
     assert it.finding.code == "NC206"
     right = it.judged(("gradient.div_(2)", "gradient / 2"))
-    assert right.right
-    assert "there are no gradients to compare with" in right.proof
-    assert not right.compared
+    assert right.compared
+    assert "and hooks and custom backwards get clones of gradients" in right.proof
     ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
     assert gradient.tolist() == [4.5] * 3  # by hand: 3 * (1 + 1 / 2)
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
+
+
+def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "h = w * 2\n"
+        "net = torch.nn.Sequential(torch.nn.ReLU(inplace=True))\n"
+        "loss = (net(h) * 3).sum()\n"
+        "torch.autograd.grad(loss, h)\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC209"
+    right = it.judged(("inplace=True", "inplace=False"))
+    assert right.right
+    assert "there are no gradients to compare with" in right.proof
+    assert not right.compared
+    assert not it.judged(("inplace=True", "inplace=False"), ("w * 2", "w * 4")).right
 
 
 def test_a_region_that_reads_changed_bytes_is_compared_with_one_that_reads_its_old_ones(bench):

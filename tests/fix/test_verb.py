@@ -48,6 +48,35 @@ def test_write_keeps_mode_and_line_ends_and_mends(tmp_path):
     assert json.loads(programs.printed(path)) == pytest.approx([0.8**3] * 3)  # by hand: each step takes 0.1 * 2 w
 
 
+def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
+    path = tmp_path / "program.py"
+    text = (
+        "import torch\n"
+        "w = torch.ones(2, 3, requires_grad=True)\n"
+        "a, b = (w * 2).chunk(2)\n"
+        "a.detach_()\n"
+        "((a * w[0]).sum() + b.sum()).backward()\n"
+    )
+    path.write_text(text)
+    shown = noclobber(["fix", "program.py"], tmp_path)
+    assert shown.status == 0
+    assert "checked: " in shown.stderr
+    assert shown.stderr.endswith("next: noclobber fix --write --unproven program.py\n")
+    refused = noclobber(["fix", "--write", "program.py"], tmp_path)
+    assert refused.status == 1
+    assert "nothing written: not all of it is proven; `--write --unproven` writes it" in refused.stderr
+    assert path.read_text() == text
+    written = noclobber(["fix", "--write", "--unproven", "program.py"], tmp_path)
+    assert (written.status, written.stderr.splitlines()[-1]) == (0, "noclobber: written: program.py")
+    assert "a = a.detach()" in path.read_text()
+
+
+def test_unproven_is_about_writing(tmp_path):
+    done = noclobber(["fix", "--unproven", "program.py"], tmp_path)
+    assert done.status == 2
+    assert "--unproven says what `--write` may write: give both" in done.stderr
+
+
 def test_nothing_found_is_nothing_to_fix(tmp_path):
     (tmp_path / "program.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
     done = noclobber(["fix", "program.py"], tmp_path)
@@ -125,7 +154,7 @@ def test_files_of_others_are_never_written(place, tmp_path, monkeypatch):
     path = (folder / place).resolve()
     path.parent.mkdir(parents=True)
     path.write_text("x = 1\n")
-    fixed = told(mending(path), ["train.py"], writing=True)
+    fixed = told(mending(path), ["train.py"], writing=True, unproven=False)
     assert fixed.status == 1
     assert "+x = 2" in fixed.diff
     assert "nothing written" in fixed.words[-1]
@@ -138,7 +167,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path, monkeypatch):
     outside.write_text("x = 1\n")
     (folder / "inside.py").symlink_to(outside)
     monkeypatch.chdir(folder)
-    assert told(mending(folder / "inside.py"), ["inside.py"], writing=True).status == 1
+    assert told(mending(folder / "inside.py"), ["inside.py"], writing=True, unproven=False).status == 1
     assert outside.read_text() == "x = 1\n"
 
 
@@ -149,7 +178,7 @@ def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):
     done = mending(path)
     path.write_text("x = 1  # more\n")
     with pytest.raises(CannotFix, match="changed meanwhile"):
-        told(done, ["a.py"], writing=True)
+        told(done, ["a.py"], writing=True, unproven=False)
     assert path.read_text() == "x = 1  # more\n"
 
 
@@ -159,7 +188,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     path.write_text("x = 1\n")
     done = mending(path)
     left = mending(path, [done.mended[0].finding])
-    fixed = told(left, ["a.py"], writing=True)
+    fixed = told(left, ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
     assert "noclobber: 1 proven fix, 1 finding left" in fixed.words
     assert path.read_text() == "x = 1\n"

@@ -98,8 +98,10 @@ class _Attempt:
 class Mender:
     """Goes from finding to finding until none is left, or none can be mended."""
 
-    def __init__(self, prover: Prover, tell: Callable[[str], None]) -> None:
+    def __init__(self, prover: Prover, tell: Callable[[str], None], *, unproven: bool = False) -> None:
         self._prover = prover
+        self._unproven = unproven
+        """Whether to go on with a patch that nothing can be compared with, as the program never does the same twice."""
         self._tell = tell
         self._done = Mending()
         self._saved = prover.search.saved
@@ -122,8 +124,10 @@ class Mender:
         done.left += [(one, []) for one in findings if not self._is_left(one)]
         done.left = [(self._as_before(one), tried) for one, tried in done.left]
         last = done.mended[-1] if done.mended and not done.left else None
+        proven = all(one.proven for one in done.mended)
         proof, compared = (last.proof, last.compared) if last is not None else (_UNPROVEN, False)
-        done.mended = [replace(one, proof=proof + one.note, compared=compared) for one in done.mended]
+        compared &= proven
+        done.mended = [replace(one, proof=proof + one.note, compared=compared, proven=proven) for one in done.mended]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
@@ -152,7 +156,12 @@ class Mender:
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, as the program differs from run to run without a patch too: {drift}"
             offered = attempt.differing[0]
-            done.unproven.append((Mended(finding, offered.candidate.title, None, why, proven=False), offered.patch))
+            told = Mended(self._as_before(finding), offered.candidate.title, None, why, proven=False, compared=False)
+            if self._unproven:
+                done.mended.append(told)
+                done.patch = offered.patch
+                return offered
+            done.unproven.append((told, offered.patch))
         done.left.append((finding, attempt.failed))
         return None
 

@@ -32,8 +32,19 @@ class Fixed:
     words: list[str] = field(default_factory=list)
 
 
-def fix(words: Sequence[str], *, writing: bool, backwards: int, seconds: float, tell: Callable[[str], None]) -> Fixed:
-    """Mend the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`."""
+def fix(
+    words: Sequence[str],
+    *,
+    writing: bool,
+    unproven: bool,
+    backwards: int,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> Fixed:
+    """Mend the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`.
+
+    `unproven`: write patches too whose gradients could not be compared with the right ones.
+    """
     _require(words)
     with Launcher(words) as launcher:
         tell("looking for in-place writes that break a gradient")
@@ -47,8 +58,8 @@ def fix(words: Sequence[str], *, writing: bool, backwards: int, seconds: float, 
         if search.dynamo:
             launcher.prepare(DYNAMO)
         prover = Prover(launcher, search, backwards, seconds)
-        done = Mender(prover, tell).mend()
-    return told(done, words, writing)
+        done = Mender(prover, tell, unproven=unproven).mend()
+    return told(done, words, writing, unproven)
 
 
 def _require(words: Sequence[str]) -> None:
@@ -84,7 +95,8 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 
 
-def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
+def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
+    """What is said of it, and written."""
     fixed = Fixed(1 if done.left else 0)
     for one in done.mended:
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
@@ -106,10 +118,15 @@ def told(done: Mending, words: Sequence[str], writing: bool) -> Fixed:
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
     fixed.words += ["", _summary(done)]
     fixed.diff = "".join(_diffs(done.patch))
-    if writing and done.patch.after:
+    proven = all(one.compared for one in done.mended)
+    if writing and done.patch.after and not done.left and not (proven or unproven):
+        fixed.status = 1
+        fixed.words.append("noclobber: nothing written: not all of it is proven; `--write --unproven` writes it")
+    elif writing and done.patch.after:
         _write(done, fixed)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
-        fixed.words.append(f"next: noclobber fix --write {shlex.join(words)}")
+        options = "--write" if proven else "--write --unproven"
+        fixed.words.append(f"next: noclobber fix {options} {shlex.join(words)}")
     return fixed
 
 
@@ -120,14 +137,16 @@ def _changed(patch: Patch) -> list[str]:
 
 
 def _proof(one: Mended) -> str:
-    return f"  {'proven' if one.compared else 'checked'}: {one.proof}"
+    return f"  {'proven' if one.compared else 'checked' if one.proven else 'unproven'}: {one.proof}"
 
 
 def _summary(done: Mending) -> str:
     proven = sum(one.compared for one in done.mended)
-    checked = len(done.mended) - proven
-    counts = [_counted(proven, "proven fix", "es")] if proven or not checked else []
+    checked = sum(one.proven and not one.compared for one in done.mended)
+    others = len(done.mended) - proven - checked
+    counts = [_counted(proven, "proven fix", "es")] if proven or not (checked or others) else []
     counts += [_counted(checked, "checked fix", "es")] if checked else []
+    counts += [_counted(others, "unproven fix", "es")] if others else []
     left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to mend"
     return f"noclobber: {', '.join(counts)}, {left}"
 

@@ -13,7 +13,7 @@ Severity = Literal["error", "warning", "hint"]
 
 
 class Applicability(Enum):
-    """How far a suggestion can be trusted: proven by running it, a guess, or words only."""
+    """How far a suggestion can be trusted: proven by running it, sound by construction, a guess, or words only."""
 
     PROVEN = "proven"
     SOUND = "sound"

@@ -7,6 +7,7 @@ gradient of every program that is to do the same (tests/observe/test_tangents.py
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -50,7 +51,7 @@ class Tangents(TorchFunctionMode):
         self._patches.put(torch, "is_grad_enabled", self._answer)
         self._patches.put(torch.autograd.Function, "apply", classmethod(self._apply))
         # What requires no gradient takes no hook and keeps no gradient.
-        self._patches.put(torch.Tensor, "register_hook", self._register_hook)
+        self._patches.put(torch.Tensor, "register_hook", lambda tensor, hook: self._without_hook())
         self._patches.put(torch.Tensor, "retain_grad", lambda tensor: None)
         forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -94,9 +95,9 @@ class Tangents(TorchFunctionMode):
         context.needs_input_grad = tuple(isinstance(one, torch.Tensor) and one.requires_grad for one in args)  # type: ignore[attr-defined]
         return function.forward(context, *args, **kwargs)
 
-    def _register_hook(self, tensor: torch.Tensor, hook: Any) -> RemovableHandle:
+    def _without_hook(self) -> RemovableHandle:
         self.custom = True
-        return RemovableHandle({})
+        return RemovableHandle(OrderedDict())
 
     def _look(self, recorded: bool) -> None:
         """Forget leaves that were updated, which get another tangent when they are next used."""
