@@ -30,7 +30,7 @@ _UNPROVEN = "no more than that this finding is gone: the program still fails wit
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A finding, and what mends it. `extra`: bytes more that the first backward finds saved, None where unknown.
+    """A finding, and what mends it. `extra`: bytes more that are kept for a backward, at its peak, None where unknown.
 
     Where not `proven`, `proof` says why not. Where no gradients were `compared`, it says what else was looked at.
     """
@@ -105,7 +105,7 @@ class Mender:
         self._tell = tell
         self._done = Mending()
         self._saved = prover.search.saved
-        """What the first backward finds saved with the patch so far."""
+        """The most bytes that a backward finds saved with the patch so far."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
 
     def mend(self) -> Mending:

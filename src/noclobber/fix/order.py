@@ -75,7 +75,7 @@ class Order:
 class Result:
     """`calls` backward calls ended well of those `begun`; `found_at` is the one at which the first finding was there.
 
-    `saved`: bytes that the first backward found saved. `error` is one line; `crash` is noclobber's own failure.
+    `saved`: the most bytes that a backward found saved. `error` is one line; `crash` is noclobber's own failure.
     """
 
     ended: Ended

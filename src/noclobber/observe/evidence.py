@@ -35,8 +35,8 @@ _WEIGHED = 1 << 16
 class Evidence:
     """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
 
-    `saved` is how many bytes the first backward found saved, summed over distinct storages. Gradients are cloned in the
-    first and the last `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
+    `saved` is how many bytes were kept for a backward, the most of any. Gradients are cloned in the first and the last
+    `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
     second backward. `forward` gives the derivative of the loss, where only that is wanted.
     """
 
@@ -147,8 +147,7 @@ class Evidence:
             if self._retaining:
                 args = (args[0], True, *args[2:])
             roots = graph.roots_of(t_outputs)
-            if self.saved is None:
-                self.saved = saved_bytes(roots)
+            self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
                 if not self.events:
                     call = _Call(t_outputs, [], copied)
@@ -321,19 +320,30 @@ def norm(gradient: torch.Tensor | Sketch) -> float:
 
 
 def saved_bytes(roots: list[Any]) -> int:
-    """The bytes that a graph keeps for backward, each storage counted once; weights are storages too."""
+    """The bytes that a graph keeps for backward, each storage counted once, without those that the program has anyway:
+    weights, and what it has names for (tests/fix/test_bytes.py asks the allocator)."""
     storages: dict[int, int] = {}
+    had: set[int] = set()
     for node in graph.walk(roots):
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            had |= _storage_of(leaf).keys()
         for saved in graph.saves_of_or_gone(node):
             content = graph.content(saved)
             alias = content.alias if isinstance(content, saves.Handle) else content
             if isinstance(alias, torch.Tensor):
-                try:
-                    storage = internals.storage(alias)
-                except (RuntimeError, NotImplementedError):
-                    continue
-                storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+                storages |= (found := _storage_of(alias))
+                if isinstance(content, saves.Handle) and content.tensor() is not None:
+                    had |= found.keys()
+    return sum(size for storage, size in storages.items() if storage not in had)
+
+
+def _storage_of(tensor: torch.Tensor) -> dict[int, int]:
+    """The storage of a tensor and its bytes; empty where it has none."""
+    try:
+        storage = internals.storage(tensor)
+    except (RuntimeError, NotImplementedError):
+        return {}
+    return {storage._cdata: storage.nbytes()}
 
 
 def hand_out_clones() -> None:
