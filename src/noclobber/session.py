@@ -21,6 +21,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.report import Coverage, Lost, Report
+from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
 
 P = ParamSpec("P")
@@ -178,7 +179,7 @@ class Session:
         from noclobber import rewrites
 
         try:
-            return rewrites.advised(findings)
+            return of_one_write(rewrites.advised(findings))
         except Exception as failure:
             from noclobber.observe.ways import lost
 

@@ -71,7 +71,7 @@ SAVES = programs("""
             return z.sum()
         contexts = lambda: create_selective_checkpoint_contexts(keep)
         checkpoint(block, x.view(2, 2), use_reentrant=False, context_fn=contexts).backward()
-    NC399: Recomputed values for the following tensors have different metadata
+    NC205: Recomputed values for the following tensors have different metadata
         from torch.utils.checkpoint import checkpoint
         sizes = [2, 3]
         block = lambda x: (x.sum() * torch.ones(sizes.pop(0))).exp().sum()

@@ -119,7 +119,7 @@ NC399 f: the operator's schema f(Tensor x) -> () specified that the operator doe
 
 NC399 Mutating the view Tensor which does not have a derivative implemented is forbidden.
 
-NC399 torch.utils.checkpoint: A different number of tensors was saved during the original forward and recomputation.
+NC205 torch.utils.checkpoint: A different number of tensors was saved during the original forward and recomputation.
 
 NC399 Gradient became undefined between defer and flush; gradients should not be modified during backward.
 """

@@ -33,6 +33,10 @@ _ABOUT_WRITING = re.compile(
     re.IGNORECASE,
 )
 
+_SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope", re.IGNORECASE)
+_SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
+"""What writes in place where backward says so (torch 2.13; tests/observe/test_sloped.py)."""
+
 
 def is_freed(message: str) -> bool:
     """Whether this is the error about a graph that was already run through."""
@@ -152,6 +156,12 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
     if "Inference tensors cannot be saved" in message:
         return Refusal(message, site, saved=site, call="save")
+    if (sloped := _SLOPED.search(message)) is not None:
+        names = [f"aten::{name}_" for name in _SLOPES[sloped[1]]]
+        places = {one.place for one in memory.recent if one.written.op in names}
+        return Refusal(
+            message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
+        )
     if "its base or another view of its base has been modified" in message and last is not None:
         return Refusal(message, site, last.written.op, written=site_of(last.place))
     inside = last is not None and last.node == internals.next_node() and _passed_through(error, "apply")

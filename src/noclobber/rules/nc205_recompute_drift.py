@@ -8,8 +8,9 @@ What happens
 
 Why
     What the second run makes is new, so there is no old version to compare with. The only check,
-    `determinism_check`, compares shapes, types and devices. The same program without checkpoint raises (NC101,
-    NC103).
+    `determinism_check`, compares shapes, types and devices, and the number of tensors: where the second run takes
+    another way, PyTorch raises "A different number of tensors was saved". The same program without checkpoint raises
+    (NC101, NC103).
 
 Example
     import torch
@@ -50,13 +51,14 @@ import ast
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
 from noclobber.model.silent import Drift, Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.causes import is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import same_line, subject, writer_in_words
-from noclobber.rules.shared.refusing import suggest
+from noclobber.rules.shared.refusing import finding, messages, recognised, suggest
 from noclobber.rules.shared.sourcetext import path_to, source, span_of, text_of
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
@@ -65,7 +67,9 @@ from noclobber.rules.shared.wording import name_in_words, node_in_words
 CODE = "NC205"
 NAME = "recompute-drift"
 SEVERITY: Severity = "error"
-MESSAGES = ()
+MESSAGES = messages(
+    r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)"
+)
 
 _DETACHES = "aten::detach_"
 _AGAIN = (
@@ -76,6 +80,9 @@ _AGAIN = (
 
 def find(event: Event) -> Finding | None:
     """A checkpointed region whose second run gave other bytes than its first."""
+    refusal = recognised(event, MESSAGES)
+    if refusal is not None:
+        return _other_tensors(refusal)
     if not isinstance(event, Drift):
         return None
     if event.unfilled:
@@ -109,6 +116,23 @@ def find(event: Event) -> Finding | None:
         verb=verb,
         saved=(saved,) if saved else (),
         created=(region,) if region else (),
+    )
+
+
+def _other_tensors(refusal: Refusal) -> Finding:
+    """The second run saved tensors of another number or kind, which checkpoint itself notices."""
+    return finding(
+        (CODE, NAME, SEVERITY),
+        "a checkpointed region saves other tensors when backward computes it anew",
+        refusal,
+        told="backward computes the region anew here",
+        notes=["something that the region reads has changed since the forward, and it takes another way through it"],
+        suggestions=[
+            Suggestion(
+                "let the region depend on its arguments alone: on no counter, flag or buffer that changes in between, "
+                "and least of all one that it changes itself"
+            )
+        ],
     )
 
 

@@ -155,12 +155,6 @@ TEXTS = (
         "renamed",
     ),
     _text(
-        r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
-        "a checkpoint recomputes other tensors than it saved",
-        "something that the checkpointed function reads changed between the forward and backward",
-        "make the function depend on its arguments only: no in-place write, counter or mode that changes in between",
-    ),
-    _text(
         "Gradient became undefined between|gradients should not be modified during backward",
         "a gradient changed while backward was under way",
         "distributed training relies on the gradient that autograd has accumulated",
