@@ -327,3 +327,18 @@ def test_a_checkpointed_module_runs_on_a_copy_of_the_buffer_that_is_written(call
     about = {"write": "net.noise.normal_()", "save": f"checkpoint({call}, use_reentrant=False)"}
     found = mended("NC205", source, **about, kind="buffer", name=name, op="aten::normal_")
     assert any(f"checkpoint(torch.func.functional_call, {right}, use_reentrant=False)" in one for one in found)
+
+
+def test_a_state_that_is_kept_in_place_is_detached_before_and_no_graph_is_kept_for_it() -> None:
+    source = """
+        for x in data:
+            self.centre.mul_(0.9).add_(x.mean(0))
+            loss(x - self.centre).backward()
+    """
+    message = "backward reaches into a graph of an earlier iteration, which is already freed"
+    places = {"write": "self.centre.mul_(0.9)", "read": "loss(x - self.centre).backward()"}
+    found = changes("NC104", source, message=message, **places)
+    assert found[0] == "self.centre = self.centre.detach()"
+    assert not any("retain_graph" in one for one in found)
+    shared = changes("NC104", source, message="a part of the graph that another backward has freed", **places)
+    assert "loss(x - self.centre).backward(retain_graph=True)" in shared

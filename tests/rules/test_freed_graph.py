@@ -53,6 +53,35 @@ def test_a_carried_state_is_detached_and_retain_graph_is_no_cure() -> None:
     assert finding.notes[0].startswith("`retain_graph=True` is no cure")
 
 
+def test_a_part_that_two_losses_share_is_no_carried_state() -> None:
+    finding = found(False, shared=True, freed=PROGRAM.at("y.sum().backward()"))
+    assert finding.message == "backward reaches into a part of the graph that another backward has freed"
+    assert [one.message for one in finding.suggestions] == [one.message for one in found(True).suggestions]
+    assert [(one.text, one.span.line, one.primary) for one in finding.labels if one.role == "read"] == [
+        ("this backward frees it", 2, False),
+        ("this backward needs it again", 3, True),
+    ]
+
+
+def test_a_line_that_frees_and_needs_has_one_label() -> None:
+    finding = found(False, freed=PROGRAM.at("y.prod().backward()"))
+    assert [one.text for one in finding.labels if one.role == "read"] == ["this backward needs it again"]
+
+
+def test_a_state_that_is_written_in_place_is_named_as_it_is_spelled() -> None:
+    program = Program("self.centre.mul_(0.9).add_(feats.mean(0))\nloss.backward()\n")
+    written = program.at("self.centre.mul_(0.9)")
+    finding = rule.find(
+        Refusal(MESSAGE, program.at("loss.backward()"), written=written, call="backward", repeated_root=False)
+    )
+    assert finding is not None
+    assert told(finding, "write").text == "`self.centre` is written in place here, and carries it over"
+    assert [one.message for one in finding.suggestions] == [
+        "write the state where no gradient is recorded, inside `with torch.no_grad():`, or detach the value that is "
+        "written"
+    ]
+
+
 def test_where_it_is_not_known_both_are_said() -> None:
     words = helped(found(None))
     assert "for a carried state: detach" in words

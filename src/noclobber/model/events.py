@@ -111,4 +111,9 @@ class Refusal:
     call: Literal["write", "backward", "grad", "save", "access"] = "write"
     repeated_root: bool | None = None
     """For a freed graph: True where the roots of this backward were already run through, False where only an older part
-    of the graph (a carried state) was; None where it is not known."""
+    of the graph was; None where it is not known."""
+    shared: bool = False
+    """For an older part of a freed graph: whether another backward freed it since the same line last ran one. Else it
+    is of an earlier iteration: a carried state."""
+    freed: Site | None = None
+    """The backward that freed it, when known."""

@@ -20,6 +20,8 @@ from noclobber.observe.ways import Way
 if TYPE_CHECKING:
     from noclobber.observe.recorder import Recorder
 
+_LINES = 64
+"""Lines that ran a backward, of which it is known when they last did."""
 End = Callable[[Any, BaseException | None], None]
 """Called when a backward call has ended, with what it returned, or with what it raised."""
 Begin = Callable[[Backward], End | None]
@@ -131,6 +133,10 @@ def _has_ended(
             _has_failed(recorder, call, error)
         return
     thread.boundary = internals.next_node()
+    thread.boundaries.pop(call.place, None)
+    thread.boundaries[call.place] = thread.boundary
+    if len(thread.boundaries) > _LINES:
+        del thread.boundaries[next(iter(thread.boundaries))]
     if call.call == "backward":
         recorder.memory.accumulated.append((moment(), call.place))
     if stopped is not None:

@@ -61,6 +61,8 @@ class Thread(threading.local):
         """The backward calls that this thread makes, innermost last."""
         self.boundary = 0
         """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
+        self.boundaries: dict[Place | None, int] = {}
+        """The same for each line that ran a backward, the last to do so last."""
 
     @property
     def watched(self) -> bool:

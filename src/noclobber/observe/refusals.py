@@ -15,7 +15,7 @@ from noclobber.observe import graph, internals
 from noclobber.observe.frames import frame_above
 from noclobber.observe.memory import Memory
 from noclobber.observe.names import name_of
-from noclobber.observe.records import Backward, shape_of
+from noclobber.observe.records import Backward, Record, shape_of
 from noclobber.observe.saves import Handle, Suspect
 from noclobber.observe.sites import place_of, site_of
 from noclobber.observe.writes import Written, tensors
@@ -129,18 +129,41 @@ def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory:
         and graph.released(node)
     ]
     newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
-    place = None
+    place, shared, freeing = None, False, None
     if newest is not None:
         number = newest._sequence_nr()
         place = memory.thread.history.place_of(number)
+        shared = repeated is False and number >= memory.thread.boundaries.get(backward.place, 0)
+        ends = ((end, line) for line, end in memory.thread.boundaries.items() if end > number)
+        freeing = min(ends, key=lambda one: one[0], default=(0, None))[1]
+    carrying = _carrying(roots, boundary, memory)
     return Refusal(
         message,
         site_of(backward.place),
         saved=site_of(place),
+        written=site_of(carrying.place) if carrying and not shared else None,
         saved_node=newest.name() if newest is not None else None,
         call="grad" if backward.call == "grad" else "backward",
         repeated_root=repeated,
+        shared=shared,
+        freed=site_of(freeing),
     )
+
+
+def _carrying(roots: list[Any], boundary: int | None, memory: Memory) -> Record | None:
+    """The write that carries a state from an older graph into the newest one, if any: at either end of that edge.
+
+    The first write to a buffer finds it outside of the graph, and may not be on record.
+    """
+    numbers = {
+        number
+        for node in graph.walk(roots)
+        if boundary and boundary <= node._sequence_nr() < graph.UNNUMBERED
+        for older, _ in node.next_functions
+        if older is not None and older._sequence_nr() < boundary
+        for number in (node._sequence_nr(), older._sequence_nr())
+    }
+    return next((one for one in reversed(memory.recent) if one.node in numbers), None)
 
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:

@@ -32,12 +32,14 @@ Notes
 
 from __future__ import annotations
 
+import ast
 import re
 
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.labels import inside_label
+from noclobber.rules.shared.rewriting import target_of
 from noclobber.rules.shared.wording import node_in_words
 
 CODE = "NC104"
@@ -53,7 +55,11 @@ _HEADLINES = {
     False: "backward reaches into a graph of an earlier iteration, which is already freed",
     None: "backward through a graph that an earlier backward has freed",
 }
+_SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+_STATE = (
+    "write the state where no gradient is recorded, inside `with torch.no_grad():`, or detach the value that is written"
+)
 _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, where one graph really serves two"
 
@@ -67,6 +73,10 @@ def find(event: Event) -> Finding | None:
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
     repeated = event.repeated_root
+    if repeated is False and event.shared:
+        return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
+    if repeated is False and event.written is not None:
+        return _finding(event, _HEADLINES[repeated], [_STATE], _note(repeated))
     helps = {
         True: [_SUM, _RETAIN],
         False: [_DETACH],
@@ -88,6 +98,13 @@ def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Find
     return Finding(CODE, NAME, SEVERITY, headline, _labels(event), notes=notes, suggestions=suggestions)
 
 
+def _carries(event: Refusal) -> str:
+    """ "`self.centre` is written in place here, and carries it over": the target as it is spelled there."""
+    target = target_of(event.written)
+    what = f"`{ast.unparse(target)}`" if target is not None else "a tensor"
+    return f"{what} is written in place here, and carries it over"
+
+
 def _labels(event: Refusal) -> tuple[Label, ...]:
     node = f": {node_in_words(event.saved_node)} kept a tensor for its backward" if event.saved_node else ""
     labels: list[Label] = []
@@ -95,6 +112,10 @@ def _labels(event: Refusal) -> tuple[Label, ...]:
         labels.append(
             label("save", event.saved, f"part of the freed graph was built here{node}", primary=event.site is None)
         )
+    if event.written is not None:
+        labels.append(label("write", event.written, _carries(event)))
+    if event.freed is not None and event.freed != event.site:
+        labels.append(label("read", event.freed, "this backward frees it"))
     if event.site is not None:
         reader = {"grad": "`autograd.grad`", "access": "this access"}.get(event.call, "this backward")
         labels.append(label("read", event.site, f"{reader} needs it again", primary=True))

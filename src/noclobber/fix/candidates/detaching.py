@@ -9,8 +9,8 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, append, called, dotted, small, walk
-from noclobber.fix.candidates.writing import keyword, unretained, with_argument
+from noclobber.fix.candidates.tree import File, after, append, before, called, dotted, small, walk
+from noclobber.fix.candidates.writing import keyword, unretained, with_argument, written
 from noclobber.model.finding import Edit
 
 
@@ -39,6 +39,14 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate("keep the state without its graph", (one,), cost + 2)
 
 
+def kept_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+    """`self.centre = self.centre.detach()` before the line that writes the state in place."""
+    for write in written(scene):
+        edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
+        if edit is not None:
+            yield Candidate(f"detach `{write.name}` before it is written again", (edit,), cost)
+
+
 def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     """`.detach()` where a function that has stepped returns values, or where a later loss takes what an earlier did."""
     step, read = scene.place("write"), scene.place("read")
@@ -64,7 +72,7 @@ def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
                 yield Candidate(f"detach `{one.value}` for this loss", (append(file, one, ".detach()"),), cost)
 
 
-def retained(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
+def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
     """`retain_graph=True` on the backward before the one that finds its graph freed: gradients stay as they are."""
     read = scene.place("read")
     if read is None:

@@ -89,10 +89,11 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:
-    """A graph that an earlier backward has freed."""
+    """A graph that an earlier backward has freed. One that is kept for a carried state grows with every iteration."""
+    yield from detaching.kept_in_place(scene)
     yield from detaching.carried(scene)
-    is_carried = "iteration" in scene.finding.message
-    yield from detaching.retained(scene, 4 if is_carried else 1)
+    if "iteration" not in scene.finding.message:
+        yield from detaching.retained(scene, 1)
 
 
 def silent(scene: Scene) -> Iterator[Candidate]:

@@ -1,0 +1,115 @@
+"""Which graph a second backward finds freed: its own, a part that two losses share, or that of an earlier iteration."""
+
+import pytest
+import torch
+
+import noclobber
+
+SAME = "second backward through a graph that the first one has freed"
+SHARED = "backward reaches into a part of the graph that another backward has freed"
+EARLIER = "backward reaches into a graph of an earlier iteration, which is already freed"
+
+
+def twice():
+    loss = torch.ones(3, requires_grad=True).exp().sum()
+    loss.backward()
+    loss.backward()
+
+
+def both_losses_made_before():
+    h = torch.ones(3, requires_grad=True).exp()
+    first, last = h.sin().sum(), h.cos().sum()
+    first.backward()
+    last.backward()
+
+
+def two_heads():
+    h = torch.ones(3, requires_grad=True).exp()
+    h.sin().sum().backward()
+    h.cos().sum().backward()
+
+
+def two_heads_in_a_loop():
+    x = torch.ones(3, requires_grad=True)
+    for step in range(3):
+        h = x.exp()
+        h.sin().sum().backward()
+        if step:
+            h.cos().sum().backward()
+
+
+def a_state():
+    w, h = torch.ones(3, requires_grad=True), torch.zeros(3)
+    for _ in range(2):
+        h = (h + w).exp()
+        h.sum().backward()
+
+
+def a_state_and_two_heads():
+    w, h = torch.ones(3, requires_grad=True), torch.zeros(3)
+    for _ in range(2):
+        h = (h + w).exp()
+        h.sum().backward(retain_graph=True)
+        h.sin().sum().backward()
+
+
+def a_buffer():
+    w, centre = torch.ones(3, requires_grad=True), torch.zeros(3)
+    for _ in range(2):
+        centre.mul_(0.9).add_(w.exp())
+        (centre * 2).sum().backward()
+
+
+def a_buffer_later():
+    w, centre = torch.ones(3, requires_grad=True), torch.zeros(3)
+    for _ in range(4):
+        centre.mul_(0.9).add_(w.exp().detach() if _ < 2 else w.exp())
+        (centre * w).sum().backward()
+
+
+WHICH = {
+    twice: SAME,
+    both_losses_made_before: SAME,
+    two_heads: SHARED,
+    two_heads_in_a_loop: SHARED,
+    a_state: EARLIER,
+    a_state_and_two_heads: EARLIER,
+    a_buffer: EARLIER,
+    a_buffer_later: EARLIER,
+}
+
+
+def finding_of(program):
+    seen = noclobber.watch()
+
+    def watched():
+        with seen:
+            program()
+
+    with pytest.raises(RuntimeError, match="a second time"):
+        watched()
+    (finding,) = seen.findings
+    return finding
+
+
+@pytest.mark.parametrize(("program", "told"), WHICH.items(), ids=[one.__name__ for one in WHICH])
+def test_which_graph_is_freed(program, told):
+    assert finding_of(program).message == told
+
+
+@pytest.mark.parametrize(("program", "frees"), [(two_heads, 2), (two_heads_in_a_loop, 4)])
+def test_the_backward_that_frees_is_shown(program, frees):
+    labels = finding_of(program).labels
+    (line,) = (one.span.line for one in labels if one.text == "this backward frees it")
+    assert line == program.__code__.co_firstlineno + frees
+
+
+@pytest.mark.parametrize("program", [a_buffer, a_buffer_later])
+def test_a_write_that_carries_is_shown(program):
+    (line,) = (one.span.line for one in finding_of(program).labels if one.role == "write")
+    assert line == program.__code__.co_firstlineno + 3
+
+
+@pytest.mark.parametrize("program", [a_state, two_heads, a_state_and_two_heads])
+def test_nothing_is_blamed_where_nothing_was_written(program):
+    assert not [one for one in finding_of(program).labels if one.role == "write"]
