@@ -26,7 +26,7 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
     Raises NotImplementedError where PyTorch comes to that instead: of a jagged tensor (torch 2.13; test_nested.py).
     """
     with aside(), without_hooks():
-        sample = internals.take(tensor)  # which has a version counter of its own
+        sample = _like(tensor)
         saved = make(sample)
         torch.autograd.graph.increment_version(sample)
         try:
@@ -36,6 +36,14 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
         except RuntimeError as error:
             return str(error)
     raise AssertionError("torch unpacks a stale save")
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same type and shape with a version counter of its own."""
+    try:
+        return internals.take(tensor)
+    except RuntimeError:  # a subclass that is nothing without its mode (FunctionalTensor of torch 2.10 to 2.12)
+        return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 class _SavedByNode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
+from noclobber.observe import traced
 from noclobber.observe.frames import frame_above
 from noclobber.observe.internals import backward_call
 
@@ -13,10 +14,13 @@ Place = tuple[CodeType, int, "Place | None"]
 
 KINDS: dict[str, int] = {}
 """Whose code a file is, as a number, by its `co_filename`; filled as files are met."""
-USER, _LIBRARY, SKIP = 0, 1, 2
+USER, _LIBRARY, SKIP, _TRACED = 0, 1, 2, 3
 
 
 def _kind(path: str) -> int:
+    if traced.runs_graphs(path):
+        KINDS[path] = _TRACED
+        return _TRACED
     owner = owner_of(path)
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
     if is_settled(path, owner):
@@ -37,6 +41,8 @@ def place_of(frame: FrameType | None) -> Place | None:
             return (code, frame.f_lasti, inside)
         if kind == _LIBRARY and inside is None:
             inside = (code, frame.f_lasti, None)
+        elif kind == _TRACED and (found := traced.instruction(frame)) is not None:
+            return (*found, inside)
         frame = frame.f_back
     # A thread of the engine has no frame of the program's: what it does is done where backward was called.
     call = backward_call()
