@@ -143,6 +143,26 @@ def test_a_gradient_is_compared_with_forward_mode_where_a_write_is_refused_befor
     assert cut.differs
 
 
+def test_compiled_code_that_cannot_be_traced_is_compared_with_forward_mode_of_what_it_stands_for(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "def loss(t):\n"
+        "    h = torch.sigmoid(w * t)\n"
+        "    h += 1\n"
+        "    return (h * t).sum()\n"
+        "torch.compile(loss, backend='aot_eager')(torch.ones(3) * 2).backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.primary.span.line == 5
+    right = it.judged(("h += 1", "h = h + 1"))
+    assert right.compared
+    s = torch.sigmoid(torch.full((3,), 2.0))
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert torch.allclose(gradient, 4 * s * (1 - s))  # by hand: t * sigmoid'(w t) * t
+    assert it.judged(("h += 1", "h = h.detach() + 1 + h * 0")).differs
+
+
 def test_a_write_to_a_leaf_is_an_update_or_computed_with_as_the_patch_has_it(bench):
     it = bench("import torch\nw = torch.ones(3, requires_grad=True)\nw *= 2\n(w * w).sum().backward()\n")
     update = it.judged(("w *= 2", "w.data.mul_(2)"))

@@ -100,6 +100,8 @@ class Prover:
             if kind == "handed":
                 codes.discard(HANDED)
             codes.update(one.code for one in reference.result.findings)
+            if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:
+                return self._by_derivative(found, result)  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
             compared = comparing.compare(reference.events, found, truncated=kind in ("step", "backward"))

@@ -87,6 +87,7 @@ class Trial:
         seen.full = lambda: self._finish(Ended.LIMIT)
         if mode in FORWARD:
             seen.started = seen.full
+            evidence.compile_nothing()
         if mode == "search":
             seen.looked = self._looked
         if order.handing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -386,6 +387,13 @@ def clone_saves() -> None:
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def compile_nothing() -> None:
+    """Have `torch.compile` leave functions as they are, so that forward mode and what it stands for see their lines."""
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when the compiler is imported
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.config.disable = True
 
 
 def gradients_off() -> None:
