@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-
-import pytest
 
 from noclobber.fix.launch import Launcher
 from noclobber.fix.order import Order
 
-ALIVE = """
-import os, sys
+MEASURE = """
+import json, sys
 import torch
 from torch.profiler import ProfilerActivity, profile
+import noclobber
+from noclobber.observe import evidence, graph
 
-watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-calls = 0
-def engine(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == int(sys.argv[2]):
+class Enough(Exception):
+    pass
+
+def stopped_at(text, number, look):
+    calls = 0
+    def engine(outputs, *args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            found.append(look(outputs))
+            raise Enough
+        return native(outputs, *args, **kwargs)
+    found, native = [], torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = engine
+    try:
+        exec(text, {})
+    except Enough:
+        return found[0]
+    finally:
+        torch.autograd._engine_run_backward = native
+
+def allocated(text, number):
+    watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    def look(outputs):
         watched.__exit__(None, None, None)
-        events = watched.profiler.kineto_results.events()
-        print(sum(one.nbytes() for one in events if one.name() == "[memory]"), flush=True)
-        os._exit(0)
-    return native(*args, **kwargs)
-native, torch.autograd._engine_run_backward = torch.autograd._engine_run_backward, engine
-watched.__enter__()
-exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), {"__name__": "__main__"})
+        return [one.nbytes() for one in watched.profiler.kineto_results.events() if one.name() == "[memory]"]
+    watched.__enter__()
+    return sum(stopped_at(text, number, look))
+
+def kept(text, number):
+    with noclobber.watch():
+        return stopped_at(text, number, lambda outputs: evidence.saved_bytes(graph.roots_of(outputs)))
+
+allocated("import torch; torch.ones(3, requires_grad=True).sum().backward()", 1)  # what a first run allocates for good
+print(json.dumps([(allocated(*one), kept(*one)) for one in json.loads(sys.stdin.read())]))
 """
-"""Prints the bytes that are allocated at the backward call of a number; freed ones count below zero."""
+"""Prints the bytes that are allocated at a backward call, freed ones counted below zero, and those that we count."""
 PROGRAMS = {
     "out of place": ("h = torch.sigmoid(w)\n    h += 1\n    return (h * h).sum()", "h += 1", "h = h + 1"),
     "a clone of what is read": (
@@ -64,37 +86,28 @@ def program(body):
     return f"{head}def loss():\n    {body}\nloss().backward()\n"
 
 
-def alive(path, calls=1):
-    done = subprocess.run([sys.executable, "-c", ALIVE, str(path), str(calls)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+def measured(*programs):
+    """The bytes allocated, and those counted, at a backward call of each program."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], input=json.dumps(programs), capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
 
 
-def saved(folder, monkeypatch, *texts):
-    """What a run finds saved, of each text."""
-    monkeypatch.chdir(folder)
-    found = []
-    for text in texts:
-        (folder / "program.py").write_text(text)
-        with Launcher(["program.py"]) as launcher:
-            found.append(launcher.run(Order("search", 3, 60)).saved)
-    return found
-
-
-@pytest.mark.parametrize(("body", "old", "new"), PROGRAMS.values(), ids=PROGRAMS)
-def test_the_bytes_more_are_those_of_the_allocator(tmp_path, monkeypatch, body, old, new):
-    texts = program(body), program(body).replace(old, new)
-    held = []
-    for name, text in zip(("before.py", "after.py"), texts, strict=True):
-        (tmp_path / name).write_text(text)
-        held.append(alive(tmp_path / name))
-    before, after = saved(tmp_path, monkeypatch, *texts)
-    assert after - before == held[1] - held[0]
+def test_the_bytes_more_are_those_of_the_allocator():
+    texts = [(program(body), program(body).replace(old, new)) for body, old, new in PROGRAMS.values()]
+    found = iter(measured(*((text, 1) for pair in texts for text in pair)))
+    for name, (allocated, kept), (more, more_kept) in zip(PROGRAMS, found, found, strict=True):
+        assert more_kept - kept == more - allocated, name
 
 
 def test_the_backward_that_keeps_most_counts(tmp_path, monkeypatch):
-    (tmp_path / "before.py").write_text(LATER)
-    (tmp_path / "after.py").write_text(LATER.replace("h += 1", "h = h + 1"))
-    held = [alive(tmp_path / name, 2) for name in ("before.py", "after.py")]
-    before, after = saved(tmp_path, monkeypatch, LATER, LATER.replace("h += 1", "h = h + 1"))
-    assert after - before == held[1] - held[0] == 4096
+    after = LATER.replace("h += 1", "h = h + 1")
+    (allocated, _), (more, _) = measured((LATER, 2), (after, 2))
+    monkeypatch.chdir(tmp_path)
+    found = []
+    with Launcher(["program.py"]) as launcher:
+        for text in (LATER, after):
+            (tmp_path / "program.py").write_text(text)
+            found.append(launcher.run(Order("search", 3, 60)).saved)
+    assert found[1] - found[0] == more - allocated == 4096
