@@ -207,9 +207,16 @@ def changed_saves(source: str) -> int:
 
     identity = IDENTITY if "device=" in source else f"{IDENTITY}|{ON_CPU}"
     seen_through = rewritten(source, (_ALONE, (identity, "saved_tensors_hooks(keep, give)")))
+    native = torch.autograd._engine_run_backward
+
+    def retaining(outputs: Any, gradients: Any, _: bool, *args: Any, **kwargs: Any) -> Any:
+        return native(outputs, gradients, True, *args, **kwargs)
+
     for form in (seen_through, rewritten(source, (_ALONE, *PLAIN_SAVES[3:])), rewritten(source, PLAIN_SAVES)):
         names = {"keep": keep, "give": give}
-        run(form, lambda: saved_tensors_hooks(pack, unpack), names)
+        # What a Function keeps on its ctx outlives a backward; where it is saved instead, its graph has to.
+        with patch.object(torch.autograd, "_engine_run_backward", retaining if "ctx.a = a" in source else native):
+            run(form, lambda: saved_tensors_hooks(pack, unpack), names)
     return changed + changed_recomputations(source)
 
 
