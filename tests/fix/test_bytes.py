@@ -46,7 +46,7 @@ def allocated(text, number):
     return sum(stopped_at(text, number, look))
 
 def kept(text, number):
-    with noclobber.watch():
+    with noclobber.watch(contents=True):
         return stopped_at(text, number, lambda outputs: evidence.saved_bytes(graph.roots_of(outputs)))
 
 allocated("import torch; torch.ones(3, requires_grad=True).sum().backward()", 1)  # what a first run allocates for good
@@ -65,6 +65,8 @@ PROGRAMS = {
     "in a loop": ("h = w * 2\n    for _ in range(3):\n        h = h.sigmoid()\n        h *= 2\n    return h.sum()",
                   "h *= 2", "h = h * 2"),
     "an input": ("return (x * w * x).sum()", "x * w", "x.clone() * w"),
+    "a row of an input": ("return (x[:64] * w[:64]).sum()", "x[:64]", "x[:64].clone()"),
+    "what has a name": ("global h\n    h = w.exp()\n    return (h * h).sum()", "h * h", "h.clone() * h"),
     "a row of a parameter": ("return (w[:64] * w[:64]).sum()", "w[:64] * w[:64]", "w[:64].clone() * w[:64].clone()"),
     "half as wide": ("h = w.sigmoid()\n    return (h * h).float().sum()", "h * h", "h.bfloat16() * h.bfloat16()"),
 }  # fmt: skip

@@ -322,29 +322,31 @@ def norm(gradient: torch.Tensor | Sketch) -> float:
 
 def saved_bytes(roots: list[Any]) -> int:
     """The bytes that a graph keeps for backward, each storage counted once, without those that the program has anyway:
-    weights, and what it has names for (tests/fix/test_bytes.py asks the allocator)."""
-    storages: dict[int, int] = {}
+    weights, and whatever else it can reach (tests/fix/test_bytes.py asks the allocator)."""
+    kept: dict[int, tuple[Any, set[int]]] = {}
     had: set[int] = set()
     for node in graph.walk(roots):
         if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
-            had |= _storage_of(leaf).keys()
+            had.add(getattr(_storage(leaf), "_cdata", 0))
         for saved in graph.saves_of_or_gone(node):
             content = graph.content(saved)
             alias = content.alias if isinstance(content, saves.Handle) else content
-            if isinstance(alias, torch.Tensor):
-                storages |= (found := _storage_of(alias))
-                if isinstance(content, saves.Handle) and content.tensor() is not None:
-                    had |= found.keys()
-    return sum(size for storage, size in storages.items() if storage not in had)
+            if isinstance(alias, torch.Tensor) and (storage := _storage(alias)) is not None:
+                kept.setdefault(storage._cdata, (storage, set()))[1].add(id(alias))
+    return sum(
+        storage.nbytes()
+        for number, (storage, aliases) in kept.items()
+        # One more holds it: the Python object that stands for it.
+        if number not in had and internals.storage_holders(number) <= len(aliases) + 1
+    )
 
 
-def _storage_of(tensor: torch.Tensor) -> dict[int, int]:
-    """The storage of a tensor and its bytes; empty where it has none."""
+def _storage(tensor: torch.Tensor) -> Any:
+    """The storage of a tensor, None where it has none."""
     try:
-        storage = internals.storage(tensor)
+        return internals.storage(tensor)
     except (RuntimeError, NotImplementedError):
-        return {}
-    return {storage._cdata: storage.nbytes()}
+        return None
 
 
 def hand_out_clones() -> None:
