@@ -241,10 +241,10 @@ def test_what_a_backward_writes_is_compared_with_a_run_that_hands_out_clones(ben
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
 
 
-def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
+def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_was_there_before(bench):
     text = (
         "import torch\n"
-        "w = torch.ones(3, requires_grad=True)\n"
+        "w = torch.tensor([1.0, -1.0, 1.0], requires_grad=True)\n"
         "h = w * 2\n"
         "net = torch.nn.Sequential(torch.nn.ReLU(inplace=True))\n"
         "loss = (net(h) * 3).sum()\n"
@@ -253,10 +253,30 @@ def test_gradients_that_preserving_does_not_make_right_are_not_compared(bench):
     it = bench(text)
     assert it.finding.code == "NC209"
     right = it.judged(("inplace=True", "inplace=False"))
+    assert right.compared
+    assert "with respect to values from before the write" in right.proof
+    (returned,) = evidence.read(right.result.evidence)[0]["returned"]
+    assert returned.tolist() == [3, 0, 3]  # by hand: relu of 2, -2 and 2, times 3
+    assert not it.judged(("inplace=True", "inplace=False"), ("w * 2", "w * 4")).right
+    assert it.judged(("inplace=True", "inplace=False"), ("* 3", "* 3.01")).differs
+
+
+def test_gradients_that_nothing_makes_right_are_not_compared(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "v = (w * 2)[:2]\n"
+        "v.register_hook(lambda gradient: gradient * 5)\n"
+        "v.mul_(3)\n"
+        "v.sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC210"
+    right = it.judged(("v.mul_(3)", "v = v.mul(3)"))
     assert right.right
     assert "there are no gradients to compare with" in right.proof
     assert not right.compared
-    assert not it.judged(("inplace=True", "inplace=False"), ("w * 2", "w * 4")).right
+    assert not it.judged(("v.mul_(3)", "v = v.mul(4)")).right
 
 
 def test_a_region_that_reads_changed_bytes_is_compared_with_one_that_reads_its_old_ones(bench):

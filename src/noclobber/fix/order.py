@@ -56,6 +56,8 @@ class Order:
     retaining: bool = False
     handing: bool = False
     """Whether hooks and custom backwards get clones of gradients."""
+    before: bool = False
+    """Whether gradients are asked for with respect to what activations in place have overwritten."""
 
     def to_json(self) -> str:
         """As JSON; texts in base64."""

@@ -10,7 +10,7 @@ from noclobber.fix import printed
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Ended, Mode, Order, Result
 from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.references import DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
+from noclobber.fix.references import ASKED, DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
@@ -97,9 +97,9 @@ class Prover:
             if kind == "derivative":
                 return self._by_derivative(found, result)
             reference = self.references.get(kind)
-            if kind == "handed":
-                codes.discard(HANDED)
+            codes -= {HANDED} if kind == "handed" else set()
             codes.update(one.code for one in reference.result.findings)
+            codes -= {ASKED} if kind == "before" else set()  # it asks as it did; the answer is another
             if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:
                 return self._by_derivative(found, result)  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):

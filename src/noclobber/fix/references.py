@@ -9,14 +9,16 @@ from typing import Any, Literal
 from noclobber.fix.launch import Launcher, Trial
 from noclobber.fix.order import Mode, Order, Result
 
-Kind = Literal["full", "step", "backward", "handed", "derivative", "updated"]
-WHOLE: tuple[Kind, ...] = ("full", "handed")
+Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
+WHOLE: tuple[Kind, ...] = ("full", "handed", "before")
 """Those of which nothing is cut off."""
 
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210")
 """What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
 HANDED = "NC206"
 """Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""
+ASKED = "NC209"
+"""Of these what is about gradients with respect to an overwritten tensor: to be asked for what was there before."""
 DRIFT = "NC205"
 """Regions that run anew get their old bytes where saves are preserved, not where they are cloned. What else makes them
 drift (random numbers, flags) stays: gradients that match are right, and others may be."""
@@ -40,6 +42,7 @@ _WORDS = {
     "step": f"{_FULL}, less what flows through weights from before their last step",
     "backward": f"{_FULL}, less what flows through graphs of former backward calls",
     "handed": f"{_FULL}, and hooks and custom backwards get clones of gradients",
+    "before": f"{_FULL}, and gradients are asked for with respect to values from before the write",
     "derivative": "what the program computes where no gradients are recorded",
     "updated": "what the program computes where no gradients are recorded and its write to a leaf is an update",
 }
@@ -52,7 +55,9 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
     """
     codes = set(codes)
     if codes & set(WITHOUT):
-        return ("handed",) if codes & set(WITHOUT) == {HANDED} else ()
+        kinds: dict[frozenset[str], Kind] = {frozenset({HANDED}): "handed", frozenset({ASKED}): "before"}
+        kind = kinds.get(frozenset(codes & set(WITHOUT)))
+        return (kind,) if kind else ()
     refused = any(code.startswith("NC3") for code in codes)
     if refused and not calls:
         return ("derivative",)
@@ -117,6 +122,7 @@ class References:
             truncation=truncation,
             retaining=self.retaining,
             handing=kind == "handed",
+            before=kind == "before",
         )
 
 

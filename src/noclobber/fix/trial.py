@@ -83,6 +83,7 @@ class Trial:
             truncation=order.truncation,
             retaining=order.retaining,
             forward=self._tangents,
+            before=order.before,
         )
         seen.full = lambda: self._finish(Ended.LIMIT)
         if mode in FORWARD:

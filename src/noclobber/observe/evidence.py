@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
@@ -29,6 +30,11 @@ last backward call."""
 Wanted = Literal["gradients", "loss"]
 """loss: only that of the first backward call."""
 Sketch = tuple[Any, ...]
+_ACTIVATIONS = (
+    "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Silu", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid", "Threshold",
+    "Rrelu", "NativeDropout", "Sigmoid", "Tanh",
+)  # fmt: skip
+"""How the nodes of operators begin that NC209 is about, and of the like."""
 _WEIGHED = 1 << 16
 """Numbers of a tensor that are weighed in a sketch of it, evenly spaced; the norm is of all."""
 
@@ -38,7 +44,8 @@ class Evidence:
 
     `saved` is how many bytes were kept for a backward, the most of any. Gradients are cloned in the first and the last
     `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
-    second backward. `forward` gives the derivative of the loss, where only that is wanted.
+    second backward. `forward` gives the derivative of the loss, where only that is wanted. `before`: a gradient with
+    respect to what an activation overwrote is that with respect to what was there before.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class Evidence:
         truncation: Truncation = "",
         retaining: bool = False,
         forward: tangents.Tangents | None = None,
+        before: bool = False,
     ) -> None:
         self.events: list[dict[str, Any]] = []
         self.begun = 0
@@ -65,6 +73,7 @@ class Evidence:
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
         self._retaining, self._wanted, self._whole, self._forward = retaining, wanted, whole, forward
+        self._before = before
         self._fresh = Fresh(truncation) if truncation else None
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
@@ -147,6 +156,8 @@ class Evidence:
                 return engine(t_outputs, *args, **kwargs)
             if self._retaining:
                 args = (args[0], True, *args[2:])
+            if self._before:
+                args = (*args[:3], tuple(map(before_activation, args[3])), *args[4:])
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
@@ -347,6 +358,16 @@ def _storage(tensor: torch.Tensor) -> Any:
         return internals.storage(tensor)
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def before_activation(asked: Any) -> Any:
+    """Where in the graph a tensor was before an activation overwrote it; the tensor itself where none did."""
+    if not isinstance(asked, torch.Tensor) or asked._version == 0 or asked.grad_fn is None:
+        return asked
+    if not asked.grad_fn.name().startswith(_ACTIVATIONS):
+        return asked
+    node, output = asked.grad_fn.next_functions[0]
+    return asked if node is None else GradientEdge(node, output)
 
 
 def hand_out_clones() -> None:
