@@ -293,3 +293,31 @@ def test_a_save_in_another_function_leaves_both_open() -> None:
     finding = stepped(program, "cell(x)", "h.sum().backward(retain_graph=True)")
     assert "detach what is carried" in finding.suggestions[0].message
     assert "every backward before the first step" in finding.suggestions[1].message
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "words"),
+    [
+        ("y = x.exp()\ny.sum().backward()\n", None, "bind the result to a new name, or write into a clone"),
+        (
+            "y = x.exp()\ny.numpy()[:] = 0\ny.sum().backward()\n",
+            "y.numpy()[:]",
+            "write into a clone: clone it before this assignment to `h`",
+        ),
+        (
+            "y = x.exp()\ny[0] = 0\ny.sum().backward()\n",
+            "y[0]",
+            "write into a clone: `y = y.clone()` before this assignment to `y`",
+        ),
+    ],
+)
+def test_what_has_no_name_is_not_spelled(text: str, piece: str | None, words: str) -> None:
+    program = Program(text)
+    event = clobber(
+        save("ExpBackward0", "result", program.at("x.exp()")),
+        write("", program.at(piece) if piece else None),
+        read=program.at("y.sum().backward()"),
+    )
+    finding = explain(event)
+    assert finding is not None
+    assert words in helped(finding)

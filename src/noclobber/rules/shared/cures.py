@@ -132,7 +132,8 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         return (_items(clobber, write, op),)
     if op in _WHOLE:
         return (_whole(clobber, write, op),)
-    return (Suggestion(f"bind the result to a new name: `{op.rstrip('_')}` instead of `{op}`, or write into a clone"),)
+    instead = f": `{op.rstrip('_')}` instead of `{op}`" if op else ""
+    return (Suggestion(f"bind the result to a new name{instead}, or write into a clone"),)
 
 
 def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
@@ -153,7 +154,8 @@ def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
 def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
     """For `h[i] = e`: a list and a stack in a loop, `torch.where` for a mask, a clone otherwise."""
     target = target_of(write.site)
-    base = source(text_of(write.site), target.value) if isinstance(target, ast.Subscript) else ""
+    owner = target.value if isinstance(target, ast.Subscript) else None
+    base = source(text_of(write.site), owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
     named = f"`{base}`" if base else name_in_words(clobber.save.tensor)
     if in_loop(write.site):
         return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
