@@ -25,7 +25,7 @@ AROUND = {
     "watch": noclobber.watch,
     "install": noclobber.install,
 }
-OF_FIX = ("comparing.py", "evidence.py", "fresh.py", "tangents.py")
+OF_FIX = ("comparing.py", "evidence.py", "fresh.py", "right_gradients.py", "tangents.py")
 """What `fix` alone runs, in processes of its own."""
 FILES = {module.__file__ for module in modules(noclobber.observe)}
 

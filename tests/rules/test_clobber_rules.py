@@ -321,3 +321,16 @@ def test_what_has_no_name_is_not_spelled(text: str, piece: str | None, words: st
     finding = explain(event)
     assert finding is not None
     assert words in helped(finding)
+
+
+def test_a_label_spells_a_tensor_as_its_line_does() -> None:
+    program = Program("y = self.cache * w\nself.cache[0] = 1\ny.sum().backward()\n")
+    saved = save("MulBackward0", "self", program.at("self.cache * w"), name="net.blocks.0.cache")
+    event = clobber(saved, write("aten::copy_", program.at("self.cache[0]")), read=program.at("y.sum().backward()"))
+    finding = explain(event)
+    assert finding is not None
+    assert told(finding, "save").text.startswith("`self.cache` is saved here")
+    elsewhere = replace(event, save=replace(saved, site=program.at("y.sum().backward()")))
+    finding = explain(elsewhere)
+    assert finding is not None
+    assert told(finding, "save").text.startswith("`net.blocks.0.cache` is saved here")

@@ -68,7 +68,7 @@ class Trial:
         self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
 
     def _torch_is_there(self) -> None:
-        from noclobber.observe import evidence
+        from noclobber.observe import evidence, right_gradients
         from noclobber.observe.tangents import Tangents
 
         generators.begin_torch()
@@ -88,16 +88,16 @@ class Trial:
         seen.full = lambda: self._finish(Ended.LIMIT)
         if mode in FORWARD:
             seen.started = seen.full
-            evidence.compile_nothing()
+            right_gradients.compile_nothing()
         if mode == "search":
             seen.looked = self._looked
         if order.handing:
-            evidence.hand_out_clones()
+            right_gradients.hand_out_clones()
         seen.arm(self._watching())
         if self._tangents is not None:
             self._tangents.begin()
         elif mode == "losses":
-            evidence.gradients_off()
+            right_gradients.gradients_off()
 
     def _listen_to_warnings(self) -> None:
         """Where a patch binds a name to another tensor, `.grad` of that is None, and PyTorch does no more than warn."""
@@ -110,11 +110,11 @@ class Trial:
         warnings.showwarning = showwarning
 
     def _watching(self) -> Callable[[], None]:
-        from noclobber.observe import evidence
+        from noclobber.observe import right_gradients
 
         mode = self._order.mode
         if mode == "clones":
-            return evidence.clone_saves
+            return right_gradients.clone_saves
         if mode == "bare" or mode in FORWARD:
             return lambda: None
         self._session = Session(contents=True, keeping=mode == "reference")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
@@ -19,8 +17,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe import graph, internals, leaves, patches, saves, tangents
-from noclobber.observe.custom_backwards import natives
+from noclobber.observe import graph, internals, leaves, patches, right_gradients, saves, tangents
 from noclobber.observe.fresh import Fresh
 from noclobber.observe.records import Geometry, geometry, tensor_on
 
@@ -30,11 +27,6 @@ last backward call."""
 Wanted = Literal["gradients", "loss"]
 """loss: only that of the first backward call."""
 Sketch = tuple[Any, ...]
-_ACTIVATIONS = (
-    "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Silu", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid", "Threshold",
-    "Rrelu", "NativeDropout", "Sigmoid", "Tanh",
-)  # fmt: skip
-"""How the nodes of operators begin that NC209 is about, and of the like."""
 _WEIGHED = 1 << 16
 """Numbers of a tensor that are weighed in a sketch of it, evenly spaced; the norm is of all."""
 
@@ -157,7 +149,7 @@ class Evidence:
             if self._retaining:
                 args = (args[0], True, *args[2:])
             if self._before:
-                args = (*args[:3], tuple(map(before_activation, args[3])), *args[4:])
+                args = (*args[:3], tuple(map(right_gradients.before_activation, args[3])), *args[4:])
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
@@ -358,70 +350,6 @@ def _storage(tensor: torch.Tensor) -> Any:
         return internals.storage(tensor)
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def before_activation(asked: Any) -> Any:
-    """Where in the graph a tensor was before an activation overwrote it; the tensor itself where none did."""
-    if not isinstance(asked, torch.Tensor) or asked._version == 0 or asked.grad_fn is None:
-        return asked
-    if not asked.grad_fn.name().startswith(_ACTIVATIONS):
-        return asked
-    node, output = asked.grad_fn.next_functions[0]
-    return asked if node is None else GradientEdge(node, output)
-
-
-def hand_out_clones() -> None:
-    """Give a clone of its gradient to each hook on a tensor and to each custom backward: what these write is theirs.
-
-    A hook that returns nothing gives what it has written, as it does under PyTorch.
-    """
-    put = patches.Patches().put
-    register_hook: Callable[..., Any] = torch.Tensor.register_hook
-
-    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-        def of_a_clone(gradient: torch.Tensor) -> torch.Tensor | None:
-            own = gradient.clone()
-            before, result = own._version, hook(own)
-            return own if result is None and own._version != before else result
-
-        return register_hook(tensor, of_a_clone)
-
-    put(torch.Tensor, "register_hook", registered)
-    owner = internals.private("autograd.function.BackwardCFunction")
-    for name, native in natives().items():
-        put(owner, name, _with_clones(native))
-
-
-def _with_clones(native: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda node, *args: native(node, *map(_clone, args))
-
-
-def _clone(given: Any) -> Any:
-    if isinstance(given, list):
-        return list(map(_clone, given))
-    return given.clone() if isinstance(given, torch.Tensor) else given
-
-
-def clone_saves() -> None:
-    """Have autograd keep a clone of whatever it saves: the simplest way to right gradients."""
-    internals.require()
-    internals.push_hooks(torch.clone, _identity)
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def compile_nothing() -> None:
-    """Have `torch.compile` leave functions as they are, so that forward mode and what it stands for see their lines."""
-    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when the compiler is imported
-    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
-        dynamo.config.disable = True
-
-
-def gradients_off() -> None:
-    """Record nothing from now on: writes that autograd forbids go through then, and losses can be compared."""
-    torch.set_grad_enabled(False)
 
 
 def write(events: list[dict[str, Any]], path: str) -> None:

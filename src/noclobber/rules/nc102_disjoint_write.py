@@ -39,9 +39,9 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
+from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.rewriting import in_loop
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import name_in_words
 
 CODE = "NC102"
 NAME = "disjoint-write"
@@ -68,5 +68,5 @@ def find(event: Event) -> Finding | None:
         writes,
         notes=[note],
         suggestions=[stack, clone] if in_loop(writes[0].site) else [clone],
-        verb=f"writes beside {name_in_words(event.save.tensor, 'it') if name else 'it'}",
+        verb=f"writes beside {spelled(event.save.tensor, writes[0].site, 'it') if name else 'it'}",
     )

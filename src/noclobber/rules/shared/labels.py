@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 import os
 import re
@@ -10,6 +11,7 @@ from types import CodeType
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.finding import Label, label
 from noclobber.model.source import Owner, Site, owner_of
+from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 
 TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
@@ -23,8 +25,18 @@ def save_label(save: Save) -> tuple[Label, ...]:
     if save.site is None:
         return ()
     why = f": {keeps(save)}" if save.node else ""
-    text = f"{name_in_words(save.tensor)} is saved here{why} (version {save.version})"
+    text = f"{spelled(save.tensor, save.site)} is saved here{why} (version {save.version})"
     return (label("save", save.site, text),)
+
+
+def spelled(tensor: Tensor, site: Site | None, otherwise: str = "a tensor") -> str:
+    """A tensor as the statement at a site spells it: "`self.cache`" of `net.blocks.0.cache`; else by its name."""
+    name = (tensor.name or "").rpartition(".")
+    found = statement(path_to(site)) if name[0] else None
+    for one in ast.walk(found) if found is not None else ():
+        if isinstance(one, ast.Attribute) and one.attr == name[2] and isinstance(one.value, (ast.Name, ast.Attribute)):
+            return f"`{ast.unparse(one)}`"
+    return name_in_words(tensor, otherwise)
 
 
 def write_label(write: Write, save: Save | None = None, *, verb: str = "overwrites it") -> tuple[Label, ...]:
