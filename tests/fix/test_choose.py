@@ -154,3 +154,15 @@ def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_
     taken = Mender(told, lambda _: None, unproven=True).mend()  # type: ignore[arg-type]
     assert (taken.patch.read(str(path)), taken.left, taken.unproven) == ("x = 1\n", [], [])
     assert [(one.proven, one.compared) for one in taken.mended] == [(False, False)]
+
+
+def test_what_could_be_compared_and_is_comes_before_what_could_be_and_is_not(mended):
+    checked = Verdict(True, clean=True, proof="it runs", comparable=True, result=result())
+
+    def shown(text: str, path: Path) -> Verdict:
+        return Verdict(True, clean=True, proof="all of it", compared=True, result=result()) if "2" in text else checked
+
+    text, done, told = mended({"1": 1, "2": 2, "3": 3}, shown)
+    assert (text, [one.compared for one in done.mended]) == ("x = 2\n", [True])
+    assert "x = 3\n" not in told.runs
+    assert mended({"1": 1, "3": 2}, lambda *_: checked)[0] == "x = 1\n"

@@ -174,6 +174,21 @@ def test_a_write_to_a_leaf_is_an_update_or_computed_with_as_the_patch_has_it(ben
     assert it.judged(("w *= 2", "v = w * 2"), ("(w * w)", "(v * v.detach())")).differs
 
 
+def test_an_update_with_what_other_leaves_have_a_part_in_is_not_proven(bench):
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "v = torch.ones(3, requires_grad=True)\n"
+        "w[0] = v[0] * 2\n"
+        "(w * w).sum().backward()\n"
+    )
+    it = bench(text)
+    update = it.judged(("w[0] = v[0] * 2", "w.data[0] = (v[0] * 2).detach()"))
+    assert (update.right, update.compared, update.comparable) == (True, False, True)
+    computed = it.judged(("w[0] = v[0] * 2", "h = w.clone(); h[0] = v[0] * 2"), ("(w * w)", "(h * h)"))
+    assert computed.compared
+
+
 def test_a_program_that_makes_gradients_of_its_own_is_checked_where_forward_mode_says_otherwise(bench):
     text = (
         "import torch\n"

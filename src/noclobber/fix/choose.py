@@ -82,13 +82,16 @@ class _Attempt:
 
     def ordered(self) -> list[_Tried]:
         """The best first. Where all is compared the cost decides, else what is likeliest goes first."""
-        clean = _ranked(self.clean) if self._can_choose() else self.clean
+        clean = (
+            _ranked(self.clean) if self._can_choose() else sorted(self.clean, key=lambda one: one.verdict.comparable)
+        )
         return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self) -> bool:
         """Whether no more need be tried. What leaves findings of the same write may have a better one behind it."""
         if self.clean:
-            return len(self.clean) >= MOST_PROVEN or not self._can_choose()
+            last = all(one.verdict.comparable for one in self.clean)
+            return len(self.clean) >= MOST_PROVEN or not (last or self._can_choose())
         return any(one.verdict.elsewhere for one in self.proven)
 
     def _can_choose(self) -> bool:

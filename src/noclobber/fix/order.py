@@ -92,6 +92,8 @@ class Result:
     saved: int | None = None
     rewritten: bool = False
     """Whether the program wrote a leaf where gradients would have been recorded, of a run for the derivative."""
+    given: bool = False
+    """Whether that leaf got values that other leaves have a part in."""
     custom: bool = False
     """Whether it has a say in its gradients, by a custom Function or a hook, which such a run leaves aside."""
     lost: bool = False

@@ -32,6 +32,8 @@ class Verdict:
     proof: str = ""
     compared: bool = False
     """Whether gradients were compared with the right ones."""
+    comparable: bool = False
+    """Whether they might have been, and another patch may be."""
     complete: bool = False
     """Whether every gradient was."""
     elsewhere: bool = False
@@ -131,8 +133,11 @@ class Prover:
         return self._by_loss(_events(self.search), found, result, "the same", codes)
 
     def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:
-        """Where reverse mode is refused, forward mode gives the derivative along one direction of the leaves. What the
-        program means by a write to a leaf, an update or a part of what is computed, only the patch can say."""
+        """Where reverse mode is refused, forward mode gives the derivative along one direction of the leaves.
+
+        What the program means by a write to a leaf, an update or a part of what is computed, only the patch can say;
+        but where other leaves have a part in what is written, an update would leave them without a gradient.
+        """
         kinds: tuple[Kind, ...] = ("derivative", "updated")
         for kind in kinds:
             reference = self.references.get(kind)
@@ -143,10 +148,10 @@ class Prover:
             if tangents.same(right, its):
                 proof = f"its first loss is {reference.words}, and its gradient the derivative of that by forward mode"
                 return Verdict(True, verdict.clean, proof=f"{proof}; {_BEYOND}", compared=True, result=result)
-            if not reference.result.rewritten:
+            if not reference.result.rewritten or reference.result.given:
                 break
-        if reference.result.custom:
-            return verdict
+        if reference.result.custom or reference.result.given:
+            return replace(verdict, comparable=True)
         why = "its gradient is not what forward mode gives for the program as it is"
         return Verdict(False, why=why, differs=True, result=result)
 

@@ -132,7 +132,8 @@ class Trial:
             ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules
         )
         if self._tangents is not None:
-            result.rewritten, result.custom = self._tangents.rewritten, self._tangents.custom
+            result.rewritten, result.given = self._tangents.rewritten, self._tangents.given
+            result.custom = self._tangents.custom
         if session is not None:
             session.stop()
             try:

@@ -36,6 +36,8 @@ class Tangents(TorchFunctionMode):
         self._updates = updates
         self.rewritten = False
         """Whether the program wrote a leaf where gradients would have been recorded."""
+        self.given = False
+        """Whether a leaf got values there that other leaves have a part in: an update would lose their gradient."""
         self.custom = False
         """Whether it has a say in its gradients, by a custom Function or a hook, which forward mode leaves aside."""
         self._recording = True
@@ -76,15 +78,17 @@ class Tangents(TorchFunctionMode):
             return None
         # What torch.nn.init does under `no_grad` does not come by here.
         recorded = self._is_recording() and getattr(func, "__module__", "") != "torch.nn.init"
-        if recorded:
-            for one in _tensors(args, kwargs):
-                if one.requires_grad and not _is_of_leaf(one):
-                    self._meet(one)
+        used = list(_tensors(args, kwargs)) if recorded else []
+        for one in used:
+            if one.requires_grad and not _is_of_leaf(one):
+                self._meet(one)
+        # Of what is written and what is read, which is all but the first.
+        given = any(forward_ad.unpack_dual(one).tangent is not None for one in used[1:])  # type: ignore[no-untyped-call]
         try:
             with nullcontext() if recorded else self._without_tangents(False):
                 return _apart(func, args, kwargs)
         finally:
-            self._look(recorded)
+            self._look(recorded, given)
 
     def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """A custom Function, which mostly knows no forward mode: what its forward computes."""
@@ -99,12 +103,13 @@ class Tangents(TorchFunctionMode):
         self.custom = True
         return RemovableHandle(OrderedDict())
 
-    def _look(self, recorded: bool) -> None:
+    def _look(self, recorded: bool, given: bool) -> None:
         """Forget leaves that were updated, which get another tangent when they are next used."""
         for key, (leaf, version) in list(self._leaves.items()):
             if leaf._version == version:
                 continue
             self.rewritten |= recorded
+            self.given |= recorded and given
             if recorded and not self._updates:
                 self._leaves[key] = leaf, leaf._version
             else:
