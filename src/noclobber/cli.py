@@ -116,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     how = fix.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
-    how.add_argument("--write", action="store_true", help="write the patch, to files under the current folder only")
+    how.add_argument(
+        "--write", action="store_true", help="write what is proven, to files under the current folder only"
+    )
     fix.add_argument(
         "--unproven", action="store_true",
         help="write also what is only checked, or unproven as the program differs from run to run",
