@@ -157,3 +157,20 @@ def test_equal_bytes_have_equal_directions(dtype):
     copy = torch.empty(3, 50, dtype=dtype).T.copy_(leaf)
     assert torch.equal(tangents.direction(leaf), tangents.direction(copy))
     assert not torch.equal(tangents.direction(leaf), tangents.direction(leaf + 1))
+
+
+def test_a_small_mistake_in_a_large_gradient_is_told():
+    leaf = torch.randn(1000, 1000)
+    gradient = torch.randn(1000, 1000)
+    right = tangents.along(gradient, leaf)
+    for wrong in (torch.cat([gradient[:500] * 1.05, gradient[500:]]), gradient.roll(1)):
+        assert not tangents.same(right, tangents.along(wrong, leaf))
+    assert tangents.same(right, tangents.along(gradient * (1 + 1e-6 * torch.randn(1000, 1000)), leaf))
+
+
+def test_a_large_leaf_is_gone_through_in_parts(monkeypatch):
+    leaf, gradient = torch.randn(1000), torch.randn(1000)
+    direction, along = tangents.direction(leaf), tangents.along(gradient, leaf)
+    monkeypatch.setattr(tangents, "_AT_ONCE", 7)
+    assert torch.equal(tangents.direction(leaf), direction)
+    assert tangents.along(gradient, leaf) == pytest.approx(along, rel=1e-12)

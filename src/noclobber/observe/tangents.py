@@ -7,6 +7,7 @@ gradient of every program that is to do the same (tests/observe/test_tangents.py
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,8 +22,11 @@ from noclobber.observe import internals, patches
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
+_AT_ONCE = 1 << 20
+"""Numbers that are looked at in double precision at a time: a leaf may have many millions."""
 Along = tuple[float, float, float]
-"""A derivative along the direction, the sum of the magnitudes that it is the sum of, and how exact it is of these."""
+"""A derivative along the direction; the norm of what it is the sum of, which such a sum is about as large as; and how
+exact it is, relative to that."""
 
 
 class Tangents(TorchFunctionMode):
@@ -119,7 +123,7 @@ class Tangents(TorchFunctionMode):
         """Give a leaf its tangent, if it has none yet."""
         if id(leaf) not in self._leaves:
             value = leaf.detach()
-            dual = forward_ad.make_dual(value.clone(), direction(value).to(leaf.dtype))  # type: ignore[no-untyped-call]
+            dual = forward_ad.make_dual(value.clone(), direction(value))  # type: ignore[no-untyped-call]
             leaf.copy_(dual)
             self._leaves[id(leaf)] = leaf, leaf._version
 
@@ -149,13 +153,18 @@ def _apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def direction(leaf: torch.Tensor) -> torch.Tensor:
-    """A direction of a leaf's shape, in float64 or complex128: by its bytes, so that two runs give it the same."""
+    """A direction of a leaf's shape and type: by its bytes, so that two runs give it the same."""
     flat = leaf.detach().reshape(-1)
-    places = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device)
-    if flat.is_complex():
-        parts = (torch.sin(1.7 * places + 7919.0 * part.to(torch.float64)) for part in (flat.real, -flat.imag))
-        return torch.complex(*parts).reshape(leaf.shape)
-    return torch.sin(1.7 * places + 7919.0 * flat.to(torch.float64)).reshape(leaf.shape)
+    made = torch.empty_like(flat)
+    for start in range(0, flat.numel(), _AT_ONCE):
+        part = flat[start : start + _AT_ONCE]
+        turns = 1.7 * torch.arange(start + 1, start + 1 + part.numel(), dtype=torch.float64, device=part.device)
+        if part.is_complex():
+            parts = (torch.sin(turns + 7919.0 * one.to(torch.float64)) for one in (part.real, -part.imag))
+            made[start : start + _AT_ONCE] = torch.complex(*parts)
+        else:
+            made[start : start + _AT_ONCE] = torch.sin(turns + 7919.0 * part.to(torch.float64))
+    return made.reshape(leaf.shape)
 
 
 def along(gradient: torch.Tensor, leaf: torch.Tensor) -> Along:
@@ -180,7 +189,7 @@ def along_roots(roots: Any, given: Any) -> Along | None:
 
 def total(found: list[Along]) -> Along:
     """The sum of several."""
-    return sum(one[0] for one in found), sum(one[1] for one in found), max(one[2] for one in found)
+    return sum(one[0] for one in found), math.hypot(*(one[1] for one in found)), max(one[2] for one in found)
 
 
 def same(right: Along, found: Along) -> bool:
@@ -189,12 +198,16 @@ def same(right: Along, found: Along) -> bool:
 
 
 def _sum(gradient: torch.Tensor, direction: torch.Tensor) -> Along:
-    within = max(
-        _TOLERANCE.get(one.real.dtype if one.is_complex() else one.dtype, _OF_OTHERS) for one in (gradient, direction)
-    )
-    wide = torch.complex128 if gradient.is_complex() or direction.is_complex() else torch.float64
-    product = (gradient.to(wide).conj() * direction.to(wide)).real
-    return float(product.sum()), float(product.abs().sum()), within
+    both = (gradient.reshape(-1), direction.reshape(-1))
+    within = max(_TOLERANCE.get(one.real.dtype if one.is_complex() else one.dtype, _OF_OTHERS) for one in both)
+    wide = torch.complex128 if any(one.is_complex() for one in both) else torch.float64
+    value = squares = 0.0
+    for start in range(0, both[0].numel(), _AT_ONCE):
+        ours, its = (one[start : start + _AT_ONCE].to(wide) for one in both)
+        product = (ours.conj() * its).real
+        value += float(product.sum())
+        squares += float(product.square().sum())
+    return value, math.sqrt(squares), within
 
 
 def _tensors(*values: Any) -> Iterator[torch.Tensor]:
