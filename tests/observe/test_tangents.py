@@ -69,6 +69,8 @@ SAME = {
 }  # fmt: skip
 UPDATED = {
     "a leaf": ("w += 1\nloss = (w * w * x).sum()", "w = (w + 1).detach().requires_grad_()\nloss = (w * w * x).sum()"),
+    "a part of a leaf, changed": ("w.view(-1)[2:5] -= 7\nloss = w.exp().sum()",
+                                  "w.data.view(-1)[2:5] -= 7\nloss = w.exp().sum()"),
     "a part of a leaf": ("w.view(-1)[2] = 7\nloss = w.exp().sum()",
                          "w.data.view(-1)[2] = 7\nloss = w.exp().sum()"),
 }  # fmt: skip
@@ -142,8 +144,9 @@ def test_another_gradient_is_told_apart():
 
 def test_what_is_known_besides():
     plain = ("loss = (w * x).sum()", "")
-    found = by_forward_mode([plain, UPDATED["a leaf"], SAME["a leaf"], SAME["a custom Function"]])
-    marks = [[False, False, False], [True, False, False], [True, True, False], [True, True, True]]
+    updates = [UPDATED["a leaf"], UPDATED["a part of a leaf, changed"]]
+    found = by_forward_mode([plain, *updates, SAME["a leaf"], SAME["a custom Function"]])
+    marks = [[False] * 3, [True, False, False], [True, False, False], [True, True, False], [True, True, True]]
     assert [marks for _, *marks in found] == marks
 
 

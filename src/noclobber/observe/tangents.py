@@ -86,8 +86,7 @@ class Tangents(TorchFunctionMode):
         for one in used:
             if one.requires_grad and not _is_of_leaf(one):
                 self._meet(one)
-        # Of what is written and what is read, which is all but the first.
-        given = any(forward_ad.unpack_dual(one).tangent is not None for one in used[1:])  # type: ignore[no-untyped-call]
+        given = any(_has_tangent(one) and not _is_on(one, used[0]) for one in used[1:])
         try:
             with nullcontext() if recorded else self._without_tangents(False):
                 return _apart(func, args, kwargs)
@@ -126,6 +125,15 @@ class Tangents(TorchFunctionMode):
             dual = forward_ad.make_dual(value.clone(), direction(value))  # type: ignore[no-untyped-call]
             leaf.copy_(dual)
             self._leaves[id(leaf)] = leaf, leaf._version
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
+    """Whether it lies on the memory that is written: Python assigns `w[0] -= 1` back to where it came from."""
+    return internals.storage_key(tensor) == internals.storage_key(written)
 
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:
