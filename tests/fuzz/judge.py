@@ -195,7 +195,8 @@ def changed_saves(source: str) -> int:
         )
         in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
         changed += not unread and (_bytes(read)[-1] != _bytes(before)[-1] if in_python else _other(read, before))
-        return saved
+        # What was given the data of inference has no version counter, and the engine wants to set that of what it gets.
+        return saved.clone() if saved.is_inference() else saved
 
     def keep(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return saved, saved.detach().clone()
