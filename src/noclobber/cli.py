@@ -39,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb == "run":
         return _run(options, program)
     options.program = program
-    if options.verb == "fix" and options.unproven and not options.write:
-        options.parser.error("--unproven says what `--write` may write: give both")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a source line may hold what this terminal cannot show
     try:
@@ -290,6 +288,9 @@ def _write(path: str, text: str) -> None:
 def _fix(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it mends and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix
+
+    if options.unproven and not options.write:
+        options.parser.error("--unproven says what `--write` may write: give both")
 
     def tell(text: str) -> None:
         if sys.stderr.isatty():

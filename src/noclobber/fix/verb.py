@@ -119,11 +119,8 @@ def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> 
     fixed.words += ["", _summary(done)]
     fixed.diff = "".join(_diffs(done.patch))
     proven = all(one.compared for one in done.mended)
-    if writing and done.patch.after and not done.left and not (proven or unproven):
-        fixed.status = 1
-        fixed.words.append("noclobber: nothing written: not all of it is proven; `--write --unproven` writes it")
-    elif writing and done.patch.after:
-        _write(done, fixed)
+    if writing and done.patch.after:
+        _write(done, fixed, proven or unproven)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
         options = "--write" if proven else "--write --unproven"
         fixed.words.append(f"next: noclobber fix {options} {shlex.join(words)}")
@@ -157,7 +154,7 @@ def _line(finding: Finding) -> str:
     return f"{finding.code} {place}{finding.message}"
 
 
-def _write(done: Mending, fixed: Fixed) -> None:
+def _write(done: Mending, fixed: Fixed, may_be_written: bool) -> None:
     """Write the patch, all of it or nothing."""
     outside = [path for path in done.patch.after if not _is_ours(path)]
     if outside:
@@ -169,6 +166,10 @@ def _write(done: Mending, fixed: Fixed) -> None:
         return
     if done.left:
         fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
+        return
+    if not may_be_written:
+        fixed.status = 1
+        fixed.words.append("noclobber: nothing written: not all of it is proven; `--write --unproven` writes it")
         return
     try:
         for path, source in done.patch.before.items():

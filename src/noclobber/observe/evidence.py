@@ -35,9 +35,9 @@ class Evidence:
     """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
 
     `saved` is how many bytes were kept for a backward, the most of any. Gradients are cloned in the first and the last
-    `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a
-    second backward. `forward` gives the derivative of the loss, where only that is wanted. `before`: a gradient with
-    respect to what an activation overwrote is that with respect to what was there before.
+    `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a second backward.
+    `forward` gives the derivative of the loss, where only that is wanted. `before`: a gradient with respect to what an
+    activation overwrote is that with respect to what was there before.
     """
 
     def __init__(
