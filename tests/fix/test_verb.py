@@ -122,7 +122,9 @@ def test_an_interrupt_ends_every_process_and_changes_nothing(tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
+    # The same to a shell. Python 3.11 ends by the signal itself where that met an `exec` of a string, as while torch is
+    # imported, although the exception was handled (`unhandled_keyboard_interrupt` in pythonrun.c).
+    assert process.returncode in (130, -signal.SIGINT)
     assert stderr == "noclobber: interrupted; nothing was changed\n"
     running = [Path(one, "cmdline") for one in Path("/proc").iterdir() if one.name.isdigit()]
     assert not any(str(tmp_path) in words(one) for one in running)
