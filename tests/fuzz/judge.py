@@ -238,21 +238,26 @@ def _lies_at(tensor: torch.Tensor) -> tuple[Any, ...]:
 def changed_recomputations(source: str) -> int:
     """How many saves of checkpointed regions were read when running the region anew would have saved other bytes.
 
-    A reentrant one has saved nothing in forward: what it then returned is compared as well.
+    A reentrant one has saved nothing in forward: what it then returned is compared as well, and what else than its
+    argument that leads back to.
     """
     changed = 0
 
     def checkpoint(region: Callable[[Any], Any], given: torch.Tensor, use_reentrant: bool) -> Any:
-        random, first = _random_states(), list[torch.Tensor]()
+        random, first, moved = _random_states(), list[torch.Tensor](), False
 
         def saves() -> list[torch.Tensor]:
+            nonlocal moved
             again, here = list[torch.Tensor](), _random_states()
             _draw_from(random)
             hooks = saved_tensors_hooks(lambda saved: again.append(_kept(saved)), lambda at: None)
+            begun, mine = _next_node(), given.detach().requires_grad_(given.requires_grad)
             try:
                 with torch.enable_grad(), hooks:
-                    result = region(given.detach().requires_grad_(given.requires_grad))
-                again.extend([_kept(result)] if use_reentrant else [])
+                    result = region(mine)
+                if use_reentrant:
+                    again.append(_kept(result))
+                    moved |= _ways_out(result, {mine, given}, begun) != out
             finally:
                 _draw_from(here)
             return again
@@ -265,17 +270,41 @@ def changed_recomputations(source: str) -> int:
             nonlocal changed
             again = saves()
             before = [*first, *returned]
-            changed += len(again) != len(before) or any(map(_other, again, before))
+            changed += moved or len(again) != len(before) or any(map(_other, again, before))
             return first[at]
 
+        begun = _next_node()
         with saved_tensors_hooks(pack, unpack):
             result = region(given)
         returned = [_kept(result)] if use_reentrant else []
+        out = _ways_out(result, {given}, begun)
         return result
 
     for which in (r"use_reentrant=False", r"use_reentrant=\w+"):
         run(re.sub(rf"\bcheckpoint\((.*{which})", r"rerun(\1", source), names={"rerun": checkpoint})
     return changed
+
+
+def _ways_out(result: torch.Tensor, given: set[torch.Tensor], first: int) -> set[int]:
+    """Where the part of a graph that begins with node `first` leads, but for what it is given."""
+    nodes, met, out = [result.grad_fn], {one.grad_fn for one in given}, set[int]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            out.update([id(leaf)] if leaf not in given else [])
+        elif node._sequence_nr() < first:
+            out.add(node._sequence_nr())
+        else:
+            nodes.extend(following for following, _ in node.next_functions)
+    return out
+
+
+def _next_node() -> int:
+    with torch.enable_grad():
+        return int(torch.zeros((), requires_grad=True).clone().grad_fn._sequence_nr()) + 1
 
 
 def _random_states() -> list[tuple[Any, torch.Tensor]]:

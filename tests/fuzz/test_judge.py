@@ -167,6 +167,16 @@ def test_a_reentrant_region_that_returns_something_else_and_saves_the_same_is_lu
     assert judge(HEAD + region + "loss = y.sum()\nc.data.add_(1)" + END).outcome is Outcome.LUCKY
 
 
+def test_a_reentrant_region_that_leads_elsewhere_under_a_gradient_of_nothing_is_luck():
+    """What the region closes over was written from the graph since, and all of its rows are replaced in the region."""
+    region = "def f(h):\n    return c.index_copy(0, idx, x)\ny = checkpoint(f, b, use_reentrant=True)\n"
+    program = HEAD + region + "loss = y.square().sum()" + END
+    joined = program.replace("loss =", "c.mul_(b.tanh())\nloss =")
+    assert judge(joined).outcome is Outcome.LUCKY
+    assert not changed_saves(program)
+    assert not changed_saves(program.replace("c.index_copy(0, idx, x)", "h.exp() * x"))
+
+
 def test_a_changed_stash_under_a_gradient_of_nothing_is_luck():
     """A reentrant region that does not use its argument leaves the gradient out, and a Function is given zeros."""
     program = "y = Stash.apply(x)\nx.data.add_(1)\nloss = checkpoint(lambda h: w * 2, y, use_reentrant=True).sum()"

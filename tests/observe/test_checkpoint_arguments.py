@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
+from noclobber.model.silent import Drift
 from noclobber.observe import refusals
 
 from .hearing import bare, hear
@@ -84,6 +85,21 @@ def test_a_leaf_that_requires_no_gradient_any_more(edit, reentrant, contents):
 
     _, watched = hear(lambda: outcome(program), contents)
     assert watched == bare(lambda: outcome(program))
+
+
+@pytest.mark.parametrize("made", ["x * 2", "x"])
+def test_an_argument_that_is_cut_off_is_told_where_a_gradient_is_lost(made):
+    """A leaf that requires no gradient any more is handed none, in a region or not."""
+
+    def program():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        given = x * 2 if made == "x * 2" else x
+        y = checkpoint(lambda a, b: a.sin() * b, given, w, use_reentrant=True)
+        given.detach_()
+        y.sum().backward()
+
+    heard, _ = hear(program)
+    assert [type(one) for one in heard.events] == [Drift] * (made == "x * 2")
 
 
 @MODES

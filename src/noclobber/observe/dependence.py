@@ -31,7 +31,8 @@ class Before:
         self._reached = [(internals.Weak(one), _digest(one)) for one in _reached(function, args)]
         self._nodes = [node_of(one) for one in _reached(function, args)]
         self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
-        self._required = [one.requires_grad for one in args if isinstance(one, torch.Tensor)]
+        # A leaf that requires no gradient any more is handed none, in a region or not.
+        self._leads_back = [one.grad_fn is not None for one in args if isinstance(one, torch.Tensor)]
 
     def now(self, function: Any, args: Iterable[Any]) -> Now | None:
         """What of that has changed; None where the region reaches other tensors by now."""
@@ -46,7 +47,7 @@ class Before:
         # To a leaf that requires no gradient any more none would be handed, wherever in the graph it is.
         moved = [one for one, node in pairs if node_of(one) not in (node, (False, None) if node == _LEAF else node)]
         # PyTorch gives the region its arguments anew, as leaves: one that was detached in place gets no gradient.
-        moved += [one for one, required in zip(given, self._required, strict=True) if one.requires_grad != required]
+        moved += [one for one, led in zip(given, self._leads_back, strict=True) if led and not one.requires_grad]
         return Now(list(zip(reached + given, digests, strict=True)), moved)
 
 
