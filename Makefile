@@ -17,7 +17,7 @@ TORCH :=
 TESTS :=
 RUN = OMP_NUM_THREADS=1 $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
-.PHONY: demo test check format bench fuzz fuzz-preserve conformance release lock changelog clean
+.PHONY: demo test check format bench fuzz fuzz-preserve fuzz-threads conformance release lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -52,6 +52,12 @@ fuzz: $(if $(TORCH),,$(READY))  ## half an hour for 100000; fails on a wrong gra
 fuzz-preserve: $(if $(TORCH),,$(READY))  ## the same for the gradients under `preserve`, which keeps saves and not what hooks are given
 	$(RUN) -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
 		--preserve --without "hook,grad write"
+
+# Threads that take turns as often as the interpreter can, for so long in each of the four modes.
+SECONDS := 60
+
+fuzz-threads: $(if $(TORCH),,$(READY))  ## four minutes; fails where a thread fails, or trains otherwise than bare
+	NOCLOBBER_TEST_SECONDS=$(SECONDS) $(RUN) -m pytest -q tests/observe/test_threads.py -k contended
 
 # PyTorch's own databases of operators, modules and optimizers, bare and in each mode: `make conformance ONLY="operator a*"`.
 ONLY :=

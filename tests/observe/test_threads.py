@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import os
 import random
 import sys
 import threading
@@ -20,7 +21,8 @@ from noclobber.model.live_saves import LiveSaves
 from noclobber.model.source import source_line
 from noclobber.observe import internals
 
-SECONDS = 5
+SECONDS = float(os.environ.get("NOCLOBBER_TEST_SECONDS", "5"))
+"""How long contended threads train in each mode; `make fuzz-threads` takes longer."""
 MODES = {
     "install": noclobber.install,
     "watch": noclobber.watch,
