@@ -132,7 +132,7 @@ class Session:
         try:
             return rules.explain(event)
         except Exception as failure:
-            from noclobber.observe.ways import lost
+            from noclobber.observe.core.boundary import lost
 
             self.failed(lost("some findings", failure))
             return None
@@ -181,7 +181,7 @@ class Session:
         try:
             return of_one_write(rewrites.advised(findings))
         except Exception as failure:
-            from noclobber.observe.ways import lost
+            from noclobber.observe.core.boundary import lost
 
             self.failed(lost("changes to the source", failure))
             return tuple(map(rewrites.in_words, findings))
@@ -271,7 +271,7 @@ class watch:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function; a warning is about the function, wherever it is called from."""
-        from noclobber.observe.frames import passed_over
+        from noclobber.observe.torch_api.frames import passed_over
 
         @passed_over
         @functools.wraps(function)
@@ -330,7 +330,7 @@ class preserve:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Keep what backward needs in every call of a function."""
-        from noclobber.observe.frames import passed_over
+        from noclobber.observe.torch_api.frames import passed_over
 
         @passed_over
         @functools.wraps(function)

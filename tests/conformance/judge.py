@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import noclobber
-from noclobber.observe import internals
+from noclobber.observe.torch_api import private
 from tests.conformance.observed import MODES, Program, Run, Warned, right, run
 
 TRIES = 4
@@ -116,7 +116,7 @@ def _is_added_out_of_place(name: str, bare: Any, got: Any) -> bool:
     (torch 2.13): the sum is a new tensor, of the same bits.
     """
     is_lower = name.startswith("version") and "gradient" in name and got is not None and got < bare
-    return is_lower and internals.program_has_hooks()
+    return is_lower and private.program_has_hooks()
 
 
 def _worded(run: Run) -> str:

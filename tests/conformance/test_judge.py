@@ -11,7 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 import noclobber
-from noclobber.observe import internals
+from noclobber.observe.torch_api import private
 from tests.conformance.drive import chosen, entries
 from tests.conformance.judge import judge
 from tests.conformance.observed import MODES, Program, copied, run
@@ -104,7 +104,7 @@ def test_noclobber_itself_makes_none():
 
 
 def warned_in_noclobber(text):
-    path = str(Path(noclobber.__file__).with_name("saves.py"))
+    path = str(Path(noclobber.__file__).with_name("save_hooks.py"))
     return patched(
         torch.Tensor,
         "sin",
@@ -132,7 +132,7 @@ def test_a_gradient_has_the_same_bits_where_hooks_may_run(monkeypatch):
     program = Program("added up", added_up)
     bare = run(program)
     monkeypatch.setattr(RemovableHandle, "next_id", RemovableHandle.next_id + 1)
-    assert internals.program_has_hooks()
+    assert private.program_has_hooks()
     assert not judge(program).differences
     for around in MODES.values():
         got = run(program, around)

@@ -6,9 +6,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-from noclobber.observe import graph, internals
+from noclobber.observe.torch_api import graph, private
 
-internals.require()
+private.require()
 SAMPLES = 1
 
 

@@ -5,12 +5,13 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe import contents, internals
-from noclobber.observe.contents import OnDevice, all_known, differ, differs, fingerprint, same
+from noclobber.observe.core import fingerprints
+from noclobber.observe.core.fingerprints import OnDevice, all_known, differ, differs, fingerprint, same
+from noclobber.observe.torch_api import private
 from tests.device import sham
 from tests.observe.test_contents import LAYOUTS, TYPES, WIDE
 
-internals.require()
+private.require()
 NARROW = [one for one in TYPES if one not in (torch.float64, torch.complex64)]
 """What every device has."""
 
@@ -126,7 +127,7 @@ def test_what_waits_to_be_compared_holds_no_memory(device):
         storages, h = [], x
         for _ in range(4):
             h = h.sin()
-            storages.append(internals.storage_ref(h))
+            storages.append(private.storage_ref(h))
             h = h * 1
         h.sum().backward()
     assert kept == [[True] * 4]
@@ -139,4 +140,4 @@ def test_nothing_can_be_read_while_a_graph_of_the_device_is_captured(monkeypatch
 
 
 def test_the_weights_are_odd(device):
-    assert bool((contents._odd(4096, torch.device(device)) % 2 == 1).all())
+    assert bool((fingerprints._odd(4096, torch.device(device)) % 2 == 1).all())

@@ -2,8 +2,8 @@
 
 import torch
 
-from noclobber.observe.comparing import besides, compare
-from noclobber.observe.evidence import sketch
+from noclobber.observe.gradient_trace.comparison import besides, compare
+from noclobber.observe.gradient_trace.evidence import sketch
 
 
 def call(*leaves, loss=1.0, kind="backward", returned=()):

@@ -10,7 +10,7 @@ import torch
 
 from noclobber.fix.launch import Launcher
 from noclobber.fix.order import Order
-from noclobber.observe import evidence
+from noclobber.observe.gradient_trace import evidence
 
 DRAWS = {
     "torch": "torch.rand(())",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from noclobber.observe import leaves
+from noclobber.observe.gradient_trace import leaf_names
 
 
 class Holder:
@@ -16,7 +16,7 @@ class Holder:
 def test_names_lead_through_modules_containers_and_plain_objects():
     net = torch.nn.Sequential(torch.nn.Linear(2, 1))
     loose, params, holder = torch.ones(2), [torch.ones(2)], Holder(torch.ones(2))
-    found = leaves.names()
+    found = leaf_names.names()
     here = "test_names_lead_through_modules_containers_and_plain_objects: "
     got = [found.name_of(one).removeprefix(here) for one in (net[0].weight, loose, params[0], holder.weights["first"])]
     assert got == ["net.0.weight", "loose", "params[0]", "holder.weights['first']"]
@@ -29,7 +29,7 @@ def test_a_view_is_not_asked_whether_it_is_a_leaf():
     buffer = torch.zeros(4)
     first, second = buffer[:2], buffer[2:]
     first.copy_(x)
-    leaves.names()
+    leaf_names.names()
     with pytest.raises(RuntimeError, match="leaf"):
         second.mul_(2)
 
@@ -47,6 +47,6 @@ class MadeWhenAsked(Mapping):
 
 def test_what_a_mapping_makes_when_asked_lends_its_name_to_nothing_else():
     made = MadeWhenAsked()
-    found = leaves.names()
+    found = leaf_names.names()
     assert len(made) == 2
     assert {found.name_of(torch.ones(2)) for _ in range(100)} == {""}

@@ -9,7 +9,7 @@ from noclobber.fix.launch import Launcher
 from noclobber.fix.order import Order
 from noclobber.fix.patch import Patch
 from noclobber.fix.prove import Prover
-from noclobber.observe import evidence
+from noclobber.observe.gradient_trace import evidence
 from tests.fix import programs
 
 

@@ -162,7 +162,7 @@ def test_files_of_others_are_never_written(place, tmp_path, monkeypatch):
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path, monkeypatch):
-    folder, outside = tmp_path / "project", tmp_path / "outside.py"
+    folder, outside = tmp_path / "project", tmp_path / "captured_tensors.py"
     folder.mkdir()
     outside.write_text("x = 1\n")
     (folder / "inside.py").symlink_to(outside)

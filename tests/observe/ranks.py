@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import noclobber
-from noclobber.observe import writes
+from noclobber.observe.core import write_kernels
 from noclobber.observe.recorder import RECORDER
 
 
@@ -213,7 +213,7 @@ def main(rank, store, out):
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    answers = writes.key_answers
+    answers = write_kernels.key_answers
     results = {}
     for name, program in PROGRAMS.items():
         values, error = attempt(program, rank)
@@ -222,9 +222,9 @@ def main(rank, store, out):
             "watch": watched(program, rank),
             "raise": watched(program, rank, "raise"),
         }
-        writes.key_answers = lambda: False
+        write_kernels.key_answers = lambda: False
         results[name]["mode"] = watched(program, rank)
-        writes.key_answers = answers
+        write_kernels.key_answers = answers
     out.write_text(json.dumps(results))
     dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from noclobber.model.silent import Drift
-from noclobber.observe import refusals
+from noclobber.observe.describe import refusals
 
 from .hearing import bare, hear
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.observe import contents
-from noclobber.observe.contents import BLOCK, LARGE, Contents, OnDevice, fingerprint, weighted
+from noclobber.observe.core import fingerprints
+from noclobber.observe.core.fingerprints import BLOCK, LARGE, Contents, OnDevice, fingerprint, weighted
 
 WIDE = torch.arange(3 * 4 * 5, dtype=torch.float32).reshape(3, 4, 5)
 LAYOUTS = {
@@ -36,7 +36,7 @@ def test_tells_a_changed_element(layout, dtype):
 
 
 def test_a_large_tensor_that_is_not_dense_is_read_in_blocks(monkeypatch):
-    monkeypatch.setattr(contents, "BLOCK", 64)
+    monkeypatch.setattr(fingerprints, "BLOCK", 64)
     tensor = torch.randn(9, 7, 6)[:, 1:5, ::2]
     before = fingerprint(tensor)
     tensor[8, 3, 2] += 1
@@ -130,8 +130,8 @@ def test_the_fingerprint_of_devices_tells_swaps_and_changes_that_cancel(size):
 
 def test_a_large_tensor_saved_twice_is_read_once(monkeypatch):
     read = []
-    original = contents.fingerprint
-    monkeypatch.setattr(contents, "fingerprint", lambda tensor: read.append(1) or original(tensor))
+    original = fingerprints.fingerprint
+    monkeypatch.setattr(fingerprints, "fingerprint", lambda tensor: read.append(1) or original(tensor))
     seen, tensor = Contents(), torch.zeros(LARGE)
     first, second = tensor.detach(), tensor.detach()
     assert seen.at_save(first) == seen.at_save(second)
@@ -182,7 +182,9 @@ def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
         at_read = at_save
 
     monkeypatch.setattr("noclobber.observe.recorder.Contents", Device)
-    monkeypatch.setattr("noclobber.observe.changed_saves.fingerprint", lambda alias: OnDevice(weighted(alias)))
+    monkeypatch.setattr(
+        "noclobber.observe.detectors.changed_saves.fingerprint", lambda alias: OnDevice(weighted(alias))
+    )
 
     def run(write):
         with warnings.catch_warnings(), noclobber.watch(contents=True) as watched:

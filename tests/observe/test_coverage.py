@@ -7,7 +7,8 @@ import torch
 import torch._dynamo
 
 import noclobber
-from noclobber.observe import internals, writes
+from noclobber.observe.core import write_kernels
+from noclobber.observe.torch_api import private
 
 
 def unseen(program):
@@ -69,8 +70,8 @@ def test_saves_outside_the_hooks_are_still_checked():
 
 
 def test_the_spare_key_answers():
-    assert writes.key_answers()
-    assert not internals.key_is_set()
+    assert write_kernels.key_answers()
+    assert not private.key_is_set()
 
 
 def schema(name, overload="default"):
@@ -78,10 +79,10 @@ def schema(name, overload="default"):
 
 
 def test_schemas_that_do_not_say_what_they_write():
-    """If a release mends these, the table in writes.py can go."""
+    """If a release mends these, the table in write_kernels.py can go."""
     for name in ("native_batch_norm", "batch_norm_update_stats"):
         assert not schema(name).is_mutable
-        assert {argument for _, argument in writes.written_by(schema(name)).arguments} == {
+        assert {argument for _, argument in write_kernels.written_by(schema(name)).arguments} == {
             "running_mean",
             "running_var",
         }
@@ -93,15 +94,17 @@ def test_fused_optimizers_move_no_version():
     p.grad = torch.ones(3)
     torch.optim.SGD([p], lr=1.0, fused=True).step()
     assert p._version == 0
-    assert writes.written_by(schema("_fused_sgd_")).uncounted
+    assert write_kernels.written_by(schema("_fused_sgd_")).uncounted
 
 
 def test_ordinary_schemas():
-    assert writes.written_by(schema("add_", "Tensor")) == writes.Written("aten::add_", ((0, "self"),), False)
-    assert writes.written_by(schema("add", "Tensor")) is None
-    assert writes.makes_many_views(schema("unbind", "int"))
-    assert not writes.makes_many_views(schema("unsafe_chunk"))
-    assert not writes.makes_many_views(schema("select", "int"))
+    assert write_kernels.written_by(schema("add_", "Tensor")) == write_kernels.Written(
+        "aten::add_", ((0, "self"),), False
+    )
+    assert write_kernels.written_by(schema("add", "Tensor")) is None
+    assert write_kernels.makes_many_views(schema("unbind", "int"))
+    assert not write_kernels.makes_many_views(schema("unsafe_chunk"))
+    assert not write_kernels.makes_many_views(schema("select", "int"))
 
 
 def test_nested_watches_and_install_share_one_recorder():
@@ -121,4 +124,4 @@ def test_nested_watches_and_install_share_one_recorder():
     installed.uninstall()
     assert [finding.count for finding in inner.findings] == [1]
     assert [finding.count for finding in outer.findings] == [2]
-    assert not internals.key_is_set()
+    assert not private.key_is_set()

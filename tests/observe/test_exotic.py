@@ -124,7 +124,7 @@ CLOBBERS = {
 
 @pytest.fixture
 def leaves_no_garbage():
-    """As long as a tensor with names is there, torch 2.10 to 2.12 lets writes go by unseen (observe/named.py)."""
+    """As long as a tensor with names is there, torch 2.10 to 2.12 lets writes go by unseen (named_tensors.py)."""
     yield
     gc.collect()
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from noclobber.observe import vigil
-from noclobber.observe.lines import Lines, gettrace, statement
+from noclobber.observe.core.sites import site_of
+from noclobber.observe.foreign_memory import byte_monitor
+from noclobber.observe.foreign_memory.line_tracer import Lines, gettrace, statement
 from noclobber.observe.recorder import RECORDER
-from noclobber.observe.sites import site_of
 
 from .foreign import watched
 
@@ -86,7 +86,7 @@ def test_what_was_handed_out_is_forgotten_with_its_storage():
 
 
 def test_comparing_takes_about_a_fifth_of_the_time_at_most(monkeypatch):
-    monkeypatch.setattr(vigil, "AT_FIRST", 0)
+    monkeypatch.setattr(byte_monitor, "AT_FIRST", 0)
     spent = []
 
     def dear(*args):
@@ -95,8 +95,8 @@ def test_comparing_takes_about_a_fifth_of_the_time_at_most(monkeypatch):
         spent.append(time.perf_counter() - begin)
         return fingerprint(*args)
 
-    fingerprint = vigil.fingerprint
-    monkeypatch.setattr(vigil, "fingerprint", dear)
+    fingerprint = byte_monitor.fingerprint
+    monkeypatch.setattr(byte_monitor, "fingerprint", dear)
 
     def program():
         w = torch.ones(3)

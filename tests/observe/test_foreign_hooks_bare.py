@@ -10,8 +10,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.observe import internals
 from noclobber.observe.recorder import RECORDER
+from noclobber.observe.torch_api import private
 
 from . import alike
 from .hearing import bare, hear
@@ -227,7 +227,7 @@ def test_a_block_within_the_hooks_calls_them(program):
     def outcome(around):
         x, hooks = torch.tensor([1.4, 2.6], requires_grad=True), Recording()
         program(around, hooks, x)
-        return hooks.calls, x.grad.tolist(), internals.top_hooks(True)
+        return hooks.calls, x.grad.tolist(), private.top_hooks(True)
 
     alone = outcome(contextlib.nullcontext)
     assert "unpack" in alone[0]

@@ -13,7 +13,7 @@ import torch.utils.dlpack
 from torch import nn
 
 import noclobber
-from noclobber.observe import lines
+from noclobber.observe.foreign_memory import line_tracer
 
 from .foreign import watched
 
@@ -117,7 +117,7 @@ def test_the_program_sees_no_tracer_and_none_is_left():
 
     frame = watched(program).value[2]
     assert seen == [(None, None, None)]
-    assert sys.gettrace() is lines.gettrace() is None
+    assert sys.gettrace() is line_tracer.gettrace() is None
     assert frame.f_trace is sys._getframe().f_trace is None
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from noclobber.observe import aliases, vigil
+from noclobber.observe.foreign_memory import byte_monitor, exported_saves
 
 from .foreign import line, marked, watched
 
@@ -24,8 +24,8 @@ def too_dear():
 
 
 def test_it_is_a_window_where_comparing_is_too_dear(monkeypatch):
-    monkeypatch.setattr(vigil, "SHARE", 0)
-    monkeypatch.setattr(vigil, "AT_FIRST", 0)
+    monkeypatch.setattr(byte_monitor, "SHARE", 0)
+    monkeypatch.setattr(byte_monitor, "AT_FIRST", 0)
     (write,) = watched(too_dear).writes
     assert write.via == "foreign"
     assert [{line(site)} for site in (write.since, write.handed.site, write.site)] == [
@@ -51,7 +51,7 @@ def test_it_is_a_window_where_the_program_has_a_tracer_of_its_own():
     before = sys.gettrace()
     found = watched(program)
     assert {line(found.writes[0].since)} == marked(kept, "saved")
-    assert any(aliases.HAS_TRACER in unseen for unseen in found.report.coverage.unseen)
+    assert any(exported_saves.HAS_TRACER in unseen for unseen in found.report.coverage.unseen)
 
 
 def test_it_is_a_window_where_the_memory_was_handed_out_before():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from noclobber.observe import internals
+from noclobber.observe.torch_api import private
 from tests.observe.hearing import bare, hear, is_marked
 
 W = torch.tensor([1.0, 2.0, 3.0])
@@ -169,7 +169,7 @@ def test_how_often_a_gradient_is_held_that_nobody_else_gets():
     counts = {}
 
     def count(name, gradient):
-        counts[name] = internals.use_count(gradient)
+        counts[name] = private.use_count(gradient)
         return gradient
 
     x = torch.ones(3, requires_grad=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe import named
+from noclobber.observe.core import named_tensors
 
 from .alike import differing
 
@@ -65,7 +65,7 @@ def test_a_tensor_named_before_is_as_without_noclobber(make):
 def test_what_is_not_seen_is_said():
     with noclobber.watch() as seen:
         ones().refine_names("N", "C").mul_(2)
-    assert any(named.UNSEEN in one for one in seen.report.coverage.unseen)
+    assert any(named_tensors.UNSEEN in one for one in seen.report.coverage.unseen)
 
 
 def test_writes_are_seen_again_in_the_next_block():

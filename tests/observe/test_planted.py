@@ -11,8 +11,10 @@ import torch
 
 import noclobber
 import noclobber.observe
-from noclobber.observe import internals, subscription, ways
+from noclobber.observe import subscription
+from noclobber.observe.core import boundary
 from noclobber.observe.recorder import RECORDER
+from noclobber.observe.torch_api import private
 
 from .planting import PLANTED, Plants, called, modules, reached
 from .programs import RIGHT
@@ -25,7 +27,7 @@ AROUND = {
     "watch": noclobber.watch,
     "install": noclobber.install,
 }
-OF_FIX = ("comparing.py", "evidence.py", "fresh.py", "right_gradients.py", "tangents.py")
+OF_FIX = ("comparison.py", "evidence.py", "older_weights.py", "right_gradients.py", "forward_mode.py")
 """What `fix` alone runs, in processes of its own."""
 FILES = {module.__file__ for module in modules(noclobber.observe)}
 
@@ -84,8 +86,8 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
     bare, right, where, entries = runs
     plants = Plants(modules(noclobber.observe))
     wrong, named = [], plants.named()
-    boundary = ways.__file__  # which can't catch what is planted in itself
-    planted = [code for code in where if code in named and code not in entries and code.co_filename != boundary]
+    itself = boundary.__file__  # which can't catch what is planted in itself
+    planted = [code for code in where if code in named and code not in entries and code.co_filename != itself]
     for code in planted:
         # The first program in each kind of block.
         for name, program in dict(reversed(where[code])).items():
@@ -101,12 +103,12 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: {str(seen)[:200]}")
             elif reached and not any(PLANTED in one.why for one in lost):
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: not told")
-            while internals.top_hooks(True) is not None:
+            while private.top_hooks(True) is not None:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: hooks are left")
-                internals.pop_hooks()
-            if internals.key_is_set():
+                private.pop_hooks()
+            if private.key_is_set():
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: the key is left")
-                internals.set_key(False)
+                private.set_key(False)
             if RECORDER.listeners:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: still armed")
                 subscription._subscribers.clear()

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 
 import noclobber
 from noclobber import render
-from noclobber.observe import internals, releases
+from noclobber.observe.torch_api import private, releases
 
 ROOT = Path(__file__).parents[2]
 RANGE = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
@@ -22,9 +22,9 @@ def test_everybody_says_the_same_range(monkeypatch):
         f"torch>={releases.OLDEST}" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     )
     assert RANGE in (ROOT / "README.md").read_text()
-    monkeypatch.setitem(internals._REQUIRED, "use_count", "_C._no_such_name")
+    monkeypatch.setitem(private._REQUIRED, "use_count", "_C._no_such_name")
     with pytest.raises(noclobber.UnsupportedTorch, match=RANGE):
-        internals.require()
+        private.require()
 
 
 def watched():
@@ -63,12 +63,12 @@ def read_again(report):
 
 def test_what_a_thread_keeps_of_a_backward_call_is_counted():
     """torch 2.10 and 2.11 count no reference for it, and give one back."""
-    internals.require()
+    private.require()
     call, other = object(), object()
     before = [sys.getrefcount(one) for one in (call, other)]
     for _ in range(10):
-        internals.set_backward_call(call)
-        internals.set_backward_call(other)
+        private.set_backward_call(call)
+        private.set_backward_call(other)
     assert [sys.getrefcount(one) for one in (call, other)] == [before[0], before[1] + 1]
-    internals.set_backward_call(None)
+    private.set_backward_call(None)
     assert [sys.getrefcount(one) for one in (call, other)] == before

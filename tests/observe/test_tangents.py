@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from noclobber.observe import tangents
+from noclobber.observe.gradient_trace import forward_mode
 
 HEAD = """
 import torch
@@ -116,7 +116,9 @@ def by_reverse_mode(text):
     try:
         gradients = torch.autograd.grad(names["loss"], leaves, allow_unused=True)
         pairs = zip(gradients, leaves, strict=True)
-        return tangents.total([tangents.along(gradient, leaf) for gradient, leaf in pairs if gradient is not None])
+        return forward_mode.total(
+            [forward_mode.along(gradient, leaf) for gradient, leaf in pairs if gradient is not None]
+        )
     finally:
         torch.set_default_dtype(before)
 
@@ -133,13 +135,13 @@ def test_the_derivative_is_the_right_one(programs, updates):
     for (name, (_, right)), (along, *_) in zip(programs.items(), found, strict=True):
         wanted = by_reverse_mode(right)
         assert along is not None, name
-        assert tangents.same(wanted, along), (name, wanted, along)
+        assert forward_mode.same(wanted, along), (name, wanted, along)
         assert wanted[1] > 0.1, name
 
 
 def test_another_gradient_is_told_apart():
     for (name, (_, other)), (along, *_) in zip(OTHER.items(), by_forward_mode(OTHER.values()), strict=True):
-        assert not tangents.same(by_reverse_mode(other), along), name
+        assert not forward_mode.same(by_reverse_mode(other), along), name
 
 
 def test_what_is_known_besides():
@@ -158,22 +160,22 @@ def test_no_leaf_no_derivative():
 def test_equal_bytes_have_equal_directions(dtype):
     leaf = torch.randn(50, 3).to(dtype)
     copy = torch.empty(3, 50, dtype=dtype).T.copy_(leaf)
-    assert torch.equal(tangents.direction(leaf), tangents.direction(copy))
-    assert not torch.equal(tangents.direction(leaf), tangents.direction(leaf + 1))
+    assert torch.equal(forward_mode.direction(leaf), forward_mode.direction(copy))
+    assert not torch.equal(forward_mode.direction(leaf), forward_mode.direction(leaf + 1))
 
 
 def test_a_small_mistake_in_a_large_gradient_is_told():
     leaf = torch.randn(1000, 1000)
     gradient = torch.randn(1000, 1000)
-    right = tangents.along(gradient, leaf)
+    right = forward_mode.along(gradient, leaf)
     for wrong in (torch.cat([gradient[:500] * 1.05, gradient[500:]]), gradient.roll(1)):
-        assert not tangents.same(right, tangents.along(wrong, leaf))
-    assert tangents.same(right, tangents.along(gradient * (1 + 1e-6 * torch.randn(1000, 1000)), leaf))
+        assert not forward_mode.same(right, forward_mode.along(wrong, leaf))
+    assert forward_mode.same(right, forward_mode.along(gradient * (1 + 1e-6 * torch.randn(1000, 1000)), leaf))
 
 
 def test_a_large_leaf_is_gone_through_in_parts(monkeypatch):
     leaf, gradient = torch.randn(1000), torch.randn(1000)
-    direction, along = tangents.direction(leaf), tangents.along(gradient, leaf)
-    monkeypatch.setattr(tangents, "_AT_ONCE", 7)
-    assert torch.equal(tangents.direction(leaf), direction)
-    assert tangents.along(gradient, leaf) == pytest.approx(along, rel=1e-12)
+    direction, along = forward_mode.direction(leaf), forward_mode.along(gradient, leaf)
+    monkeypatch.setattr(forward_mode, "_AT_ONCE", 7)
+    assert torch.equal(forward_mode.direction(leaf), direction)
+    assert forward_mode.along(gradient, leaf) == pytest.approx(along, rel=1e-12)

@@ -19,7 +19,7 @@ from torch import nn
 import noclobber
 from noclobber.model.live_saves import LiveSaves
 from noclobber.model.source import source_line
-from noclobber.observe import internals
+from noclobber.observe.torch_api import private
 
 SECONDS = float(os.environ.get("NOCLOBBER_TEST_SECONDS", "5"))
 """How long contended threads train in each mode; `make fuzz-threads` takes longer."""
@@ -308,7 +308,7 @@ def test_blocks_begin_and_end_in_many_threads():
     engine = torch.autograd._engine_run_backward
     assert not in_threads(4, watch)
     assert torch.autograd._engine_run_backward is engine
-    assert not internals.key_is_set()
+    assert not private.key_is_set()
 
 
 def test_replicas_in_threads_as_data_parallel_runs_them():
@@ -382,18 +382,18 @@ def test_a_nested_backward_works_for_its_own_call():
 
         @staticmethod
         def backward(ctx, g):
-            outer = internals.backward_call()
+            outer = private.backward_call()
             with torch.enable_grad():
                 y = torch.ones(2, requires_grad=True)
                 z = y * 3
-                z.register_hook(lambda g: seen.append((outer, internals.backward_call())))
+                z.register_hook(lambda g: seen.append((outer, private.backward_call())))
                 z.sum().backward()
-            seen.append((outer, internals.backward_call()))
+            seen.append((outer, private.backward_call()))
             return g
 
     with noclobber.watch():
         Nested.apply(torch.ones(2, requires_grad=True)).sum().backward()
-        assert internals.backward_call() is None
+        assert private.backward_call() is None
     (first, inner), (second, again) = seen
     assert first is second is again
     assert inner is not None

@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as optim_module
 
 import noclobber
-from noclobber.observe import internals
+from noclobber.observe.torch_api import private
 
 from .programs import RIGHT, SILENT
 
@@ -62,7 +62,7 @@ def snapshot():
         "post": dict(optim_module._global_optimizer_post_hooks),
         "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "modes": torch._C._len_torch_dispatch_stack(),
-        "key": internals.key_is_set(),
+        "key": private.key_is_set(),
         "excepthook": sys.excepthook,
     }
 
@@ -84,7 +84,7 @@ def test_pytorch_is_left_as_it_was_found_after_an_error():
 
 
 def test_the_stand_in_mode_leaves_too(monkeypatch):
-    monkeypatch.setattr("noclobber.observe.writes.key_answers", lambda: False)
+    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda: False)
     before = snapshot()
     with noclobber.watch() as seen:
         assert seen.report.coverage.writes == "dispatch mode"

@@ -46,7 +46,7 @@ REPORTS = {
         coverage=Coverage(
             lost=(
                 Lost("checkpoint regions", "torch 2.16.0 has no `torch.utils.checkpoint._CheckpointFrame`"),
-                Lost("custom operators", "KeyError: 'x', undeclared.py:201", internal=True),
+                Lost("custom operators", "KeyError: 'x', undeclared_writes.py:201", internal=True),
             )
         )
     ),

@@ -14,7 +14,7 @@ from noclobber.fix.references import ASKED, DRIFT, HANDED, WHOLE, WITHOUT, Kind,
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
-from noclobber.observe import comparing, evidence, tangents
+from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
 _BEYOND = "nothing to compare with beyond: the program never got that far before"
 
@@ -106,15 +106,15 @@ class Prover:
                 return self._by_derivative(found, result)  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
-            compared = comparing.compare(reference.events, found, truncated=kind in ("step", "backward"))
+            compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
-            others = comparing.besides(
+            others = comparison.besides(
                 reference.events, found, exact=same and compared.exact, stepped=same and kind in WHOLE
             )
             if others and (same or DRIFT in codes):
                 return Verdict(False, why=others, differs=True, result=result)
-            if comparing.says_nothing(reference.events):
+            if comparison.says_nothing(reference.events):
                 differences.append("every gradient of the program is zero, and so proves nothing")
             elif compared.difference:
                 differences.append(compared.difference)
@@ -142,10 +142,10 @@ class Prover:
         for kind in kinds:
             reference = self.references.get(kind)
             verdict = self._by_loss(reference.events, found, result, reference.words)
-            right, its = comparing.derivative(reference.events), comparing.derivative(found)
+            right, its = comparison.derivative(reference.events), comparison.derivative(found)
             if not verdict.right or right is None or its is None or not (right[1] or its[1]):
                 return verdict
-            if tangents.same(right, its):
+            if forward_mode.same(right, its):
                 proof = f"its first loss is {reference.words}, and its gradient the derivative of that by forward mode"
                 return Verdict(True, verdict.clean, proof=f"{proof}; {_BEYOND}", compared=True, result=result)
             if not reference.result.rewritten or reference.result.given:
@@ -164,8 +164,8 @@ class Prover:
         codes: Iterable[str] = (),
     ) -> Verdict:
         """Where there are no right gradients to compare with, the forward must be the same at least."""
-        right, loss = comparing.first_loss(before), comparing.first_loss(found)
-        if right is not None and loss is not None and not comparing.same_loss(right, loss):
+        right, loss = comparison.first_loss(before), comparison.first_loss(found)
+        if right is not None and loss is not None and not comparison.same_loss(right, loss):
             return Verdict(False, why="the first loss is another one", differs=True, result=result)
         known = right is not None and loss is not None
         runs = f"it runs without an error or a finding{f', and its first loss is {words}' * known}"
@@ -188,7 +188,7 @@ class Prover:
         ends = [self.search, *(one.result for one in self.references.known())]
         return any(one.ended == result.ended and one.error == result.error and not _is_ours(one) for one in ends)
 
-    def _is_enough(self, compared: comparing.Comparison, reference: Result, result: Result) -> bool:
+    def _is_enough(self, compared: comparison.Comparison, reference: Result, result: Result) -> bool:
         """Whether as many backward calls were compared as must be: those up to the finding, and all that were asked for
         where the time was not over before."""
         first = min(reference.calls, self.search.found_at or 1)
@@ -205,10 +205,10 @@ class Prover:
             verdict = self._by_loss(_events(self.search), _events(again), again, "")
             return verdict.why if verdict.differs else ""
         once, twice = self.references.get(kind), self.references.again(kind)
-        compared = comparing.compare(once.events, twice.events)
+        compared = comparison.compare(once.events, twice.events)
         return (
             compared.difference
-            or comparing.besides(once.events, twice.events, exact=compared.exact)
+            or comparison.besides(once.events, twice.events, exact=compared.exact)
             or printed.difference(once.result, twice.result)
         )
 
@@ -221,7 +221,7 @@ def _is_ours(result: Result) -> bool:
     return result.error.startswith("ClobberError") or bool(result.findings)
 
 
-def _matches(compared: comparing.Comparison, reference: Reference) -> str:
+def _matches(compared: comparison.Comparison, reference: Reference) -> str:
     calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
     how = "bit for bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
     words = f"in {calls} each gradient is, {how}, {reference.words}"

@@ -12,7 +12,7 @@ from noclobber.fix.patch import Patch
 from noclobber.fix.prove import Prover, is_there
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
-from noclobber.observe import evidence
+from noclobber.observe.gradient_trace import evidence
 
 _LEAVES = 3
 """Leaves whose gradients are shown."""

@@ -108,7 +108,7 @@ class References:
         return self._again[kind]
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
-        from noclobber.observe import evidence
+        from noclobber.observe.gradient_trace import evidence
 
         return Reference(kind, evidence.read(result.evidence) if result.evidence else [], result, _WORDS[kind])
 

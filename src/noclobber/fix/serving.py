@@ -19,8 +19,8 @@ TICK = 0.02
 
 def serve(words: list[str]) -> NoReturn:
     """Fork a trial of the program for each line on stdin, a folder, until it closes; write `status` when it ends."""
-    import noclobber.observe.comparing
-    import noclobber.observe.evidence
+    import noclobber.observe.gradient_trace.comparison
+    import noclobber.observe.gradient_trace.evidence
     import noclobber.session  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks is interrupted, and then ends this

@@ -19,8 +19,8 @@ from noclobber.imports import after_import
 from noclobber.session import Session
 
 if TYPE_CHECKING:
-    from noclobber.observe.evidence import Evidence
-    from noclobber.observe.tangents import Tangents
+    from noclobber.observe.gradient_trace.evidence import Evidence
+    from noclobber.observe.gradient_trace.forward_mode import Tangents
 
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
@@ -68,8 +68,8 @@ class Trial:
         self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
 
     def _torch_is_there(self) -> None:
-        from noclobber.observe import evidence, right_gradients
-        from noclobber.observe.tangents import Tangents
+        from noclobber.observe.gradient_trace import evidence, right_gradients
+        from noclobber.observe.gradient_trace.forward_mode import Tangents
 
         generators.begin_torch()
         order, mode = self._order, self._order.mode
@@ -110,7 +110,7 @@ class Trial:
         warnings.showwarning = showwarning
 
     def _watching(self) -> Callable[[], None]:
-        from noclobber.observe import right_gradients
+        from noclobber.observe.gradient_trace import right_gradients
 
         mode = self._order.mode
         if mode == "clones":
@@ -141,7 +141,7 @@ class Trial:
             except Exception as crash:
                 result.crash = f"{type(crash).__name__}: {crash}"
         if seen is not None:
-            from noclobber.observe import evidence
+            from noclobber.observe.gradient_trace import evidence
 
             if ended is Ended.WELL:
                 seen.ended()

@@ -14,32 +14,21 @@ from noclobber.model.kept import Kept
 from noclobber.model.live_saves import LiveSaves
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
-from noclobber.observe import (
-    backward_calls,
-    changed_saves,
-    custom_backwards,
-    filling,
-    foreign_hooks,
-    internals,
-    keeping,
-    log,
-    meanings,
-    meeting,
-    refusals,
-    replaced,
-    saves,
-    seeing,
-    writes,
-)
-from noclobber.observe.backward_calls import BackwardCalls
-from noclobber.observe.contents import Contents
-from noclobber.observe.custom_backwards import CustomBackwards
-from noclobber.observe.memory import Memory
-from noclobber.observe.records import Backward, Record
-from noclobber.observe.saves import Handle, Needed
-from noclobber.observe.sites import place_of, site_of
-from noclobber.observe.untracked import Untold
-from noclobber.observe.ways import Way
+from noclobber.observe import seeing
+from noclobber.observe.core import backward_calls, custom_backwards, late_fills, save_hooks, write_kernels, write_log
+from noclobber.observe.core.backward_calls import BackwardCalls
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.custom_backwards import CustomBackwards
+from noclobber.observe.core.fingerprints import Contents
+from noclobber.observe.core.history import Memory
+from noclobber.observe.core.records import Backward, Record
+from noclobber.observe.core.save_hooks import Handle, Needed
+from noclobber.observe.core.sites import place_of, site_of
+from noclobber.observe.describe import refusals
+from noclobber.observe.detectors import changed_saves, replaced_tensors, user_save_hooks, write_policy
+from noclobber.observe.detectors.untracked_writes import Untold
+from noclobber.observe.preserve import copy_before_write
+from noclobber.observe.torch_api import private, self_tests
 
 
 class Listener(Protocol):
@@ -75,26 +64,26 @@ class Recorder:
         """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
         self.put_off: set[Handle] = set()
         """Saves of bytes that are out of their memory for the moment, and will be back (reruns.py)."""
-        self.attentive: list[log.Look] = []
+        self.attentive: list[write_log.Look] = []
         """Who wants to hear of every write for the moment, with the frame that it comes from; each once."""
-        self._attending: dict[log.Look, int] = {}
+        self._attending: dict[write_log.Look, int] = {}
         self.by_key = True
         self.python_in_backward = False
         """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
-        self.live: LiveSaves[Handle] = LiveSaves(internals.storage_key)
+        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key)
         self.memory = Memory()
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
         self.customs = CustomBackwards()
-        self.meet = partial(meeting.meet, self)
+        self.meet = partial(write_policy.meet, self)
         """A write met live saves of its storage."""
         self.unseen: dict[str, int] = {}
         self.lost: dict[Lost, int] = {}
         self.told = 0
         """Clobbers found so far."""
         self.untold = Untold(self)
-        self.replaced = replaced.Replaced(self)
-        self._moves = keeping.following_moves(self.live)
+        self.replaced = replaced_tensors.Replaced(self)
+        self._moves = copy_before_write.following_moves(self.live)
         self._ways: list[Way] = []
         self.core = Way("some saves and writes", self.has_failed, lasting=True)
         """What everything else stands on. A failure there costs no more than the save, write or call that failed."""
@@ -108,13 +97,13 @@ class Recorder:
 
     def arm(self, *, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
         """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
-        internals.require()
+        private.require()
         self.armed, self.watching = True, watching
         self.contents = Contents() if contents else None
         self.core = Way("some saves and writes", self.has_failed, lasting=True)
         try:
-            meanings.of_saves()
-            self.by_key = writes.key_answers() if by_key is None else by_key
+            self_tests.of_saves()
+            self.by_key = write_kernels.key_answers() if by_key is None else by_key
             self._arm_core()
         except Exception:
             self.disarm()
@@ -128,12 +117,12 @@ class Recorder:
 
     def _arm_core(self) -> None:
         if self.watching:
-            before = log.writes_to_saves(self)
+            before = write_log.writes_to_saves(self)
         else:
-            before = log.every_write(self.memory, partial(self.not_seen, log.WITHOUT_STORAGE))
+            before = write_log.every_write(self.memory, partial(self.not_seen, write_log.WITHOUT_STORAGE))
         core = self.core
-        failed, filled = core.entry(partial(refusals.write_failed, self)), core.entry(partial(filling.filled, self))
-        writes.connect(writes.Sink(before, failed, core.entry(self.views_made), core.fail, filled))
+        failed, filled = core.entry(partial(refusals.write_failed, self)), core.entry(partial(late_fills.filled, self))
+        write_kernels.connect(write_kernels.Sink(before, failed, core.entry(self.views_made), core.fail, filled))
         backward_calls.arm(self, core)
         custom_backwards.arm(self, core)
 
@@ -142,7 +131,7 @@ class Recorder:
         guarded = self.core.guarded
         guarded(lambda: self.keep(False))
         guarded(self.leave)
-        guarded(writes.disconnect)
+        guarded(write_kernels.disconnect)
         for way in (*reversed(self._ways), self.core):
             guarded(way.end)
         self._ways.clear()
@@ -163,26 +152,26 @@ class Recorder:
         self.keeping = keeping
         self.be_careful(1 if keeping else -1)
         (self.attend if keeping else self.ignore)(self._moves)
-        if saves.are_ours((thread := self.thread).hooks):
+        if save_hooks.are_ours((thread := self.thread).hooks):
             thread.hooks = self._hooks()
             if thread.withdrawn is not None:
                 thread.withdrawn = thread.hooks
             else:
-                internals.replace_hooks(saves.are_ours, thread.hooks)
+                private.replace_hooks(save_hooks.are_ours, thread.hooks)
 
     def be_careful(self, more: int) -> None:
         """One more reason (1) to look at writes to tensors in the graph too, or one less (-1)."""
         with self._counting:
             self.careful += more
 
-    def attend(self, look: log.Look) -> None:
+    def attend(self, look: write_log.Look) -> None:
         """Tell `look` of every write, from any thread, until it is ignored as often."""
         with self._counting:
             self._attending[look] = count = self._attending.get(look, 0) + 1
             if count == 1:
                 self.attentive.append(look)
 
-    def ignore(self, look: log.Look) -> None:
+    def ignore(self, look: write_log.Look) -> None:
         """Tell `look` of writes no more."""
         with self._counting:
             count = self._attending.pop(look, 0)
@@ -216,27 +205,29 @@ class Recorder:
         with self._counting:
             self._entered += 1
         if self.by_key:
-            internals.set_key(True)
+            private.set_key(True)
         else:
-            thread.mode = writes.enter_mode()
+            thread.mode = write_kernels.enter_mode()
         if self.watching:
             self.push_hooks()
 
     def push_hooks(self) -> None:
         """Push hooks for this thread. PyTorch calls the uppermost pair alone: ours calls the program's."""
-        below = internals.top_hooks(True)
-        ours = self._hooks() if below is None or saves.are_ours(below) else foreign_hooks.around(self, *below)
-        internals.push_hooks(*ours)
+        below = private.top_hooks(True)
+        ours = self._hooks() if below is None or save_hooks.are_ours(below) else user_save_hooks.around(self, *below)
+        private.push_hooks(*ours)
         self.thread.hooks = ours
 
     def has_hooks_on_top(self) -> bool:
         """Whether the uppermost pair of this thread is noclobber's, and no program's that was pushed since."""
-        top = internals.top_hooks(True)
-        return top is not None and (saves.are_ours(top) or top == self.thread.hooks)
+        top = private.top_hooks(True)
+        return top is not None and (save_hooks.are_ours(top) or top == self.thread.hooks)
 
-    def _hooks(self) -> saves.Hooks:
+    def _hooks(self) -> save_hooks.Hooks:
         changed = partial(changed_saves.read, self, silently=not self.keeping)
-        return saves.hooks(self.live, self.thread.history, changed, self.contents, self.memory.aliases, self.core.fail)
+        return save_hooks.hooks(
+            self.live, self.thread.history, changed, self.contents, self.memory.aliases, self.core.fail
+        )
 
     def leave(self) -> None:
         """Disarm the calling thread."""
@@ -248,14 +239,14 @@ class Recorder:
         thread.entered = thread.muted = False
         thread.hooks = thread.withdrawn = thread.mode = thread.step = None
         if self.by_key:
-            internals.include(internals.KEY, False)
+            private.include(private.KEY, False)
         elif mode is not None:
-            writes.leave_mode(mode)
+            write_kernels.leave_mode(mode)
         if hooks is not None and not withdrawn:
-            if internals.top_hooks(True) == hooks:
-                internals.pop_hooks()
+            if private.top_hooks(True) == hooks:
+                private.pop_hooks()
             else:
-                internals.replace_hooks(lambda pair: pair == hooks or saves.are_ours(pair))
+                private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
         with self._counting:
             self._entered -= 1
         self.versions_preserved(-thread.preserving)
@@ -264,14 +255,14 @@ class Recorder:
         """Take our hooks off this thread's stack, if they are on top of it."""
         thread = self.thread
         if thread.withdrawn is None and self.has_hooks_on_top():
-            thread.withdrawn = internals.top_hooks(True)
-            internals.pop_hooks()
+            thread.withdrawn = private.top_hooks(True)
+            private.pop_hooks()
 
     def put_back(self) -> None:
         """Push our hooks again after `withdraw`."""
         thread = self.thread
         if thread.withdrawn is not None:
-            internals.push_hooks(*thread.withdrawn)
+            private.push_hooks(*thread.withdrawn)
             thread.withdrawn = None
             self.not_seen("saves inside torch.func transforms")
 
@@ -283,7 +274,7 @@ class Recorder:
 
     def here(self) -> Backward | None:
         """The backward call that this thread runs, or works for; None outside of one."""
-        call: Backward | None = internals.backward_call()
+        call: Backward | None = private.backward_call()
         return None if call is None or call.over else call
 
     def reading(self) -> Backward:
@@ -322,7 +313,7 @@ class Recorder:
 
     def views_made(self, op: str) -> None:
         """An operator is about to return several views; the node it makes gets the next number."""
-        self.memory.views.append((internals.next_node(), op, place_of(sys._getframe(1))))
+        self.memory.views.append((private.next_node(), op, place_of(sys._getframe(1))))
 
     def kept(self, noted: Record, handle: Handle, size: int) -> None:
         """Bytes were kept before a write, for a save."""

@@ -10,8 +10,11 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe import afterwards, refusals, releases, ways
+from noclobber.observe.core import boundary
+from noclobber.observe.describe import refusals
+from noclobber.observe.preserve import rearm
 from noclobber.observe.recorder import RECORDER, Listener
+from noclobber.observe.torch_api import releases
 
 
 class Subscriber(Listener, Protocol):
@@ -52,7 +55,7 @@ def subscribe(one: Subscriber) -> None:
             RECORDER.core.guarded(_settle)
             if isinstance(failure, UnsupportedTorch):
                 raise
-            raise UnsupportedTorch(f"noclobber cannot watch: {ways.lost('', failure).why}") from failure
+            raise UnsupportedTorch(f"noclobber cannot watch: {boundary.lost('', failure).why}") from failure
 
 
 def unsubscribe(one: Subscriber) -> Coverage:
@@ -66,7 +69,7 @@ def unsubscribe(one: Subscriber) -> Coverage:
     return covered
 
 
-afterwards.subscribed_by(subscribe, unsubscribe)
+rearm.subscribed_by(subscribe, unsubscribe)
 
 
 def _settle() -> None:

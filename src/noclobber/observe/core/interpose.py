@@ -1,0 +1,185 @@
+"""Functions of PyTorch, `threading` and `warnings` that are replaced, so that who watches is told; each by its way."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.frames import led_to
+
+
+def around_threads(way: Way, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+    """Run `enter` in every `threading.Thread` started from now on: dispatch keys and hooks are not inherited."""
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        way.guarded(enter)
+        try:
+            bootstrap(self)
+        finally:
+            way.guarded(leave)
+
+    way.patches.put(threading.Thread, "_bootstrap_inner", _bootstrap_inner)
+
+
+def around_waiting(way: Way, resumed: Callable[[], None]) -> None:
+    """Run `resumed` in a thread that goes on after it waited for another, or begins a task of a pool."""
+    wait: Callable[..., bool] = threading.Condition.wait
+    task: Any = concurrent.futures.thread._WorkItem
+    run: Callable[..., None] = task.run
+
+    def waited(self: threading.Condition, timeout: float | None = None) -> bool:
+        result = wait(self, timeout)
+        way.guarded(resumed)
+        return result
+
+    def begun(self: Any, *args: Any) -> None:
+        way.guarded(resumed)
+        run(self, *args)
+
+    way.patches.put(threading.Condition, "wait", functools.wraps(wait)(waited))
+    way.patches.put(task, "run", functools.wraps(run)(begun))
+
+
+def on_warnings(way: Way) -> None:
+    """Let a warning that blames a line of noclobber's blame the line of the program that led there.
+
+    What C++ warns of in the midst of a wrapper blames the innermost Python frame. An operator that a kernel calls
+    gathers its warnings itself since torch 2.15, and blames the kernel (tests/observe/test_warnings.py). Filters
+    that name a module are asked for noclobber's module too: what they leave out there is not shown.
+    """
+    show: Callable[[warnings.WarningMessage], None] = warnings._showwarnmsg  # type: ignore[attr-defined]
+
+    def _showwarnmsg(message: warnings.WarningMessage) -> None:
+        blamed = way.guarded(lambda: led_to(message))
+        if blamed is None:
+            show(message)
+            return
+        names = blamed.f_globals
+        warnings.warn_explicit(
+            message.message,
+            message.category,
+            blamed.f_code.co_filename,
+            blamed.f_lineno,
+            names.get("__name__", "<string>"),
+            names.setdefault("__warningregistry__", {}),
+            source=message.source,
+        )
+
+    way.patches.put(warnings, "_showwarnmsg", _showwarnmsg)
+
+
+def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
+    """Call `rescan` after a library defines operators or a shared object of operators is loaded."""
+
+    def then_rescan(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            way.guarded(rescan)
+            return result
+
+        return wrapped
+
+    way.patches.put(torch.library.Library, "define", then_rescan(torch.library.Library.define))
+    way.patches.put(type(torch.ops), "load_library", then_rescan(type(torch.ops).load_library))
+
+
+def around_disabled_hooks(
+    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], Any]
+) -> None:
+    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards. `ours` gives the
+    pair of this thread."""
+    autograd = private.lookup("_C._autograd")
+    disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")
+    enable = private.lookup("_C._autograd._saved_tensors_hooks_enable")
+
+    def _saved_tensors_hooks_disable(*args: Any, **kwargs: Any) -> None:
+        way.guarded(withdraw)
+        if not way.on and (pair := ours()) is not None and private.top_hooks(True) == pair:
+            private.pop_hooks()  # PyTorch would refuse
+        disable(*args, **kwargs)
+
+    def _saved_tensors_hooks_enable() -> None:
+        enable()
+        way.guarded(put_back)
+
+    way.patches.put(autograd, "_saved_tensors_hooks_disable", _saved_tensors_hooks_disable)
+    way.patches.put(autograd, "_saved_tensors_hooks_enable", _saved_tensors_hooks_enable)
+
+
+def in_preserved_versions(way: Way, preserved: Callable[[int], None]) -> None:
+    """Call `preserved` with 1 and -1 where a block begins and ends that puts version counters back as they were.
+
+    DistributedDataParallel writes its buffers in one, FSDP2 its parameters (torch 2.13).
+    """
+    owner = private.lookup("autograd.grad_mode._unsafe_preserve_version_counter")
+    native_enter, native_exit = owner.__enter__, owner.__exit__
+
+    def __enter__(self: Any) -> None:
+        way.guarded(functools.partial(preserved, 1))
+        native_enter(self)
+
+    def __exit__(self: Any, *exception: object) -> None:
+        way.guarded(functools.partial(preserved, -1))
+        native_exit(self, *exception)
+
+    way.patches.put(owner, "__enter__", __enter__)
+    way.patches.put(owner, "__exit__", __exit__)
+
+
+def on_saved_tensors(way: Way, restore: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Pass what `ctx.saved_tensors` of a custom Function gives through `restore`."""
+    native = private.lookup("_C._FunctionBase.saved_tensors")
+    owner = private.lookup("autograd.function.BackwardCFunction")
+
+    def saved_tensors(function: Any) -> tuple[Any, ...]:
+        unpacked: tuple[Any, ...] = native.__get__(function)
+        restored = way.guarded(lambda: restore(function, unpacked))
+        return unpacked if restored is None else restored
+
+    way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
+
+
+_HOOKS = (
+    (torch.Tensor, "register_hook"),
+    (torch.Tensor, "register_post_accumulate_grad_hook"),
+    (torch.nn.Module, "register_full_backward_hook"),
+    (torch.nn.Module, "register_full_backward_pre_hook"),
+    (torch.nn.Module, "register_backward_hook"),
+    (torch.nn.parallel.DistributedDataParallel, "register_comm_hook"),
+)
+
+
+def on_backward_hooks(way: Way, registered: Callable[[Any], None]) -> None:
+    """Call `registered` with the code of its own that the program registers to run in the midst of a backward."""
+    for owner, name in _HOOKS:
+        way.patches.put(owner, name, _telling(vars(owner)[name], way.entry(registered)))
+
+
+def on_function_hooks(way: Way, registered: Callable[[Any], None]) -> None:
+    """Call `registered` with the node of a Function on which the program registers a hook that runs after it."""
+    owner: Any = torch.autograd.function.BackwardCFunction
+    method, told = owner.register_hook, way.entry(registered)
+
+    def register_hook(node: Any, *args: Any, **kwargs: Any) -> Any:
+        told(node)
+        return method(node, *args, **kwargs)
+
+    way.patches.put(owner, "register_hook", functools.wraps(method)(register_hook))
+
+
+def _telling(method: Callable[..., Any], registered: Callable[[Any], object]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def register(*args: Any, **kwargs: Any) -> Any:
+        registered(kwargs.get("hook", args[1] if len(args) > 1 else None))
+        return method(*args, **kwargs)
+
+    return register

@@ -1,0 +1,88 @@
+"""Tensors whose dimensions have names, which torch 2.10 to 2.12 hands to no kernel that is written in Python.
+
+It raises "Named tensors are currently unsupported in TorchScript" before it calls the kernel, so operators have to pass
+the kernels by while there are names (tests/observe/test_named.py). Later releases have no names.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from noclobber.observe.core import write_kernels
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.torch_api import private
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+UNSEEN = "writes, as soon as dimensions of tensors have names"
+_may_be_there = True
+"""Whether tensors with names may have been made before the recorder was armed."""
+
+
+def arm(recorder: Recorder, way: Way) -> None:
+    """Let all operators pass the kernels by once there are names, until the recorder disarms.
+
+    What makes a tensor with names at once (`torch.zeros(3, names=...)`) is not noticed, and fails.
+    """
+    global _may_be_there
+    if not hasattr(torch.Tensor, "refine_names"):
+        return
+    passing: list[Any] = []
+
+    def pass_by() -> None:
+        global _may_be_there
+        if not passing:
+            _may_be_there = True
+            _pass_by(passing)
+            recorder.not_seen(UNSEEN)
+
+    def end() -> None:
+        for library in passing:
+            library._destroy()
+
+    way.at_end(end)
+    named = way.entry(pass_by)
+    for name in ("refine_names", "rename", "rename_"):
+        way.patches.put(torch.Tensor, name, _after(named, getattr(torch.Tensor, name)))
+    names = private.lookup("_C.TensorBase.names")
+    way.patches.put(torch.Tensor, "names", property(names.__get__, _after(named, names.__set__), doc=names.__doc__))
+    if _may_be_there and private.has_key():
+        _may_be_there = any(_has_names(one) for one in gc.get_objects())
+        if _may_be_there:
+            pass_by()
+
+
+def _after(first: Callable[[], object], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _pass_by(passing: list[Any]) -> None:
+    """Register, over each kernel, that there is none: the kernels stay, as one of them may be running."""
+    libraries: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for namespace, name in write_kernels.kernels:
+            if namespace not in libraries:
+                libraries[namespace] = private.library(namespace)
+                passing.append(libraries[namespace])
+            nothing = torch.library.fallthrough_kernel
+            libraries[namespace].impl(name, nothing, private.KEY_NAME, allow_override=True)
+
+
+def _has_names(one: Any) -> bool:
+    if not issubclass(type(one), torch.Tensor):
+        return False
+    with private.plain():
+        return bool(one.has_names())

@@ -1,0 +1,95 @@
+"""Optimizer steps: one record a step, through PyTorch's global optimizer hooks, in place of one a write."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from noclobber.model.events import Step
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.history import Thread
+from noclobber.observe.core.records import record
+from noclobber.observe.core.sites import Place, caller, site_of
+from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.torch_api import private
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors that a step may write: every parameter that has a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def writes_only_parameters(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the step is PyTorch's own and runs no code of the user: then the write log may rest while it runs.
+
+    A closure runs forward and backward inside the step; `differentiable=True` records the step itself.
+    """
+    return (
+        type(optimizer).__module__.startswith("torch.optim.")
+        and len(args) < 2
+        and not kwargs.get("closure")
+        and not optimizer.defaults.get("differentiable")
+    )
+
+
+def arm(recorder: Recorder, way: Way) -> None:
+    """Listen to the steps of every optimizer; the recorder is told of the live saves that a step will overwrite."""
+    thread = recorder.thread
+    for register, hook in (
+        (register_optimizer_step_pre_hook, partial(_before, recorder)),
+        # Not called where the step raises (Optimizer.profile_hook_step, torch 2.13): backward_begins unmutes then.
+        (register_optimizer_step_post_hook, lambda *_: _after(thread)),
+    ):
+        way.at_end(private.hook(register, way.entry(hook)).remove)
+
+
+def _before(
+    recorder: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """One record for all parameters; then PyTorch's own optimizers run unlogged."""
+    thread = recorder.thread
+    if not thread.watched:
+        return
+    unmute(thread)
+    place = caller(1)
+    step = Step(type(optimizer).__name__, site_of(place))
+    rests = recorder.by_key and writes_only_parameters(optimizer, args, kwargs)
+    if rests and (not recorder.watching or recorder.live.any() or recorder.memory.rereads.any()):
+        _about_to_write(recorder, optimizer, place, step)
+    thread.step = step
+    if rests:
+        thread.muted = True
+        private.set_key(False)
+
+
+def _about_to_write(recorder: Recorder, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+    written = Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
+    for parameter in parameters(optimizer):
+        key = private.storage_key(parameter)
+        if key is None:
+            continue
+        handles = recorder.live.at(key) if recorder.watching else None
+        if handles or not recorder.watching or recorder.memory.is_reread(key):
+            noted = record(written, parameter, key, place, step, recorder.thread)
+            recorder.memory.recent.append(noted)
+            if handles:
+                recorder.meet(handles, parameter, noted)
+
+
+def _after(thread: Thread) -> None:
+    thread.step = None
+    unmute(thread)
+
+
+def unmute(thread: Thread) -> None:
+    """Log writes again, also after a step that raised and so never reached its end."""
+    if thread.muted:
+        thread.muted = False
+        thread.step = None
+        private.set_key(True)

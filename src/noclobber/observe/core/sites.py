@@ -1,0 +1,64 @@
+"""Capturing a place cheaply: the innermost user frame as (code, instruction), in about 0.15 us."""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType
+
+from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
+from noclobber.observe.core import traced_lines
+from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.private import backward_call
+
+Place = tuple[CodeType, int, "Place | None"]
+"""(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
+
+KINDS: dict[str, int] = {}
+"""Whose code a file is, as a number, by its `co_filename`; filled as files are met."""
+USER, _LIBRARY, SKIP, _TRACED = 0, 1, 2, 3
+
+
+def _kind(path: str) -> int:
+    if traced_lines.runs_graphs(path):
+        KINDS[path] = _TRACED
+        return _TRACED
+    owner = owner_of(path)
+    kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
+    if is_settled(path, owner):
+        KINDS[path] = kind
+    return kind
+
+
+def place_of(frame: FrameType | None) -> Place | None:
+    """The place of the innermost user frame at or above `frame`; of the innermost library frame where there is none."""
+    inside: Place | None = None
+    kinds = KINDS
+    while frame is not None:
+        code = frame.f_code
+        kind = kinds.get(code.co_filename)
+        if kind is None:
+            kind = _kind(code.co_filename)
+        if kind == USER:
+            return (code, frame.f_lasti, inside)
+        if kind == _LIBRARY and inside is None:
+            inside = (code, frame.f_lasti, None)
+        elif kind == _TRACED and (found := traced_lines.instruction(frame)) is not None:
+            return (*found, inside)
+        frame = frame.f_back
+    # A thread of the engine has no frame of the program's: what it does is done where backward was called.
+    call = backward_call()
+    if call is None or call.place is None:
+        return inside
+    return call.place if inside is None else (call.place[0], call.place[1], inside)
+
+
+def caller(depth: int = 1) -> Place | None:
+    """The place of the code that called the caller."""
+    return place_of(frame_above(depth + 1))
+
+
+def site_of(place: Place | None) -> Site | None:
+    """A place as the model's Site."""
+    if place is None:
+        return None
+    code, lasti, inside = place
+    return Site(code, lasti, site_of(inside))

@@ -1,0 +1,206 @@
+"""From an error that PyTorch raised to the model's Refusal: which write, view or save it is about."""
+
+from __future__ import annotations
+
+import re
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal, Tensor
+from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
+from noclobber.observe.core.history import Memory
+from noclobber.observe.core.records import Backward, Record, shape_of
+from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.sites import place_of, site_of
+from noclobber.observe.core.write_kernels import Written, tensors
+from noclobber.observe.describe.tensor_names import name_of
+from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api.frames import frame_above
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+_ABOUT_WRITING = re.compile(
+    r"in-?place|leaf variable|is a view|memory location|desired output type|broadcast shape|out=|mutat|"
+    r"version[_ ]counter|inference",
+    re.IGNORECASE,
+)
+
+_SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
+_SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
+"""What writes in place where backward says so (torch 2.13; tests/observe/test_sloped.py)."""
+
+
+def is_freed(message: str) -> bool:
+    """Whether this is the error about a graph that was already run through."""
+    return "backward through the graph a second time" in message
+
+
+class Witness:
+    """What an exception is about, kept on the exception; it stays behind when the exception is pickled."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Refusal | Clobber | None = None) -> None:
+        self.event = event
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Witness, ())
+
+
+def remember(error: BaseException, event: Refusal | Clobber) -> None:
+    """Keep on an exception what it is about: it may still be caught, and then nothing is to be said of it."""
+    error._noclobber = Witness(event)  # type: ignore[attr-defined]
+
+
+def remembered(error: BaseException) -> Refusal | Clobber | None:
+    """What `remember` kept."""
+    witness: Witness | None = getattr(error, "_noclobber", None)
+    return None if witness is None else witness.event
+
+
+def about_writing(message: str) -> bool:
+    """Whether an error text may concern an in-place operation; the rules decide."""
+    return _ABOUT_WRITING.search(message) is not None
+
+
+def write_failed(
+    recorder: Recorder, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+) -> None:
+    """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
+    if remembered(error) is None and about_writing(str(error)):
+        tensor = next(tensors(written, args, kwargs), None)
+        frame = frame_above(2)
+        refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
+        remember(error, refusal)
+        for listener in recorder.listeners:
+            listener.refused(error, refusal)
+
+
+def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
+    """An operator refused to write `tensor`."""
+    site = site_of(place_of(frame))
+    if tensor is None:
+        return Refusal(message, site, op)
+    name = name_of(tensor, private.storage_key(tensor), frame)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape, kind = shape_of(tensor), name.kind if name else "tensor"
+    about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
+    return Refusal(message, site, op, about, _created(tensor, message, memory))
+
+
+def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
+    """Where one of several views was made: PyTorch has just read its grad_fn itself, so reading it changes nothing."""
+    if "is a view" not in message:
+        return None
+    try:
+        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
+    except RuntimeError:
+        return None
+    return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
+
+
+def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
+    """Unpacking a save is refused for another reason than its version."""
+    suspect = handle.version
+    written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
+    return Refusal(
+        message, site_of(backward.place), saved=site_of(handle.place), written=site_of(written), call="backward"
+    )
+
+
+def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory: Memory) -> Refusal:
+    """A backward reached a freed graph: where its newest freed node saved, and whether the root itself is old."""
+    boundary = memory.thread.boundary
+    numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
+    repeated = None if not boundary or not numbers else max(numbers) < boundary
+    freed = [
+        node
+        for node in graph.walk(roots)
+        if node._sequence_nr() != graph.UNNUMBERED
+        and (not boundary or node._sequence_nr() < boundary)
+        and graph.released(node)
+    ]
+    newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
+    place, shared, freeing = None, False, None
+    if newest is not None:
+        number = newest._sequence_nr()
+        place = memory.thread.history.place_of(number)
+        shared = repeated is False and number >= memory.thread.boundaries.get(backward.place, 0)
+        ends = ((end, line) for line, end in memory.thread.boundaries.items() if end > number)
+        freeing = min(ends, key=lambda one: one[0], default=(0, None))[1]
+    carrying = _carrying(roots, boundary, memory)
+    return Refusal(
+        message,
+        site_of(backward.place),
+        saved=site_of(place),
+        written=site_of(carrying.place) if carrying and not shared else None,
+        saved_node=newest.name() if newest is not None else None,
+        call="grad" if backward.call == "grad" else "backward",
+        repeated_root=repeated,
+        shared=shared,
+        freed=site_of(freeing),
+    )
+
+
+def _carrying(roots: list[Any], boundary: int | None, memory: Memory) -> Record | None:
+    """The write that carries a state from an older graph into the newest one, if any: at either end of that edge.
+
+    The first write to a buffer finds it outside of the graph, and may not be on record.
+    """
+    numbers = {
+        number
+        for node in graph.walk(roots)
+        if boundary and boundary <= node._sequence_nr() < graph.UNNUMBERED
+        for older, _ in node.next_functions
+        if older is not None and older._sequence_nr() < boundary
+        for number in (node._sequence_nr(), older._sequence_nr())
+    }
+    return next((one for one in reversed(memory.recent) if one.node in numbers), None)
+
+
+def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:
+    """What an exception that left the program is about: as remembered on it, else from its text and frames."""
+    event = remembered(error)
+    if event is not None or not isinstance(error, RuntimeError):
+        return event
+    message = str(error)
+    site = site_of_traceback(error.__traceback__)
+    last = memory.recent[-1] if memory.recent else None
+    if "pack hook is modifying its input" in message and last is not None:
+        outer = site_of_traceback(error.__traceback__)
+        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
+    if "Inference tensors cannot be saved" in message:
+        return Refusal(message, site, saved=site, call="save")
+    if (sloped := _SLOPED.search(message)) is not None:
+        names = [f"aten::{name}_" for name in _SLOPES[sloped[1]]]
+        places = {one.place for one in memory.recent if one.written.op in names}
+        return Refusal(
+            message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
+        )
+    if "its base or another view of its base has been modified" in message and last is not None:
+        return Refusal(message, site, last.written.op, written=site_of(last.place))
+    inside = last is not None and last.node == private.next_node() and _passed_through(error, "apply")
+    if inside and last is not None and about_writing(message):
+        # A custom Function is judged once its forward has ended; its last write is what is forbidden. Its node is made
+        # before its forward runs, so no write from before the call has the same number.
+        return Refusal(message, site, last.written.op, written=site_of(last.place))
+    return Refusal(message, site, call="backward" if _passed_through(error, "_engine_run_backward") else "write")
+
+
+def _passed_through(error: BaseException, function: str) -> bool:
+    """Whether an exception came up through a function of torch.autograd."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name == function and owner_of(code.co_filename) is Owner.TORCH:
+            return True
+        traceback = traceback.tb_next
+    return False

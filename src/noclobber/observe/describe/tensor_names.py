@@ -1,0 +1,112 @@
+"""What a reader calls a tensor: locals of user frames, `module.path.weight`; looked up only when a finding is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from noclobber.model.events import Kind
+from noclobber.model.source import Owner, owner_of
+from noclobber.observe.core.records import geometry, strided
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.private import backward_call, storage_key
+
+_MOST_FRAMES = 40
+_MOST_VALUES = 400
+
+
+class Name(NamedTuple):
+    """`text` is "h" or "net.fc.weight"."""
+
+    text: str
+    kind: Kind
+
+
+def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = None) -> Name | None:
+    """The name of a tensor: a parameter or buffer on its storage, else a local that is it or that shows the same bytes.
+
+    Parameters come first because a Linear weight is saved transposed, under no local name.
+    """
+    with private.plain():
+        return None if key is None else _found(tensor, key, frame or sys._getframe(1))
+
+
+def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
+    best: Name | None = None
+    where = _place(tensor)
+    for one in _user_frames(frame):
+        for label, value in _values(one):
+            if isinstance(value, torch.nn.Module):
+                found = _in_module(label, value, key)
+                if found is not None:
+                    return found
+            elif best is None and isinstance(value, torch.Tensor):
+                if value is tensor or (where is not None and _is_on(value, key) and _place(value) == where):
+                    best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
+                elif _is_on(_gradient(value), key):
+                    best = Name(f"{label}.grad", "tensor")
+    return best
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:
+    known = strided(geometry(tensor))
+    return None if known is None else known[:2]
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The program's frames, innermost first; from those of a thread of the engine on to where backward was called."""
+    count, call = 0, backward_call()
+    while frame is not None and count < _MOST_FRAMES:
+        if owner_of(frame.f_code.co_filename) is Owner.USER:
+            count += 1
+            yield frame
+        if call is not None and frame is call.frame:
+            call = call.outer
+        frame = frame.f_back
+        if frame is None and call is not None:
+            frame, call = call.frame, call.outer
+
+
+def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
+    """Locals, then globals where they differ, then the attributes of a `self` and of other plain objects."""
+    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+    for scope in scopes:
+        items = list(scope.items())[:_MOST_VALUES]
+        yield from items
+        for label, value in items:
+            if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+                continue
+            if type(value).__module__ in ("builtins", "typing", "types") or isinstance(value, type(sys)):
+                continue
+            yield from ((f"{label}.{name}", inner) for name, inner in list(vars(value).items())[:_MOST_VALUES])
+
+
+def _is_on(value: object, key: int) -> bool:
+    return isinstance(value, torch.Tensor) and storage_key(value) == key
+
+
+def _gradient(value: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a leaf. A view is left alone: asking whether it is a leaf can change the program (DESIGN 4)."""
+    return value.grad if value.requires_grad and not value._is_view() and value.is_leaf else None
+
+
+def _in_module(label: str, module: torch.nn.Module, key: int) -> Name | None:
+    prefix = "" if label == "self" else label + "."
+    for name, parameter in module.named_parameters():
+        if storage_key(parameter) == key:
+            return Name(prefix + name if prefix else f"self.{name}", "parameter")
+        if _is_on(parameter.grad, key):
+            return Name(prefix + f"{name}.grad" if prefix else f"self.{name}.grad", "tensor")
+    for name, buffer in module.named_buffers():
+        if storage_key(buffer) == key:
+            return Name(prefix + name if prefix else f"self.{name}", "buffer")
+    for name, child in module.named_modules():
+        for attribute, value in vars(child).items():
+            if _is_on(value, key):
+                path = f"{name}.{attribute}" if name else attribute
+                return Name(prefix + path if prefix else f"self.{path}", "tensor")
+    return None

@@ -1,0 +1,1 @@
+"""The ways of going wrong, a file each."""

@@ -1,0 +1,220 @@
+"""Bytes of live saves that foreign code can reach, compared from line to line: where they changed, and since when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+
+from noclobber.observe.core import save_hooks
+from noclobber.observe.core.fingerprints import Digest, fingerprint
+from noclobber.observe.core.records import geometry
+from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.sites import Place
+from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api import private
+
+SHARE = 0.2
+"""How much of the time that passes comparing may take."""
+SAVED_UP = 0.25
+"""Seconds of comparing that may be saved up for when more is needed at once."""
+AT_FIRST = 0.05
+_BYTES_A_SECOND = 5e9
+"""A guess at the cost of a comparison, before the first one has been timed."""
+
+
+class Change(NamedTuple):
+    """Bytes were found changed after the line at `place`. They were last seen whole after `since`; None: just before.
+
+    `seen` where a write that torch saw, or a moved version, explains it.
+    """
+
+    place: Place | None
+    since: Place | None
+    seen: bool = False
+
+
+class Stretch:
+    """A stretch of memory that live saves show: what its bytes were last, and where they changed from what they were.
+
+    `changes` goes by the fingerprint that the bytes had before: it holds for every save that was made of these.
+    """
+
+    __slots__ = ("changes", "compared", "cost", "digest", "handles", "key", "marked", "version", "whole", "writes")
+
+    def __init__(self, handle: Handle, key: int, digest: int) -> None:
+        self.key = key
+        self.cost = handle.alias.nbytes / _BYTES_A_SECOND
+        self.digest = digest
+        self.handles: list[ref[Handle]] = []
+        self.changes: dict[int, Change] = {}
+        self.whole: Place | None = None
+        self.compared = 0
+        self.mark(handle)
+
+    def handle(self) -> Handle | None:
+        """A live save of these very bytes, a late one; the alias of a save can be given another storage."""
+        for reference in reversed(self.handles):
+            handle = reference()
+            if handle is not None and private.storage_key(handle.alias) == self.key:
+                return handle
+            with contextlib.suppress(ValueError):  # another thread may have been quicker
+                self.handles.remove(reference)
+        return None
+
+    def mark(self, handle: Handle) -> None:
+        """Remember what torch has seen of this save so far."""
+        self.marked = ref(handle)
+        self.version, self.writes = _marks(handle)
+
+    def seen(self) -> bool:
+        """Whether torch saw a write that may have changed these bytes since `mark`."""
+        handle, version, before = self.marked(), self.version, self.writes
+        if handle is None:
+            handle = self.handle()
+            if handle is None:
+                return False
+            version, before = save_hooks.version_at_save(handle), ()
+        current, writes = _marks(handle)
+        new = writes[len(before) :] or (writes[-1:] if writes[-1:] != before[-1:] else ())
+        return version != current or any(clobbers.may_touch(handle.alias, one[0].geometry) for one in new)
+
+    def add(self, handle: Handle) -> None:
+        """One more save of these bytes. Forgets changes that no live save can ask for any more."""
+        self.handles.append(ref(handle))
+        if len(self.changes) > 64 and len(self.changes) > 2 * len(self.handles):
+            self.handles = [one for one in self.handles if one() is not None]
+            asked = {one.digest for reference in self.handles if (one := reference()) is not None}
+            self.changes = {digest: change for digest, change in self.changes.copy().items() if digest in asked}
+
+
+class Vigil:
+    """Compares the stretches whose memory is handed out, as often as its share of the time allows."""
+
+    def __init__(self, is_out: Callable[[int], bool]) -> None:
+        self._is_out = is_out
+        self._known: dict[tuple[Any, ...], Stretch] = {}
+        self._watched: dict[tuple[Any, ...], Stretch] = {}
+        self._rounds = 1
+        self._credit = AT_FIRST
+        self._least = 0.0
+        self._counted = perf_counter()
+
+    def __bool__(self) -> bool:
+        """Whether anything is watched."""
+        return bool(self._watched)
+
+    def watch(self, handle: Handle, key: int, here: Place | None, *, fresh: bool) -> bool:
+        """Compare a save from now on; `fresh` where its fingerprint has just been taken. False where that cannot be."""
+        digest = handle.digest
+        if not isinstance(digest, int) or not handle.alias.numel():
+            return False
+        name = _name(handle)
+        stretch = self._known.get(name)
+        if stretch is None or stretch.handle() is None:
+            if len(self._known) > 2 * len(self._watched) + 64:
+                self._known = {name: one for name, one in self._known.copy().items() if one.handle() is not None}
+            stretch = self._known[name] = Stretch(handle, key, digest)
+        now = digest if fresh else self._now(stretch, handle)
+        if now is None:
+            stretch.whole = stretch.whole or handle.place
+        else:
+            if now != stretch.digest:
+                before = None if stretch.compared == self._rounds else stretch.whole or handle.place
+                self._changed(stretch, handle, now, Change(here, before))
+            stretch.compared, stretch.whole = self._rounds, here
+        stretch.add(handle)
+        self._watched[name] = stretch
+        self._least = min(self._least, stretch.cost)
+        return True
+
+    def passed(self, place: Place | None) -> bool:
+        """The line at `place` has run: compare. False once there is nothing to compare any more."""
+        self._earn()
+        self._rounds += 1
+        if self._credit < self._least:
+            return True
+        with private.plain():
+            for name, stretch in self._watched.copy().items():
+                if stretch.cost <= self._credit and not self._compare(stretch, place):
+                    self._watched.pop(name, None)
+        self._least = min((stretch.cost for stretch in list(self._watched.values())), default=0.0)
+        return bool(self._watched)
+
+    def change(self, handle: Handle, here: Place | None) -> Change | None:
+        """Where the bytes of a save that is being read changed, as far as it was watched."""
+        stretch = self._known.get(_name(handle)) if isinstance(handle.digest, int) else None
+        if stretch is None or not isinstance(handle.digest, int):
+            return None
+        known = stretch.changes.get(handle.digest)
+        if known is not None or stretch.digest != handle.digest:
+            return known
+        return Change(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
+
+    def drop(self, handle: Handle) -> None:
+        """Take back a `watch`."""
+        self._known.pop(_name(handle), None)
+        self._watched.pop(_name(handle), None)
+
+    def forget(self) -> None:
+        """Compare nothing any more."""
+        self._known, self._watched = {}, {}
+
+    def _earn(self) -> None:
+        now = perf_counter()
+        self._credit = min(SAVED_UP, self._credit + SHARE * (now - self._counted))
+        self._counted = now
+
+    def _spend(self, stretch: Stretch, alias: torch.Tensor) -> Digest:
+        """The fingerprint as it is now, timed."""
+        begin = perf_counter()
+        digest = fingerprint(alias)
+        stretch.cost = perf_counter() - begin
+        self._credit -= stretch.cost
+        return digest
+
+    def _now(self, stretch: Stretch, handle: Handle) -> int | None:
+        """The fingerprint as it is at present; None where that is too dear."""
+        self._earn()
+        if stretch.cost > self._credit:
+            return None
+        with private.plain():
+            digest = self._spend(stretch, handle.alias)
+        return digest if isinstance(digest, int) else None
+
+    def _compare(self, stretch: Stretch, place: Place | None) -> bool:
+        handle = stretch.handle()
+        if handle is None:
+            return False
+        digest = self._spend(stretch, handle.alias)
+        if not isinstance(digest, int):
+            return False
+        if digest != stretch.digest:
+            before = None if stretch.compared == self._rounds - 1 else stretch.whole
+            self._changed(stretch, handle, digest, Change(place, before))
+        else:
+            stretch.mark(handle)
+        stretch.compared, stretch.whole = self._rounds, place
+        # Asked last: what was handed out for the length of this line only has been compared once.
+        return self._is_out(stretch.key)
+
+    def _changed(self, stretch: Stretch, handle: Handle, digest: int, change: Change) -> None:
+        stretch.changes[stretch.digest] = change._replace(seen=stretch.seen())
+        stretch.changes.pop(digest, None)
+        stretch.digest = digest
+        stretch.mark(handle)
+
+
+def _name(handle: Handle) -> tuple[Any, ...]:
+    alias = handle.alias
+    return (private.address(alias), *geometry(alias)[1:])
+
+
+def _marks(handle: Handle) -> tuple[int, tuple[Any, ...]]:
+    """The version, and the writes that torch saw."""
+    version = handle.version
+    return int(handle.alias._version), tuple(version.writes) if isinstance(version, Suspect) else ()

@@ -1,0 +1,174 @@
+"""The live saves whose memory foreign code may hold: watched from line to line, and who wrote to them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from noclobber.model.events import Handed, Tensor, Via, Write
+from noclobber.observe.core import interpose
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.records import Backward
+from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.sites import Place, place_of, site_of
+from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
+from noclobber.observe.foreign_memory.byte_monitor import Vigil
+from noclobber.observe.foreign_memory.exports import Handout
+from noclobber.observe.torch_api import private
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+MOST_STORAGES = 4096
+"""Storages whose handouts are remembered, the latest ones."""
+MOST_OF_ONE = 16
+"""Handouts of one storage that are remembered."""
+HAS_TRACER = "the lines of foreign writes, as the program has a tracer of its own (a debugger, coverage)"
+
+
+class Aliases:
+    """What is handed out, by the key of its storage, which means something only while that storage lives."""
+
+    def __init__(self, recorder: Recorder, way: Way) -> None:
+        self._recorder, self._way = recorder, way
+        self.handed: dict[int, list[Handout]] = {}
+        self.vigil = Vigil(self.is_out)
+        self.lines = line_tracer.Lines(self._passed, self._failed)
+        for callback in self.lines.callbacks():
+            private.never_compile(callback)  # torch 2.10 ends a fullgraph compilation at one, later ones skip it
+        self.processes = forked_children.Processes()
+        self.handouts = exports.Handouts(self.hand, way)
+
+    def hand(self, tensor: torch.Tensor, by: str, frame: FrameType, held: Callable[[], bool]) -> None:
+        """The code of `frame` has just handed out a tensor's memory."""
+        with private.plain():
+            key = private.storage_key(tensor)
+            if key is None or not tensor.numel():
+                return
+            storage = ref(private.storage(tensor), self._way.entry(partial(self._died, key)))
+        kept = [one for one in self.handed.pop(key, ()) if one.storage() is not None]
+        if len(kept) >= MOST_OF_ONE:
+            kept = [one for one in kept if one.held()][1 - MOST_OF_ONE :]
+        if len(self.handed) >= MOST_STORAGES:
+            self.handed.pop(next(iter(list(self.handed))), None)
+        self.handed[key] = [*kept, Handout(by, place_of(frame), storage, held)]
+        if held():
+            for handle in self._recorder.live.at(key):
+                self._watch(handle, key, frame, fresh=False)
+
+    def saved(self, handle: Handle) -> None:
+        """A tensor was saved; called only while something is handed out."""
+        key = private.storage_key(handle.alias)
+        if key in self.handed and self.is_out(key):
+            self._watch(handle, key, sys._getframe(1), fresh=True)
+
+    def is_out(self, key: int) -> bool:
+        """Whether foreign code may hold this storage at present."""
+        return any(one.storage() is not None and one.held() for one in self.handed.get(key, ()))
+
+    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
+        """The writes that changed the bytes of a save unseen by torch; empty where only a seen one did (`explained`).
+
+        Where neither a line of this process nor another process is known, a window: from the save to the read.
+        """
+        change, key = self.vigil.change(handle, self.lines.here()), private.storage_key(handle.alias)
+        if explained and (change is None or change.seen):
+            return ()
+        if told := self.processes.told(key, tensor):
+            return told
+        handout = self._blamed(key, private.storage(handle.alias))
+        handed = Handed(handout.by, site_of(handout.place)) if handout is not None else None
+        only_shared = handout is None or handout.by == exports.SHARED
+        via: Via = "process" if only_shared and forked_children.is_shared(handle.alias) else "foreign"
+        site, since = site_of(backward.place), site_of(handle.place)
+        if change is not None:
+            if change.place is not None:
+                site, since = site_of(line_tracer.statement(change.place)), None
+            if change.since is not None:
+                since = site_of(line_tracer.statement(change.since))
+        return (Write("", site, via=via, tensor=tensor, since=since, handed=handed),)
+
+    def entered(self) -> None:
+        """A thread begins."""
+        if self.vigil:
+            self.lines.start(sys._getframe(1))
+
+    def rest(self) -> None:
+        """Watch nothing any more."""
+        self.lines.end()
+        self.vigil.forget()
+
+    def disarm(self) -> None:
+        """Forget everything."""
+        self.rest()
+        self.handed.clear()
+        self.handouts.forget()
+        self.processes.close()
+
+    def _blamed(self, key: int | None, storage: object) -> Handout | None:
+        """The latest handout of this very storage, else of its memory; rather one that is still out."""
+        alive = [one for one in self.handed.get(key or 0, ()) if one.storage() is not None]
+        return max(reversed(alive), key=lambda one: (one.storage() is storage, one.held()), default=None)
+
+    def _watch(self, handle: Handle, key: int, frame: FrameType, *, fresh: bool) -> None:
+        if not self.vigil.watch(handle, key, place_of(frame), fresh=fresh) or self.lines.start(frame):
+            return
+        self.vigil.drop(handle)
+        if HAS_TRACER not in self._recorder.unseen:
+            self._recorder.not_seen(HAS_TRACER)
+
+    def _passed(self, place: Place) -> None:
+        if not self.vigil.passed(place):
+            self.lines.stop()
+
+    def _failed(self, failure: Exception) -> None:
+        self._way.fail(failure)
+        with contextlib.suppress(Exception):
+            self.lines.end()
+
+    def _died(self, key: int, storage: object) -> None:
+        kept = [one for one in self.handed.get(key, ()) if one.storage is not storage]
+        if kept:
+            self.handed[key] = kept
+        else:
+            self.handed.pop(key, None)
+
+
+def arm(recorder: Recorder, way: Way) -> None:
+    """Watch over what is handed out until the recorder disarms, where contents are watched."""
+    if recorder.contents is None:
+        return
+    aliases = Aliases(recorder, way)
+    aliases.handouts.put()
+    interpose.around_threads(way, aliases.entered, lambda: None)
+    if sys.version_info < (3, 12):
+        # There a thread is followed only from within, and one that runs already must come by here.
+        interpose.around_waiting(way, aliases.entered)
+    way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
+    way.at_end(lambda: _disarm(recorder, aliases))
+    forked_children.arm(aliases, way)
+    recorder.memory.aliases = aliases
+
+
+def _disarm(recorder: Recorder, aliases: Aliases) -> None:
+    recorder.memory.aliases = None
+    aliases.disarm()
+
+
+def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], Any]:
+    """`sys.gettrace` as the program would find it: scripts ask whether a debugger is there, and run otherwise if so."""
+
+    @functools.wraps(line_tracer.gettrace)
+    def gettrace() -> Any:
+        tracer = line_tracer.gettrace()
+        return None if tracer is not None and way.guarded(lambda: followed.is_ours(tracer)) else tracer
+
+    return gettrace

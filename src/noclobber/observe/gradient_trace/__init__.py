@@ -1,0 +1,1 @@
+"""What `fix` compares: the gradients of a run, and of the one that is right."""

@@ -1,0 +1,365 @@
+"""What a run shows of its gradients: for each backward call, what reaches every leaf; recorded to be compared."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from noclobber.observe.core import interpose, save_hooks
+from noclobber.observe.core.records import Geometry, geometry, tensor_on
+from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
+from noclobber.observe.gradient_trace.older_weights import Fresh
+from noclobber.observe.torch_api import graph, private
+
+Truncation = Literal["", "step", "backward"]
+"""What of a leaf's gradient counts: all of it, or only what flowed since an optimizer last stepped it, or since the
+last backward call."""
+Wanted = Literal["gradients", "loss"]
+"""loss: only that of the first backward call."""
+Sketch = tuple[Any, ...]
+_WEIGHED = 1 << 16
+"""Numbers of a tensor that are weighed in a sketch of it, evenly spaced; the norm is of all."""
+
+
+class Evidence:
+    """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
+
+    `saved` is how many bytes were kept for a backward, the most of any. Gradients are cloned in the first and the last
+    `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a second backward.
+    `forward` gives the derivative of the loss, where only that is wanted. `before`: a gradient with respect to what an
+    activation overwrote is that with respect to what was there before.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        seconds: float,
+        *,
+        wanted: Wanted = "gradients",
+        whole: int = 3,
+        truncation: Truncation = "",
+        retaining: bool = False,
+        forward: forward_mode.Tangents | None = None,
+        before: bool = False,
+    ) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.begun = 0
+        """Backward calls, those inside others not counted."""
+        self.done = 0
+        self.saved: int | None = None
+        self.full: Callable[[], None] = lambda: None
+        """Called when a backward has ended after which nothing more is to be recorded."""
+        self.started: Callable[[], None] = lambda: None
+        """Called when the loss of the first backward is known, where only that is wanted."""
+        self.looked: Callable[[], None] = lambda: None
+        """Called when any backward call has ended, with an error or without."""
+        self._most, self._until = most, time.monotonic() + seconds
+        self._retaining, self._wanted, self._whole, self._forward = retaining, wanted, whole, forward
+        self._before = before
+        self._fresh = Fresh(truncation) if truncation else None
+        self._named: dict[str, tuple[Any, Geometry]] = {}
+        """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
+        self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self._made: list[weakref.ref[torch.nn.Module]] = []
+        """Every module that holds anything, in the order in which they first did."""
+        self._known: set[int] = set()
+        self._depth = 0
+        self._process = os.getpid()
+        self._patches = interpose.Patches()
+
+    def limit(self, most: int) -> None:
+        """Record `most` calls in all."""
+        self._most = most
+
+    def arm(self, watch: Callable[[], None]) -> None:
+        """Begin. `watch` arms whatever else sees the run: the gradients are taken inside it, the end is told outside.
+
+        What is armed is not taken off again: the process ends with the run.
+        """
+        private.require()
+        self._wrap(self._recording)
+        private.hook(register_optimizer_step_pre_hook, self._stepping)
+        private.hook(register_optimizer_step_post_hook, self._stepped)
+        for register in (
+            register_module_buffer_registration_hook,
+            register_module_parameter_registration_hook,
+            register_module_module_registration_hook,
+        ):
+            private.hook(register, self._registered)
+        if self._fresh is not None:
+            self._fresh.arm()
+        watch()
+        self._wrap(self._ending)
+
+    def _wrap(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._patches.put(torch.autograd, "_engine_run_backward", wrap(private.engine()))
+
+    def ended(self) -> None:
+        """The program has come to its own end: record what its leaves, and the modules that were there, hold now."""
+        alive = {name: leaf for name, one in self._named.items() if (leaf := tensor_on(*one)) is not None}
+        for name, held in self._modules.items():
+            if (module := held()) is not None:
+                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_parameters(module))
+                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_buffers(module))
+        with torch.no_grad():
+            leaves = {name: sketch(leaf) for name, leaf in alive.items()}
+            both = self._held("_parameters") | self._held("_buffers")
+            self.events.append({"kind": "end", "leaves": leaves, "held": both})
+
+    def _registered(self, module: torch.nn.Module, name: str, value: object) -> None:
+        if os.getpid() == self._process and id(module) not in self._known:
+            self._known.add(id(module))
+            self._made.append(weakref.ref(module, partial(self._gone, id(module))))
+
+    def _gone(self, module: int, _: object) -> None:
+        self._known.discard(module)
+
+    def _held(self, what: Literal["_parameters", "_buffers"]) -> dict[str, Sketch | None]:
+        """What the modules hold now: "3 BatchNorm1d.running_mean", with the module's number in the order of making."""
+        found: dict[str, Sketch | None] = {}
+        for number, made in enumerate(self._made):
+            module = made()
+            for name, one in dict(vars(module).get(what) or {}).items() if module is not None else ():
+                if isinstance(one, torch.Tensor) and not torch.nn.parameter.is_lazy(one):
+                    found[f"{number} {type(module).__name__}.{name}"] = sketch(one)
+        return found
+
+    def _is_other(self, outputs: Any) -> bool:
+        """Whether a backward call is none of the program's run: of a child, of a transform, or traced by a compiler."""
+        return (
+            os.getpid() != self._process
+            or private.transforms_active()
+            or private.lookup("_guards.detect_fake_mode")(list(outputs)) is not None
+        )
+
+    def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_other(t_outputs):
+                return engine(t_outputs, *args, **kwargs)
+            if self._retaining:
+                args = (args[0], True, *args[2:])
+            if self._before:
+                args = (*args[:3], tuple(map(right_gradients.before_activation, args[3])), *args[4:])
+            roots = graph.roots_of(t_outputs)
+            self.saved = max(self.saved or 0, saved_bytes(roots))
+            if self._wanted == "loss":
+                if not self.events:
+                    call = _Call(t_outputs, [], copied)
+                    if self._forward is not None:
+                        call.along = forward_mode.along_roots(t_outputs, args[0])
+                    self.events.append(call.document(True, None))
+                    self.started()
+                return engine(t_outputs, *args, **kwargs)
+            whole = self.begun <= self._whole or self.begun > self._most - self._whole
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == 1)
+            with torch.no_grad():
+                buffers = self._held("_buffers")
+            self._named.update(
+                (name, (private.storage_ref(leaf), geometry(leaf)))
+                for name, leaf in call.named.items()
+                if private.storage_key(leaf) is not None
+            )
+            self._modules.update((name, weakref.ref(one)) for name, one in call.modules.items())
+            if self._fresh is not None:
+                call.hooks += self._fresh.cut(roots)
+            try:
+                result = engine(t_outputs, *args, **kwargs)
+            except BaseException:
+                self.events.append({"kind": "failed", "roots": call.roots})
+                raise
+            finally:
+                call.release()
+            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | {"buffers": buffers})
+            return result
+
+        return _engine_run_backward
+
+    def _ending(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_other(t_outputs):
+                return engine(t_outputs, *args, **kwargs)
+            self.begun += self._depth == 0
+            self._depth += 1
+            try:
+                result = engine(t_outputs, *args, **kwargs)
+                self.done += self._depth == 1
+            finally:
+                self._depth -= 1
+                self.looked()
+            if self._fresh is not None and self._depth == 0:
+                self._fresh.backward_ended()
+            if self._depth == 0 and (self.done >= self._most or time.monotonic() > self._until):
+                self.full()
+            return result
+
+        return _engine_run_backward
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process or self._wanted != "gradients":
+            return
+        parameters = _stepped_by(optimizer)
+        with torch.no_grad():
+            self.events.append(
+                {
+                    "kind": "step",
+                    "optimizer": (type(optimizer).__name__, [tuple(one.shape) for one in parameters]),
+                    "gradients": [sketch(one.grad) for one in parameters],
+                }
+            )
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process or self._wanted != "gradients":
+            return
+        parameters = _stepped_by(optimizer)
+        name = type(optimizer).__name__, [tuple(one.shape) for one in parameters]
+        with torch.no_grad():
+            held = [sketch(one) for one in parameters]
+            for one in parameters:
+                state = optimizer.state.get(one, {})
+                held += [sketch(value) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
+            self.events.append({"kind": "stepped", "optimizer": name, "held": held})
+
+
+def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class _Call:
+    """One backward call under way; what is seen of a tensor is what `taken` makes of it.
+
+    `measured`: whether to take what its gradients say of the directions of the leaves.
+    """
+
+    def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any], *, measured: bool = False) -> None:
+        self._taken = taken
+        self.along: forward_mode.Along | None = None
+        self._measured: list[forward_mode.Along] = []
+        with torch.no_grad():
+            self.roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
+        self._leaves: list[tuple[Sketch | None, str, list[Any]]] = []
+        self.hooks: list[Any] = []
+        found = leaf_names.names()
+        self.modules = found.modules
+        self.named: dict[str, torch.Tensor] = {}
+        for node in graph.walk(roots):
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, torch.Tensor):
+                got: list[Any] = []
+                name = found.name_of(leaf)
+                if name:
+                    self.named[name] = leaf
+                with torch.no_grad():
+                    self._leaves.append((sketch(leaf), name, got))
+                measured_of = leaf if measured else None
+                self.hooks.append(private.hook(node.register_prehook, self._taker(got, measured_of)))
+
+    def _taker(self, got: list[Any], leaf: torch.Tensor | None) -> Callable[[Any], None]:
+        def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            if gradients[0] is not None:
+                with torch.no_grad():
+                    got.append(self._taken(gradients[0]))
+                    if leaf is not None:
+                        self._measured.append(forward_mode.along(gradients[0], leaf))
+
+        return gradient_arrives
+
+    def release(self) -> None:
+        """Take the hooks off."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def document(self, accumulates: bool, result: Any) -> dict[str, Any]:
+        """What was seen."""
+        with torch.no_grad():
+            return {
+                "along": forward_mode.total(self._measured) if self._measured and accumulates else self.along,
+                "kind": "backward" if accumulates else "grad",
+                "roots": self.roots,
+                "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
+                "returned": [self._taken(one) for one in result or ()],
+            }
+
+
+def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy on the CPU that nothing else changes; of a sparse tensor, a dense one."""
+    if tensor is None:
+        return None
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    return plain.to("cpu", copy=True)
+
+
+def sketch(tensor: torch.Tensor | None) -> Sketch | None:
+    """Shape, dtype and a few numbers of a tensor, by which it is known again: its norm and two weighted sums."""
+    if tensor is None:
+        return None
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    about = (tuple(plain.shape), str(plain.dtype))
+    if not plain.numel() or plain.device.type == "meta":
+        return (*about, 0.0, 0.0, 0.0)
+    flat = plain.reshape(-1).to("cpu")
+    flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+    norm, flat = flat.norm(), flat[:: -(-flat.numel() // _WEIGHED)]
+    places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
+    sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
+    return (*about, *(float(one) for one in sums))
+
+
+def norm(gradient: torch.Tensor | Sketch) -> float:
+    """The norm of a gradient as it was recorded: whole or as a sketch."""
+    return float(gradient.norm() if isinstance(gradient, torch.Tensor) else gradient[2])
+
+
+def saved_bytes(roots: list[Any]) -> int:
+    """The bytes that a graph keeps for backward, each storage counted once, without those that the program has anyway:
+    weights, and whatever else it can reach (tests/fix/test_bytes.py asks the allocator)."""
+    kept: dict[int, tuple[Any, set[int]]] = {}
+    had: set[int] = set()
+    for node in graph.walk(roots):
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            had.add(getattr(_storage(leaf), "_cdata", 0))
+        for saved in graph.saves_of_or_gone(node):
+            content = graph.content(saved)
+            alias = content.alias if isinstance(content, save_hooks.Handle) else content
+            if isinstance(alias, torch.Tensor) and (storage := _storage(alias)) is not None:
+                kept.setdefault(storage._cdata, (storage, set()))[1].add(id(alias))
+    return sum(
+        storage.nbytes()
+        for number, (storage, aliases) in kept.items()
+        # One more holds it: the Python object that stands for it.
+        if number not in had and private.storage_holders(number) <= len(aliases) + 1
+    )
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    """The storage of a tensor, None where it has none."""
+    try:
+        return private.storage(tensor)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def write(events: list[dict[str, Any]], path: str) -> None:
+    """Write what was recorded to a file."""
+    torch.save(events, path)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """Read it back. The file is one that this program has just written."""
+    events: list[dict[str, Any]] = torch.load(path, weights_only=False)
+    return events

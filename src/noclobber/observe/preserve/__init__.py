@@ -1,0 +1,1 @@
+"""Keeping the bytes that backward still needs."""

@@ -1,0 +1,154 @@
+"""Keeping the bytes that backward still needs, just before a write changes them: as few as will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from noclobber.model.live_saves import LiveSaves
+from noclobber.observe.core.fingerprints import fingerprint, same
+from noclobber.observe.core.records import Record, geometry
+from noclobber.observe.core.save_hooks import Handle, Needed, Suspect
+from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.write_log import Look
+from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api import graph, private
+
+if TYPE_CHECKING:
+    from noclobber.observe.recorder import Recorder
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors with the copies of their bytes."""
+
+
+def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies | None = None) -> None:
+    """A write is about to happen: copy what it changes of these saves, unless that was done before; tell of each copy.
+
+    Saves whose bytes lie within those of another share its copy, and a copy dies with the saves that it stands in for.
+    So they do with those `known`, where the bytes are the same. A copy that is written itself is copied again.
+    A save whose bytes are no longer those that were saved is past help: its read will raise.
+    """
+    copies: Copies = []
+    for handle in sorted(handles, key=lambda handle: -handle.alias.numel()) if len(handles) > 1 else handles:
+        suspect, alias = handle.version, handle.alias
+        if not isinstance(suspect, Suspect):
+            continue
+        if suspect.kept is not None and private.storage_key(alias) != noted.key:
+            continue
+        if isinstance(handle, Needed) and _is_unread(handle, noted):
+            continue
+        off = noted.written.only_moves or not clobbers.touch(noted.geometry, geometry(alias))
+        if off or handle in recorder.put_off:
+            suspect.spared = True
+            continue
+        with private.aside():
+            if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
+                continue
+            kept = _found(copies, alias)
+            if kept is None:
+                kept = _found_alike(known or (), alias)
+            if kept is None:
+                kept = _copy(alias)
+                copies.append((alias, kept))
+                recorder.kept(noted, handle, private.storage(kept).nbytes())
+            if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
+                handle.digest = fingerprint(kept)  # which is of bytes in their order
+        # Nothing of the save needs the old memory now, which is to go when the program lets it go.
+        suspect.kept = handle.alias = kept
+        handle.shown = None
+        recorder.live.unsorted.append(ref(handle))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same layout but for gaps: each element once, also where the tensor is expanded."""
+    if tensor.is_nested:
+        return tensor.clone()
+    shape = tensor.shape
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
+    copy = tensor.clone()
+    return copy if copy.shape == shape else copy.expand(shape)
+
+
+def following_moves(live: LiveSaves[Handle]) -> Look:
+    """Told of every write: finds saves again whose storage one has moved. `set_` and `resize_` may make it larger, at
+    another address."""
+    moves: dict[str, bool] = {}
+    moved = False
+
+    def look(written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        nonlocal moved
+        if moved:
+            live.file_anew()
+        op = written.op
+        if op not in moves:
+            moves[op] = written.only_moves
+        moved = moves[op]
+
+    return look
+
+
+def log_may_rest(recorder: Recorder, outputs: Iterable[Any], create_graph: bool) -> bool:
+    """Whether a backward from these outputs that runs no Python may go unlogged, as it writes into no save.
+
+    Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
+    else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
+    accumulate_grad.h; tests/observe/test_preserve_gradients.py). Where no bytes are to be kept, that one is told
+    afterwards. DDP's own hooks write into its buckets (tests/observe/test_preserve_ddp.py).
+    """
+    if not recorder.careful:
+        return True
+    if recorder.careful != recorder.keeping or create_graph or _in_process_group():
+        return False
+    live = recorder.live
+    for gradient in _gradients_of(outputs):
+        key = private.storage_key(gradient)
+        if key is not None and live.at(key):
+            return False
+    return True
+
+
+def _in_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """What is there already of the gradients that a backward from these outputs may add to."""
+    outputs = list(outputs)
+    leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
+    for node in graph.walk(graph.roots_of(outputs)):
+        if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+    return (leaf.grad for leaf in leaves if leaf.grad is not None)
+
+
+def _is_unread(needed: Needed, noted: Record) -> bool:
+    needed.unread |= noted.written.is_statistics and needed.in_forward()
+    return needed.unread
+
+
+def _found(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+    parts = (_part(copied, copy, alias) for copied, copy in copies)
+    return next((part for part in parts if part is not None), None)
+
+
+def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+    part = _found(copies, alias)
+    return part if part is not None and same(fingerprint(part), fingerprint(alias)) else None
+
+
+def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torch.Tensor | None:
+    """The place of `alias` in the copy of another tensor; None unless that one holds all of it, without a gap."""
+    special = any(one.is_conj() or one.is_neg() or one.is_nested for one in (copied, alias))
+    if special or copied.dtype != alias.dtype or not copied.is_contiguous():
+        return None
+    offset = alias.storage_offset() - copied.storage_offset()
+    last = offset + sum((size - 1) * stride for size, stride in zip(alias.shape, alias.stride(), strict=True))
+    if offset < 0 or last >= copied.numel():
+        return None
+    return copy.as_strided(alias.shape, alias.stride(), copy.storage_offset() + offset)

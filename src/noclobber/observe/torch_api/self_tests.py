@@ -1,0 +1,115 @@
+"""Self-tests of what PyTorch's private names mean, not only of whether they are there. Each runs once in a process.
+
+A release that keeps a name may change what it counts, or the order of arguments. Then what stands on it is not armed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from noclobber.model.error import UnsupportedTorch
+from noclobber.observe.torch_api import native_saves, private
+
+
+def of_saves() -> None:
+    """Raises UnsupportedTorch where saved-tensor hooks, numbers of nodes or the engine's arguments mean something else.
+
+    Nothing here runs the engine: with a GPU it starts threads, and a process that has them can't train in a fork.
+    """
+    if not private.transforms_active():  # there hooks are forbidden; the next arming tries
+        _of_saves()
+
+
+@cache
+def _of_saves() -> None:
+    seen: list[tuple[float, int]] = []
+    packed = object()
+
+    def pack(tensor: torch.Tensor) -> object:
+        seen.append((tensor.item(), private.next_node() - 1))
+        return packed
+
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        private.unlogged(),
+        private.no_modes(),
+        private.plain(),
+    ):
+        x = torch.zeros((), device="cpu", requires_grad=True)
+        private.push_hooks(pack, lambda _: x)
+        try:
+            number = private.next_node()
+            y: Any = x.exp()
+            later: Any = x * 1
+        finally:
+            private.pop_hooks()
+        node = y.grad_fn
+        _holds(seen == [(1.0, number)], "saved-tensor hooks come after the operator, in the node with the last number")
+        _holds(node._sequence_nr() == number, "the next node of a thread gets the number that is foretold")
+        _holds(later.grad_fn._sequence_nr() > number, "numbers of nodes rise")
+        _holds(node._raw_saved_result.data is packed, "a node keeps what the pack hook returned")
+        _of_engine(x)
+
+
+def _of_engine(x: torch.Tensor) -> None:
+    """Asks copies of torch.autograd's functions, whose engine is another, how they would call it."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def engine(*args: Any, **kwargs: Any) -> tuple[()]:
+        calls.append((args, kwargs))
+        return ()
+
+    copied = {**vars(torch.autograd), "_engine_run_backward": engine}
+    gradient = torch.ones((), device="cpu")
+    grad, backward = torch.autograd.grad, torch.autograd.backward
+    if any(getattr(one, "__globals__", None) is not vars(torch.autograd) for one in (grad, backward)):
+        return  # the program has put others in their place
+    FunctionType(grad.__code__, copied, "grad", grad.__defaults__)(
+        x, (x,), gradient, retain_graph=False, create_graph=True
+    )
+    FunctionType(backward.__code__, copied, "backward", backward.__defaults__)(x, gradient, False, True, inputs=(x,))
+    for (args, kwargs), accumulates in zip(calls, (False, True), strict=True):
+        outputs, gradients, _, create_graph, inputs = args[:5]
+        _holds(
+            outputs == (x,) and gradients == (gradient,) and create_graph is True and inputs == (x,),
+            "the engine gets outputs, gradients, retain_graph, create_graph and inputs, in this order",
+        )
+        _holds(kwargs.get("accumulate_grad") is accumulates, "the engine is told by name whether to accumulate")
+
+
+@cache
+def of_use_counts() -> None:
+    """Raises UnsupportedTorch where the use counts of tensors and storages count something else."""
+    with torch.inference_mode(False), torch.no_grad(), private.unlogged(), private.no_modes(), private.plain():
+        tensor = torch.zeros(2, device="cpu")
+        alone, storage = private.use_count(tensor), private.storage(tensor)
+        one = private.storage_holders(storage._cdata)
+        with native_saves.without_hooks():
+            saved = native_saves.make(tensor)
+        shared = tensor.detach()
+        two = private.storage_holders(storage._cdata)
+        _holds(alone == 1 and private.use_count(tensor) == 2, "Python's reference counts one, and a save another")
+        _holds(one == 2 and two == 3, "a tensor on a storage counts one, and so does Python's object of the storage")
+        del saved, shared
+
+
+@cache
+def of_checkpoints() -> None:
+    """Raises UnsupportedTorch where PyTorch's record of a checkpointed region lacks what is read of it."""
+    try:
+        frame = private.lookup("utils.checkpoint._CheckpointFrame")(None, True, None, None)
+    except TypeError as failure:
+        raise UnsupportedTorch(f"torch {torch.__version__} has changed `_CheckpointFrame`: {failure}") from None
+    for field in ("recompute_fn", "weak_holders", "recomputed", "is_recomputed", "early_stop", "forward_completed"):
+        _holds(field in vars(frame), f"a record of a checkpointed region has `{field}`")
+
+
+def _holds(fact: bool, what: str) -> None:
+    if not fact:
+        raise UnsupportedTorch(f"torch {torch.__version__} has changed what noclobber stands on: {what}")
