@@ -14,7 +14,8 @@ from noclobber.observe import graph, internals, testimony
 from noclobber.observe.contents import fingerprint, same
 from noclobber.observe.log import Look
 from noclobber.observe.records import Record, geometry
-from noclobber.observe.saves import Handle, Needed, Suspect
+from noclobber.observe.saves import Handle, Hooks, Needed, Suspect, claim
+from noclobber.observe.ways import Way
 from noclobber.observe.writes import Written
 
 if TYPE_CHECKING:
@@ -60,6 +61,32 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
         suspect.kept = handle.alias = kept
         handle.shown = None
         recorder.live.unsorted.append(ref(handle))
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def with_sparse(hooks: Hooks, way: Way) -> Hooks:
+    """Such hooks, which also copy a sparse tensor at once: it has no storage by which a write to it could be met."""
+    pack, unpack = hooks
+
+    def pack_sparse(tensor: torch.Tensor) -> Handle:
+        handle = pack(tensor)
+        if tensor.layout in _SPARSE:
+            way.guarded(lambda: _keep_sparse(handle))
+        return handle
+
+    internals.never_compile(pack_sparse)
+    claim(pack_sparse)
+    return pack_sparse, unpack
+
+
+def _keep_sparse(handle: Handle) -> None:
+    if not isinstance(handle.version, Suspect):
+        with internals.aside():
+            kept = handle.alias.clone()
+        suspect = Suspect(handle.version)
+        suspect.kept, handle.version = kept, suspect
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -236,7 +236,9 @@ class Recorder:
 
     def _hooks(self) -> saves.Hooks:
         changed = partial(changed_saves.read, self, silently=not self.keeping)
-        return saves.hooks(self.live, self.thread.history, changed, self.contents, self.memory.aliases, self.core.fail)
+        aliases, history = self.memory.aliases, self.thread.history
+        hooks = saves.hooks(self.live, history, changed, self.contents, aliases, self.core.fail)
+        return keeping.with_sparse(hooks, self.core) if self.keeping else hooks
 
     def leave(self) -> None:
         """Disarm the calling thread."""
