@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import noclobber
 from noclobber.observe.torch_api import private
 from tests.conformance.observed import MODES, Program, Run, Warned, right, run
 
 TRIES = 4
 """Bare runs, until two in a row agree: the first may fill caches, and so warn of what the others don't."""
 STALE = "variables needed for gradient computation has been modified by an inplace operation"
-OWN = str(Path(noclobber.__file__).parent)
 
 
 class Difference(NamedTuple):
@@ -100,13 +97,11 @@ def _preserved(bare: Run, oracle: Run, settled: set[str], wrong: set[str]) -> tu
 def _are_of_aliases(bare: list[Warned], got: list[Warned]) -> bool:
     """Whether the same is warned of, but more often: also for the detached alias that noclobber keeps of each save.
 
-    PyTorch does so only where it is told to warn each time (`torch.set_warn_always`), as here.
+    PyTorch does so only where it is told to warn each time (`torch.set_warn_always`), as here. Such a warning blames
+    the line of the program that saves.
     """
-    own = [one for one in got if one.path.startswith(OWN)]
-    repeated = {one.text for one in own}
-    others = [one for one in got if one not in own]
-    once = [[one for one in each if one.text not in repeated] for each in (bare, others)]
-    return repeated <= {one.text for one in bare} and once[0] == once[1] and {*bare} == {*others}
+    left, texts = iter(got), {one.text for one in bare}
+    return all(one in left for one in bare) and all(one.text in texts for one in got)
 
 
 def _is_added_out_of_place(name: str, bare: Any, got: Any) -> bool:

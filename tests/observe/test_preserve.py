@@ -275,3 +275,21 @@ def test_accumulation_into_a_gradient_that_is_saved():
     with noclobber.preserve():
         ours = program()
     assert torch.equal(ours, right(program))
+
+
+@pytest.mark.parametrize("write", ["matrix.mul_(2)", "matrix.data.mul_(2)", "matrix.values().mul_(2)"])
+def test_a_sparse_tensor_has_no_storage_and_is_kept_at_once(write):
+    """No write to one can be met, so its save is copied before there is any."""
+
+    def program():
+        values = torch.tensor([1.0, 2.0, 3.0])
+        matrix = torch.sparse_csr_tensor([0, 2, 3], [0, 1, 0], values, (2, 2))
+        x = torch.ones(2, 2, requires_grad=True)
+        y = matrix @ x
+        exec(write)
+        y.sum().backward()
+        return x.grad
+
+    with noclobber.preserve():
+        kept = program()
+    assert torch.equal(kept, torch.tensor([[4.0, 4.0], [2.0, 2.0]]))

@@ -225,9 +225,9 @@ class Recorder:
 
     def _hooks(self) -> save_hooks.Hooks:
         changed = partial(changed_saves.read, self, silently=not self.keeping)
-        return save_hooks.hooks(
-            self.live, self.thread.history, changed, self.contents, self.memory.aliases, self.core.fail
-        )
+        aliases, history = self.memory.aliases, self.thread.history
+        hooks = save_hooks.hooks(self.live, history, changed, self.contents, aliases, self.core.fail)
+        return copy_before_write.with_sparse(hooks, self.core) if self.keeping else hooks
 
     def leave(self) -> None:
         """Disarm the calling thread."""

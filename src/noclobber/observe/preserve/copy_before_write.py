@@ -10,9 +10,10 @@ from weakref import ref
 import torch
 
 from noclobber.model.live_saves import LiveSaves
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.fingerprints import fingerprint, same
 from noclobber.observe.core.records import Record, geometry
-from noclobber.observe.core.save_hooks import Handle, Needed, Suspect
+from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.core.write_log import Look
 from noclobber.observe.describe import clobbers
@@ -61,6 +62,32 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
         suspect.kept = handle.alias = kept
         handle.shown = None
         recorder.live.unsorted.append(ref(handle))
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def with_sparse(hooks: Hooks, way: Way) -> Hooks:
+    """Such hooks, which also copy a sparse tensor at once: it has no storage by which a write to it could be met."""
+    pack, unpack = hooks
+
+    def pack_sparse(tensor: torch.Tensor) -> Handle:
+        handle = pack(tensor)
+        if tensor.layout in _SPARSE:
+            way.guarded(lambda: _keep_sparse(handle))
+        return handle
+
+    private.never_compile(pack_sparse)
+    claim(pack_sparse)
+    return pack_sparse, unpack
+
+
+def _keep_sparse(handle: Handle) -> None:
+    if not isinstance(handle.version, Suspect):
+        with private.aside():
+            kept = handle.alias.clone()
+        suspect = Suspect(handle.version)
+        suspect.kept, handle.version = kept, suspect
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

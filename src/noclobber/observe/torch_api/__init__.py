@@ -1,1 +1,1 @@
-"""What noclobber takes from PyTorch below its public names: looked up when armed, tried out, and touched nowhere else."""
+"""What noclobber takes from below PyTorch's public names: looked up when armed, tried out, touched nowhere else."""

@@ -79,11 +79,24 @@ def _attributes(kind: type) -> tuple[str, ...]:
 def source_of(node: Any, field: str) -> tuple[Any, int]:
     """What made the input that a node keeps under a name, and which output of that it is; None where it can't be told.
 
-    A node leads on to its operator's tensor arguments in their order, and keeps them by their names (derivatives.yaml).
+    A node leads on to those of its operator's tensor arguments that can have a gradient, in their order, and keeps them
+    by their names (derivatives.yaml). Whole numbers can have none: `embedding_bag` leads to no indices (torch 2.13;
+    tests/observe/test_graph.py).
     """
     edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
-    positions = [at for at in _arguments(node.name()).get(field, ()) if at < len(edges)] if edges else []
-    return edges[max(positions)] if positions else (None, 0)
+    rows = _arguments(node.name()) if edges else []
+    whole = {saved.field for saved in saves_of_or_gone(node) if _is_whole(content(saved))} if rows else set()
+    led = [[name for name in row if name not in whole] for row in rows]
+    exact = [row for row in led if len(row) == len(edges)]
+    positions = [row.index(field) for row in exact or rows if field in row]
+    reached = [at for at in positions if at < len(edges)]
+    return edges[max(reached)] if reached else (None, 0)
+
+
+def _is_whole(content: Any) -> bool:
+    """Whether what is saved, or what a handle stands for, holds whole numbers."""
+    tensor = getattr(content, "alias", content)
+    return isinstance(tensor, torch.Tensor) and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def output_of(node: Any, field: str) -> int | None:
@@ -103,17 +116,10 @@ def has_gradient(node: Any, output: int) -> bool:
 
 
 @cache
-def _arguments(node: str) -> dict[str, set[int]]:
-    """Where a node's operator has its tensor arguments, by name.
-
-    An argument that is a number in one overload and a tensor in another leaves several places for those behind it.
-    """
-    found = dict[str, set[int]]()
-    for schema in _schemas(node):
-        tensors = [one.name for one in schema.arguments if str(one.type) in ("Tensor", "Optional[Tensor]")]
-        for position, one in enumerate(tensors):
-            found.setdefault(one, set()).add(position)
-    return found
+def _arguments(node: str) -> list[list[str]]:
+    """The names of the tensor arguments of a node's operator, a row for each overload."""
+    kinds = ("Tensor", "Optional[Tensor]")
+    return [[one.name for one in schema.arguments if str(one.type) in kinds] for schema in _schemas(node)]
 
 
 @cache
