@@ -1,1 +1,1 @@
-"""What every way of seeing stands on: saves, writes, backward calls, places, the error boundary. It knows no detector."""
+"""What every way of seeing stands on: saves, writes, backward calls, places, the error boundary. Knows no detector."""

@@ -17,11 +17,12 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe.core import interpose, save_hooks
+from noclobber.observe.core import save_hooks
 from noclobber.observe.core.records import Geometry, geometry, tensor_on
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.older_weights import Fresh
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api.patches import Patches
 
 Truncation = Literal["", "step", "backward"]
 """What of a leaf's gradient counts: all of it, or only what flowed since an optimizer last stepped it, or since the
@@ -77,7 +78,7 @@ class Evidence:
         self._known: set[int] = set()
         self._depth = 0
         self._process = os.getpid()
-        self._patches = interpose.Patches()
+        self._patches = Patches()
 
     def limit(self, most: int) -> None:
         """Record `most` calls in all."""

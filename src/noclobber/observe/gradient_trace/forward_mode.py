@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.observe.core import interpose
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.patches import Patches
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
@@ -50,7 +50,7 @@ class Tangents(TorchFunctionMode):
         self._leaves: dict[int, tuple[torch.Tensor, int]] = {}
         self._set_recording = private.lookup("_C._set_grad_enabled")
         self._without_tangents = private.lookup("autograd.forward_ad._set_fwd_grad_enabled")
-        self._patches = interpose.Patches()
+        self._patches = Patches()
 
     def begin(self) -> None:
         """Turn reverse mode off, whatever the program does, and forward mode on where it would record gradients."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from noclobber.observe.core import interpose
 from noclobber.observe.core.custom_backwards import natives
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.patches import Patches
 
 _ACTIVATIONS = (
     "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Silu", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid", "Threshold",
@@ -52,7 +52,7 @@ def hand_out_clones() -> None:
 
     A hook that returns nothing gives what it has written, as it does under PyTorch.
     """
-    put = interpose.Patches().put
+    put = Patches().put
     register_hook: Callable[..., Any] = torch.Tensor.register_hook
 
     def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
