@@ -5,7 +5,7 @@ import warnings
 from typing import NamedTuple
 
 import noclobber
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 
 
 class Found(NamedTuple):
@@ -22,7 +22,7 @@ def watched(program, *args):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", noclobber.ClobberWarning)
         with noclobber.watch(contents=True) as watch:
-            RECORDER.listeners.append(_Listener(writes))
+            CONTEXT.bus.listeners.append(_Listener(writes))
             value = program(*args)
     return Found(writes, watch.report, value)
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import noclobber
 from noclobber.observe.core import write_kernels
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 
 
 class Scaled(nn.Module):
@@ -185,8 +185,8 @@ def attempt(program, rank):
 
 def held():
     """How many saves are alive."""
-    RECORDER.live.sort()
-    return sum(len(RECORDER.live.at(storage)) for storage in list(RECORDER.live.by_storage))
+    CONTEXT.live.sort()
+    return sum(len(CONTEXT.live.at(storage)) for storage in list(RECORDER.live.by_storage))
 
 
 def watched(program, rank, on_write="record"):

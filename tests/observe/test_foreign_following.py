@@ -13,7 +13,7 @@ from torch import nn
 from noclobber.observe.core.sites import site_of
 from noclobber.observe.foreign_memory import byte_monitor
 from noclobber.observe.foreign_memory.line_tracer import Lines, gettrace, statement
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 
 from .foreign import watched
 
@@ -24,7 +24,7 @@ def kept(w):
 
 def following():
     """Whether user lines are being watched at present."""
-    return RECORDER.memory.aliases.lines.here() is not None
+    return CONTEXT.memory.aliases.lines.here() is not None
 
 
 def test_lines_are_watched_only_while_an_alias_of_a_live_save_is_out():
@@ -69,7 +69,7 @@ def test_what_torch_does_itself_hands_nothing_out():
         y.backward()
         torch.optim.AdamW(net.parameters()).step()
         list(torch.utils.data.DataLoader(torch.ones(4, 3), batch_size=2))
-        return dict(RECORDER.memory.aliases.handed)
+        return dict(CONTEXT.memory.aliases.handed)
 
     assert watched(program).value == {}
 
@@ -80,7 +80,7 @@ def test_what_was_handed_out_is_forgotten_with_its_storage():
             torch.ones(size).numpy()
         kept_array = torch.ones(3).numpy()
         gc.collect()
-        return kept_array, len(RECORDER.memory.aliases.handed)
+        return kept_array, len(CONTEXT.memory.aliases.handed)
 
     assert watched(program).value[1] == 1
 

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 
 from . import alike
@@ -134,9 +134,9 @@ def test_memory_that_hooks_gave_back_is_not_held():
 def test_saves_that_died_are_forgotten():
     def alive():
         gc.collect()
-        RECORDER.memory.rereads.sort()
-        RECORDER.memory.rereads.sweep()
-        return sum(map(len, RECORDER.memory.rereads.by_storage.values()))
+        CONTEXT.memory.rereads.sort()
+        CONTEXT.memory.rereads.sweep()
+        return sum(map(len, CONTEXT.memory.rereads.by_storage.values()))
 
     def kept():
         x = torch.ones(3, requires_grad=True)

@@ -13,7 +13,7 @@ import noclobber
 import noclobber.observe
 from noclobber.observe import subscription
 from noclobber.observe.core import boundary
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 
 from .planting import PLANTED, Plants, called, modules, reached
@@ -109,7 +109,7 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
             if private.key_is_set():
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: the key is left")
                 private.set_key(False)
-            if RECORDER.listeners:
+            if CONTEXT.bus.listeners:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: still armed")
                 subscription._subscribers.clear()
                 subscription._settle()

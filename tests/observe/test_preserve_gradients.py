@@ -5,7 +5,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import noclobber
-from noclobber.observe.recorder import RECORDER
+from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 from tests.observe.test_preserve import leaf, right
 
@@ -50,11 +50,11 @@ def logged(backward):
     """What was written while the log was on, by name."""
     names = []
     with noclobber.preserve():
-        RECORDER.attentive.append(lambda written, *rest: names.append(written.op))
+        CONTEXT.attentive.append(lambda written, *rest: names.append(written.op))
         try:
             backward()
         finally:
-            RECORDER.attentive.pop()
+            CONTEXT.attentive.pop()
     return names
 
 

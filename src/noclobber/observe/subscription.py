@@ -10,10 +10,11 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
-from noclobber.observe.core import boundary
+from noclobber.observe import recorder
+from noclobber.observe.core import boundary, threads
+from noclobber.observe.core.bus import Listener
 from noclobber.observe.describe import refusals
-from noclobber.observe.preserve import rearm
-from noclobber.observe.recorder import RECORDER, Listener
+from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import releases
 
 
@@ -49,10 +50,10 @@ def subscribe(one: Subscriber) -> None:
         _subscribers.append(one)
         try:
             _settle()
-            RECORDER.begin_block()
+            threads.begin_block(CONTEXT)
         except Exception as failure:
             _subscribers.remove(one)
-            RECORDER.core.guarded(_settle)
+            CONTEXT.core.guarded(_settle)
             if isinstance(failure, UnsupportedTorch):
                 raise
             raise UnsupportedTorch(f"noclobber cannot watch: {boundary.lost('', failure).why}") from failure
@@ -61,43 +62,43 @@ def subscribe(one: Subscriber) -> None:
 def unsubscribe(one: Subscriber) -> Coverage:
     """Stop; returns what was covered."""
     with _changing:
-        guarded = RECORDER.core.guarded
-        covered = guarded(coverage) or Coverage("", False, lost=tuple(RECORDER.lost))
+        guarded = CONTEXT.core.guarded
+        covered = guarded(coverage) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
         _subscribers.remove(one)
-        guarded(RECORDER.end_block)
+        guarded(lambda: threads.end_block(CONTEXT))
         guarded(_settle)
     return covered
 
 
-rearm.subscribed_by(subscribe, unsubscribe)
+CONTEXT.subscribe, CONTEXT.unsubscribe = subscribe, unsubscribe
 
 
 def _settle() -> None:
     watching = any(one.watching for one in _subscribers)
     contents = watching and any(one.contents for one in _subscribers)
     keeping = any(one.keeping for one in _subscribers)
-    armed = (RECORDER.watching, RECORDER.contents is not None)
-    if RECORDER.armed and (not _subscribers or armed != (watching, contents)):
-        RECORDER.listeners = []
-        RECORDER.disarm(forget=not _subscribers)
-    if _subscribers and not RECORDER.armed:
-        RECORDER.arm(watching=watching, contents=contents)
-    RECORDER.listeners = list(_subscribers)
-    RECORDER.keep(keeping)
-    RECORDER.stop(any(one.on_write == "raise" for one in _subscribers))
+    armed = (CONTEXT.watching, CONTEXT.contents is not None)
+    if CONTEXT.armed and (not _subscribers or armed != (watching, contents)):
+        CONTEXT.bus.listeners = []
+        recorder.detach(forget=not _subscribers)
+    if _subscribers and not CONTEXT.armed:
+        recorder.attach(watching=watching, contents=contents)
+    CONTEXT.bus.listeners = list(_subscribers)
+    recorder.keep(keeping)
+    recorder.stop(any(one.on_write == "raise" for one in _subscribers))
 
 
 def coverage() -> Coverage:
     """What is seen at present."""
-    unread = RECORDER.contents.unread if RECORDER.contents is not None else 0
-    counts = RECORDER.unseen.copy()
+    unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
+    counts = CONTEXT.bus.unseen.copy()
     if unread:
         counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
     if regions := _compiled():
         counts["the inside of compiled regions"] = regions
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
-    by, contents = "dispatch key" if RECORDER.by_key else "dispatch mode", RECORDER.contents is not None
-    return Coverage(by, RECORDER.watching, contents, unseen, releases.notes(), tuple(RECORDER.lost))
+    by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
+    return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
 
 
 def _compiled() -> int:
@@ -108,4 +109,4 @@ def _compiled() -> int:
 
 def event_of(error: BaseException) -> Refusal | Clobber | None:
     """What an exception is about, if it may concern writing in place."""
-    return refusals.refusal_of(error, RECORDER.memory)
+    return refusals.refusal_of(error, CONTEXT.memory)

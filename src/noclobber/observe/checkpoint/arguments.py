@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.records import reading
 from noclobber.observe.core.save_hooks import Argument, ArgumentOfNode, Handle, OfView, are_ours
 from noclobber.observe.describe import refusals
 from noclobber.observe.torch_api import private
 
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
-
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Give regions what they were given, until the recorder disarms, as PyTorch does without hooks.
 
     What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
@@ -27,12 +26,12 @@ def arm(recorder: Recorder, way: Way) -> None:
     """
     frame_type = private.lookup("utils.checkpoint._CheckpointFrame")
     if hasattr(frame_type, "save_inputs"):
-        _from_frames(recorder, way, frame_type)
+        _from_frames(context, way, frame_type)
     else:  # torch 2.10 and 2.11
-        _from_nodes(recorder, way, private.lookup("utils.checkpoint._NoopSaveInputs"))
+        _from_nodes(context, way, private.lookup("utils.checkpoint._NoopSaveInputs"))
 
 
-def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
+def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
     """PyTorch's record of a region saves the arguments, each by itself."""
     save, unpacked = frame_type.save_inputs, frame_type.get_inputs
     saved_tensor = private.lookup("_C._autograd.SavedTensor")
@@ -53,7 +52,7 @@ def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
             way.guarded(lambda: saved_inputs(frame, args))
 
     def saved_inputs(frame: Any, args: Any) -> None:
-        if recorder.thread.watched:
+        if context.thread.watched:
             given = [(one, _may_be_detached(one)) for one in args]
             _mark((one for one in frame.saved_args if isinstance(one, saved_tensor)), Argument)
             frame.noclobber_given = given
@@ -69,14 +68,14 @@ def _from_frames(recorder: Recorder, way: Way, frame_type: Any) -> None:
 
     def given_again(saved: list[Any], given: Any, inputs: list[Any]) -> list[Any]:
         rows = zip(saved, given, inputs, strict=True)
-        return [_either(recorder, getattr(one, "data", None), was, tensor) for one, (was, _), tensor in rows]
+        return [_either(context, getattr(one, "data", None), was, tensor) for one, (was, _), tensor in rows]
 
     def refuse_detached(saved: list[Any], given: Any) -> None:
-        for one, (tensor, had_node) in zip(saved, given, strict=True) if recorder.listeners else ():
+        for one, (tensor, had_node) in zip(saved, given, strict=True) if context.bus.listeners else ():
             handle = one.data if isinstance(one, saved_tensor) else None
-            if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not recorder.keeping:
+            if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not context.keeping:
                 error = ClobberError(refusals.DETACHED)
-                refusals.remember(error, refusals.refusal_of_read(handle, refusals.DETACHED, recorder.reading()))
+                refusals.remember(error, refusals.refusal_of_read(handle, refusals.DETACHED, reading()))
                 raise error
 
     way.patches.put(frame_type, "save_inputs", save_inputs)
@@ -88,7 +87,7 @@ def _may_be_detached(given: Any) -> bool:
     return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
 
 
-def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
+def _from_nodes(context: Context, way: Way, function: Any) -> None:
     """A Function of PyTorch's own saves the arguments, and its node is asked for all of them at once.
 
     It gets one that was detached since, and none of several views whose base was written, as without hooks.
@@ -102,7 +101,7 @@ def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
         return result
 
     def saved_by(node: Any, args: Any) -> None:
-        if recorder.thread.watched and node is not None:
+        if context.thread.watched and node is not None:
             _mark(node._raw_saved_tensors, ArgumentOfNode)
             node.noclobber_given = [one for one in args if isinstance(one, torch.Tensor)]
 
@@ -115,7 +114,7 @@ def _from_nodes(recorder: Recorder, way: Way, function: Any) -> None:
 
     def instead(node: Any, given: Any, tensors: Any) -> tuple[Any, ...]:
         rows = zip(node._raw_saved_tensors, given, tensors, strict=True)
-        return tuple(_either(recorder, saved.data, one, tensor) for saved, one, tensor in rows)
+        return tuple(_either(context, saved.data, one, tensor) for saved, one, tensor in rows)
 
     way.patches.put(function, "apply", staticmethod(apply))
     way.patches.put(function._backward_cls, "saved_tensors", property(saved_tensors))
@@ -128,10 +127,10 @@ def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
             one.data.__class__ = kind
 
 
-def _either(recorder: Recorder, handle: Any, given: Any, tensor: Any) -> Any:
+def _either(context: Context, handle: Any, given: Any, tensor: Any) -> Any:
     """What a region is run anew with for one argument: it, or `tensor`, which hooks have unpacked."""
     if not isinstance(handle, Handle):
         return tensor
-    if recorder.keeping and given.requires_grad != tensor.requires_grad:
+    if context.keeping and given.requires_grad != tensor.requires_grad:
         return tensor
     return given if private.storage_key(tensor) == private.storage_key(given) else tensor

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -17,8 +17,9 @@ from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import arguments, captured_tensors, reruns, taint
 from noclobber.observe.checkpoint.regions import Packed, Region
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import OnDevice
-from noclobber.observe.core.records import moment
+from noclobber.observe.core.records import here, moment
 from noclobber.observe.core.save_hooks import Suspect
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
@@ -26,11 +27,8 @@ from noclobber.observe.detectors import user_save_hooks
 from noclobber.observe.torch_api import graph, private, self_tests
 from noclobber.observe.torch_api.frames import passed_over
 
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
-
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """See every region until the recorder disarms.
 
     Programs import `checkpoint` by name before; it looks up what is replaced here when it is called (torch 2.13).
@@ -40,10 +38,10 @@ def arm(recorder: Recorder, way: Way) -> None:
     self_tests.of_checkpoints()
 
     def began(hooks: Any, frame: Any, caller: FrameType) -> None:
-        if recorder.thread.watched:
+        if context.thread.watched:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
-            region = _region(recorder, way, caller, function, args, kwargs)
-            if recorder.keeping:
+            region = _region(context, way, caller, function, args, kwargs)
+            if context.keeping:
                 _preserve(region, frame, function, args, kwargs)
             _watch(region, hooks, frame)
 
@@ -59,12 +57,12 @@ def arm(recorder: Recorder, way: Way) -> None:
         way.patches.put(
             module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: user_save_hooks.theirs(asks))
         )
-    arguments.arm(recorder, way)
-    _watch_reentrant(recorder, way, module.CheckpointFunction)
+    arguments.arm(context, way)
+    _watch_reentrant(context, way, module.CheckpointFunction)
 
 
-def _region(recorder: Recorder, way: Way, frame: Any, *given: Any) -> Region:
-    return Region(recorder, way, place_of(frame), captured_tensors.tensors_read(*given))
+def _region(context: Context, way: Way, frame: Any, *given: Any) -> Region:
+    return Region(context, way, place_of(frame), captured_tensors.tensors_read(*given))
 
 
 def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
@@ -78,7 +76,7 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     reached = captured_tensors.tensors_read(
         function, kwargs, [one for one in args if not isinstance(one, torch.Tensor)]
     )
-    region.past = past = reruns.Past(region.recorder, region.way, region.place, in_forward, reached)
+    region.past = past = reruns.Past(region.context, region.way, region.place, in_forward, reached)
 
     def recompute_fn(*args: Any) -> None:
         stack = ExitStack()
@@ -104,18 +102,18 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
     PyTorch pairs what was saved in forward with what is computed anew, by a holder that it keeps in the place of the
     tensor, and compares shapes, types and devices only. `frame` is its record of the region.
     """
-    recorder, guarded = region.recorder, region.way.guarded
+    context, guarded = region.context, region.way.guarded
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
     @functools.wraps(pack)  # with the marks by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> Any:
         holder = pack(tensor)
-        if recorder.thread.watched:
+        if context.thread.watched:
             guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
         return holder
 
     def unpack_hook(holder: Any) -> torch.Tensor:
-        before = guarded(lambda: (moment(), recorder.told, len(frame.is_recomputed)))
+        before = guarded(lambda: (moment(), context.bus.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
         read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
         if read is None and region.past is not None and region.past.has_put_back:
@@ -130,14 +128,14 @@ def _read(
 ) -> torch.Tensor:
     """What is read of a region, which may just have run anew. Raises ClobberError where bytes that were to be preserved
     are lost."""
-    recorder = region.recorder
+    context = region.context
     if len(frame.is_recomputed) > runs:
         region.again = now
         # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
-        region.told |= recorder.told > told
+        region.told |= context.bus.told > told
     if region.past is not None:
         tensor = region.past.saved(holder, tensor)
-    if (recorder.listeners or region.past is not None) and not region.told:
+    if (context.bus.listeners or region.past is not None) and not region.told:
         _compare(region, frame, holder, tensor)
         if region.must_raise():
             raise ClobberError(clobbers.CHANGED)
@@ -149,7 +147,7 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
     node, packed = private.current_node(), region.saved.get(holder)
     if packed is None:
         return
-    call = region.recorder.here()
+    call = here()
     if isinstance(packed.digest, OnDevice) and call is not None:
         if clobbers.is_read(holder, node):
             region.ask_later(call, node, clobbers.field_of(holder, node), packed, tensor)
@@ -192,7 +190,7 @@ _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "res
 """What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
 
 
-def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
+def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
     """Compare what a reentrant region returned in forward, where it saves nothing, with what it returns when run anew.
 
     The region is kept on the `ctx` of the Function.
@@ -212,11 +210,11 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
         return outputs
 
     def began(ctx: Any, run_function: Any, args: Any, under_way: list[bool], caller: FrameType) -> _Begun | None:
-        if not recorder.thread.watched:
+        if not context.thread.watched:
             return None
-        region = _region(recorder, way, caller, run_function, args)
-        before = taint.Before(run_function, args) if recorder.contents is not None else None
-        if recorder.keeping and any(ctx.needs_input_grad):
+        region = _region(context, way, caller, run_function, args)
+        before = taint.Before(run_function, args) if context.contents is not None else None
+        if context.keeping and any(ctx.needs_input_grad):
             region.past = _past(region, run_function, args, lambda: bool(under_way))
         return region, before
 
@@ -232,9 +230,9 @@ def _watch_reentrant(recorder: Recorder, way: Way, function: Any) -> None:
     def watched_backward(ctx: Any, *gradients: Any) -> Any:
         watched: Any = getattr(ctx, "noclobber_region", (None, [], None, None))
         region, packed, before, run = watched
-        if region is None or region.past is not None or not recorder.listeners:
+        if region is None or region.past is not None or not context.bus.listeners:
             return backward(ctx, *gradients)
-        ctx.run_function = functools.partial(_run_anew, region, packed, before, lambda: ctx, run, recorder.told)
+        ctx.run_function = functools.partial(_run_anew, region, packed, before, lambda: ctx, run, context.bus.told)
         try:
             return backward(ctx, *gradients)
         finally:
@@ -249,7 +247,7 @@ _Begun = tuple[Region, "taint.Before | None"]
 
 def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
     reached = captured_tensors.tensors_read(run, [one for one in args if not isinstance(one, torch.Tensor)])
-    return reruns.Past(region.recorder, region.way, region.place, in_forward, reached, args, reentrant=True)
+    return reruns.Past(region.context, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
 @passed_over
@@ -279,7 +277,7 @@ def _run_anew(
         outputs = run(*args)
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
-        if region.told and (region.recorder.keeping or past is not None):
+        if region.told and (region.context.keeping or past is not None):
             raise ClobberError(clobbers.CHANGED)
         return outputs
     finally:
@@ -305,7 +303,7 @@ def _followed(
     if region.past is not None:
         region.past.enter(following, ctx, args)
     if told is not None:
-        region.told |= region.recorder.told > told
+        region.told |= region.context.bus.told > told
     region.again = moment()
     now = _now(region, before, ctx, run, args) if before is not None else None
     standing_in = region.past.standing_in() if region.past is not None else nullcontext()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -14,15 +14,13 @@ from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
 from noclobber.observe.checkpoint import reruns
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.core.history import Reread
-from noclobber.observe.core.records import Backward, moment
+from noclobber.observe.core.records import Backward, moment, reading
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 
 class Packed:
@@ -49,9 +47,9 @@ class Region:
     Of what it computes only fingerprints are kept, for a checkpoint is there to give that memory back.
     """
 
-    def __init__(self, recorder: Recorder, way: Way, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
-        self.recorder, self.way = recorder, way
-        self.memory = recorder.memory
+    def __init__(self, context: Context, way: Way, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
+        self.context, self.way = context, way
+        self.memory = context.memory
         self.place = place
         self.begin = self.end = self.again = moment()
         """When forward began, when it last saved, and when it was run anew."""
@@ -72,7 +70,7 @@ class Region:
         self.told = False
         self.past: reruns.Past | None = None
         """What it read in forward, where bytes are preserved."""
-        self._digests = recorder.contents is not None
+        self._digests = context.contents is not None
 
     def output(self, tensor: torch.Tensor) -> Packed:
         """Note what a reentrant region returns in forward."""
@@ -96,10 +94,10 @@ class Region:
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
         self._of_last.append(packed)
-        self.recorder.thread.packed.append(ref(packed))
+        self.context.thread.packed.append(ref(packed))
         if packed.key in self.outside:
             self.used.add(packed.key)
-        history = self.recorder.thread.history
+        history = self.context.thread.history
         history.nodes.append(packed.node)
         history.places.append(place)
 
@@ -143,7 +141,7 @@ class Region:
     def _kept_again(self) -> Iterator[tuple[Reread, torch.Tensor]]:
         """What a reentrant region, run anew, has saved of the memory outside."""
         for key, reread in self.outside.items():
-            for handle in self.recorder.live.at(key):
+            for handle in self.context.live.at(key):
                 if handle.moment >= self.again:
                     yield reread, handle.alias
 
@@ -216,7 +214,7 @@ class Region:
         One that the region computed, and whose version moved, was computed right and then overwritten: a clobber.
         """
         self.told = True
-        backward = self.recorder.reading()
+        backward = reading()
         key, current = private.storage_key(tensor), private.version_of(tensor) or 0
         known, name = clobbers.tensor_of(tensor, key), node.name() if node is not None else ""
         read = Read(name, site_of(backward.place), clobbers.call_of(backward))
@@ -226,10 +224,10 @@ class Region:
         save = Save(name, field, known, packed.version, site_of(packed.place), is_output, "hooks" if clobbered else "")
         if clobbered and key is not None:
             writes = self._writes_to(Reread(key, tensor), tensor, packed.version)
-            self.recorder.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
+            self.context.bus.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
         else:
             causes = () if unfilled else self.causes(tensor)
-            self.recorder.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
+            self.context.bus.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
 
     def ask_later(self, call: Backward, node: Any, field: str, packed: Packed, tensor: torch.Tensor) -> None:
         """Compare what shows memory outside on a device once the call has ended, and tell then, as `tell` does. Holds
@@ -249,14 +247,14 @@ class Region:
             save = Save(name, field, known, packed.version, site_of(packed.place), is_output)
             causes = () if still is None else self.causes(still)
             read = Read(name, site_of(call.place), clobbers.call_of(call))
-            self.recorder.notice(Drift(site_of(self.place), save, causes, read))
+            self.context.bus.notice(Drift(site_of(self.place), save, causes, read))
 
         other = clobbers.is_other_later(node, field, tensor, digest, packed.digest)
         call.later.append(clobbers.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:
         """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""
-        return self.told and (self.recorder.keeping or self.past is not None)
+        return self.told and (self.context.keeping or self.past is not None)
 
 
 def _is_now_at(reread: Reread, key: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -14,14 +14,12 @@ from torch.utils._pytree import tree_map
 
 from noclobber.observe.checkpoint import taint
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Record, geometry, latest
 from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
 from noclobber.observe.torch_api import native_saves, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
 
@@ -34,7 +32,7 @@ class Past:
 
     def __init__(
         self,
-        recorder: Recorder,
+        context: Context,
         way: Way,
         place: Place | None,
         in_forward: Callable[[], bool],
@@ -43,7 +41,7 @@ class Past:
         *,
         reentrant: bool = False,
     ) -> None:
-        self.recorder, self._way, self._place, self._in_forward = recorder, way, place, in_forward
+        self.context, self._way, self._place, self._in_forward = context, way, place, in_forward
         self._reentrant = reentrant
         self.reached: set[Needed] = set()
         self.has_put_back = False
@@ -85,7 +83,7 @@ class Past:
         return taint.node_of(tensor) if self._reentrant else (tensor.requires_grad, None)
 
     def _file(self, handle: Handle) -> None:
-        live = self.recorder.live
+        live = self.context.live
         live.unsorted.append(ref(handle))
         if len(live.unsorted) > live.limit:
             live.sweep()
@@ -103,7 +101,7 @@ class Past:
         What is saved meanwhile is kept from the second. `given` are tensors of the checkpoint's own that share the
         memory of the arguments.
         """
-        recorder, swapped, given = self.recorder, list[tuple[torch.Tensor, Needed]](), list(given)
+        context, swapped, given = self.context, list[tuple[torch.Tensor, Needed]](), list(given)
         with ExitStack() as undo:
             for tensor, required, needed in zip(given, self._required, self._given, strict=False):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
@@ -112,10 +110,10 @@ class Past:
                     private.give(tensor, _copied(kept))
             for needed in list(self.reached):  # which loses those that die meanwhile
                 self._put_back(needed, swapped, undo)
-            there = {handle for _, needed in swapped for handle in recorder.live.at(needed.key)}
-            waiting = there - recorder.put_off
-            recorder.put_off |= waiting
-            undo.callback(recorder.put_off.difference_update, waiting)
+            there = {handle for _, needed in swapped for handle in context.live.at(needed.key)}
+            waiting = there - context.put_off
+            context.put_off |= waiting
+            undo.callback(context.put_off.difference_update, waiting)
             undo.callback(self._keep_what_was_saved, swapped, there)
             self._stand_ins = [pair for needed in list(self.reached) if (pair := self._instead(needed)) is not None]
             undo.callback(self._stand_ins.clear)
@@ -163,7 +161,7 @@ class Past:
     def _keep_what_was_saved(self, swapped: list[tuple[torch.Tensor, Needed]], there: set[Handle]) -> None:
         for tensor, needed in swapped:
             kept, noted = _kept(needed), _first_write(needed)
-            made = [one for one in self.recorder.live.at(needed.key) if one not in there]
+            made = [one for one in self.context.live.at(needed.key) if one not in there]
             if kept is None or noted is None:
                 continue
             noted = noted._replace(geometry=geometry(tensor), key=needed.key)
@@ -172,13 +170,13 @@ class Past:
                 if not isinstance(marked, Suspect):
                     marked = handle.version = Suspect(marked)
                 marked.writes.append((noted, int(handle.alias._version)))
-            copy_before_write.keep(self.recorder, made, noted, [(tensor, kept)])
+            copy_before_write.keep(self.context, made, noted, [(tensor, kept)])
 
     def enter_for(self, stack: ExitStack, frame: Any) -> bool:
         """A region that is not reentrant is run anew. `frame` is PyTorch's record of it, whose own hooks are on top of
         this thread's."""
         pack, unpack = private.top_hooks(True)
-        stack.enter_context(rearm.preserving(self.recorder))
+        stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored())
         stack.enter_context(self._saving(frame, pack, unpack))
         stack.enter_context(self.standing_in())
@@ -226,7 +224,7 @@ class Past:
         """A reentrant region is run anew, in a backward of its node `ctx`. When that backward has ended what the region
         needed may go, unless the graph is retained."""
         private.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
-        stack.enter_context(rearm.preserving(self.recorder))
+        stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored(args))
 
     def _release_if_freed(self, ctx: Any) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 End = Callable[[Any], object]
 """Called with what the backward returned, None where it raised."""
@@ -56,11 +53,11 @@ def natives() -> dict[str, Any]:
     return {name: getattr(owner, name) for name in ("apply", "apply_boxed") if hasattr(owner, name)}
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(customs: CustomBackwards, way: Way) -> None:
     """Be there whenever the backward of a custom Function runs."""
     owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
-        way.patches.put(owner, name, around(way, native, recorder.customs))
+        way.patches.put(owner, name, around(way, native, customs))
 
 
 def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., Any]:

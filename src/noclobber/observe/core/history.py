@@ -1,23 +1,22 @@
-"""What is remembered for findings to come: recent writes, views and saves; bounded, and per thread where PyTorch is."""
+"""What is remembered for findings to come: recent writes and views, and memory that will be read again; bounded."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import ref
 
 import torch
 
-from noclobber.model.events import Step, Tensor, Write
+from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
-from noclobber.observe.core.late_fills import Packed
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.sites import Place
-from noclobber.observe.core.write_kernels import WriteMode
+from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
 
 RECENT = 8192
@@ -34,42 +33,6 @@ class Reread:
         self.alias = key
         self.tensor = private.Weak(tensor)
         self.version = private.version_of(tensor) or 0
-
-
-class Thread(threading.local):
-    """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
-
-    def __init__(self) -> None:
-        self.history = save_hooks.History()
-        self.hooks: tuple[Any, Any] | None = None
-        self.mode: WriteMode | None = None
-        self.entered = False
-        self.blocks = 0
-        """How many `watch`, `preserve` and `install` blocks this thread has begun; 1 more where it was begun in one."""
-        self.arming = 0
-        """What number the arming had that this thread was entered in."""
-        self.withdrawn: tuple[Any, Any] | None = None
-        """The pair of hooks that was taken off this thread's stack for a while."""
-        self.step: Step | None = None
-        self.muted = False
-        self.given: list[list[Any]] = []
-        """What the custom Functions whose forward is under way were given, innermost last (undeclared_writes.py)."""
-        self.packed: deque[ref[Packed]] = deque(maxlen=8)
-        """The last saves that hooks other than noclobber's were given."""
-        self.preserving = 0
-        """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
-        self.backwards: list[Backward] = []
-        """The backward calls that this thread makes, innermost last."""
-        self.boundary = 0
-        """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
-        self.boundaries: dict[Place | None, int] = {}
-        """The same for each line that ran a backward, the last to do so last."""
-
-    @property
-    def watched(self) -> bool:
-        """Whether this thread was entered, or works for a backward call of one that was: the engine gives its threads
-        the dispatch keys and the hooks of the calling thread, and noclobber's with them."""
-        return self.entered or private.backward_call() is not None
 
 
 class Watch(save_hooks.Watch, Protocol):

@@ -6,47 +6,29 @@ tests/observe/test_filled.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
-
 
 COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied it (backward reads the copy)"
 
 
-class Packed(Protocol):
-    """A save that hooks other than noclobber's have: its memory, the number of its node, its fingerprint."""
-
-    key: int | None
-    node: int
-    digest: Digest
-    filled_last: bool
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether backward reads a copy that was made when it was saved."""
-
-
-def filled(recorder: Recorder, tensor: torch.Tensor, node: int, last: bool) -> None:
+def filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
     """The operator of a node has filled what the node had saved; `last` where the node saves nothing afterwards, as one
     in place does of its result."""
     key = private.storage_key(tensor)
     if key is None:
         return
-    for reference in recorder.thread.packed:
+    for reference in context.thread.packed:
         packed = reference()
         if packed is not None and packed.key == key and packed.node == node:
             packed.filled_last = last
             if packed.is_copy:
-                recorder.not_seen(COPIED)
+                context.bus.not_seen(COPIED)
             packed.digest = _anew(packed.digest, tensor)
-    for handle in recorder.live.at(key):
+    for handle in context.live.at(key):
         if handle.node == node:
             handle.digest = _anew(handle.digest, tensor)
 

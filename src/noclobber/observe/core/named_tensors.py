@@ -10,23 +10,21 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from noclobber.observe.core import write_kernels
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 UNSEEN = "writes, as soon as dimensions of tensors have names"
 _may_be_there = True
 """Whether tensors with names may have been made before the recorder was armed."""
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Let all operators pass the kernels by once there are names, until the recorder disarms.
 
     What makes a tensor with names at once (`torch.zeros(3, names=...)`) is not noticed, and fails.
@@ -41,7 +39,7 @@ def arm(recorder: Recorder, way: Way) -> None:
         if not passing:
             _may_be_there = True
             _pass_by(passing)
-            recorder.not_seen(UNSEEN)
+            context.bus.not_seen(UNSEEN)
 
     def end() -> None:
         for library in passing:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.history import Thread
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -38,48 +36,46 @@ def writes_only_parameters(optimizer: torch.optim.Optimizer, args: tuple[Any, ..
     )
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer; the recorder is told of the live saves that a step will overwrite."""
-    thread = recorder.thread
+    thread = context.thread
     for register, hook in (
-        (register_optimizer_step_pre_hook, partial(_before, recorder)),
+        (register_optimizer_step_pre_hook, partial(_before, context)),
         # Not called where the step raises (Optimizer.profile_hook_step, torch 2.13): backward_begins unmutes then.
         (register_optimizer_step_post_hook, lambda *_: _after(thread)),
     ):
         way.at_end(private.hook(register, way.entry(hook)).remove)
 
 
-def _before(
-    recorder: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _before(context: Context, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """One record for all parameters; then PyTorch's own optimizers run unlogged."""
-    thread = recorder.thread
+    thread = context.thread
     if not thread.watched:
         return
     unmute(thread)
     place = caller(1)
     step = Step(type(optimizer).__name__, site_of(place))
-    rests = recorder.by_key and writes_only_parameters(optimizer, args, kwargs)
-    if rests and (not recorder.watching or recorder.live.any() or recorder.memory.rereads.any()):
-        _about_to_write(recorder, optimizer, place, step)
+    rests = context.by_key and writes_only_parameters(optimizer, args, kwargs)
+    if rests and (not context.watching or context.live.any() or context.memory.rereads.any()):
+        _about_to_write(context, optimizer, place, step)
     thread.step = step
     if rests:
         thread.muted = True
         private.set_key(False)
 
 
-def _about_to_write(recorder: Recorder, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
     written = Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
     for parameter in parameters(optimizer):
         key = private.storage_key(parameter)
         if key is None:
             continue
-        handles = recorder.live.at(key) if recorder.watching else None
-        if handles or not recorder.watching or recorder.memory.is_reread(key):
-            noted = record(written, parameter, key, place, step, recorder.thread)
-            recorder.memory.recent.append(noted)
+        handles = context.live.at(key) if context.watching else None
+        if handles or not context.watching or context.memory.is_reread(key):
+            noted = record(written, parameter, key, place, step, context.thread)
+            context.memory.recent.append(noted)
             if handles:
-                recorder.meet(handles, parameter, noted)
+                context.meet(handles, parameter, noted)
 
 
 def _after(thread: Thread) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
 from noclobber.model.events import Step
 from noclobber.model.source import Site
-from noclobber.observe.core.sites import Place
+from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.core.history import Thread
 
 _next: Callable[[], int] = count(1).__next__
 latest = [0]
@@ -82,6 +80,24 @@ class Backward:
     """The sequence number of the next autograd node of the thread that makes it, when it begins."""
     frame: FrameType | None = None
     """Where it is made, while it is under way: threads that work for it have no frames of the program's own."""
+
+
+def here() -> Backward | None:
+    """The backward call that this thread runs, or works for; None outside of one."""
+    call: Backward | None = private.backward_call()
+    return None if call is None or call.over else call
+
+
+def reading() -> Backward:
+    """The backward call under way; of a save that is read outside of one, where it is read."""
+    return here() or Backward(place_of(sys._getframe(1)), (), "access")
+
+
+class Counting(Protocol):
+    """What a record notes of its thread."""
+
+    entered: bool
+    backwards: list[Backward]
 
 
 _new = tuple.__new__
@@ -155,7 +171,7 @@ def _elsewhere() -> tuple[int, int]:
 
 
 def record(
-    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, thread: Thread
+    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, thread: Counting
 ) -> Record:
     """Note a write that is about to happen in a thread."""
     if thread.entered:

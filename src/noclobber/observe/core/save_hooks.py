@@ -13,8 +13,18 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe.core.fingerprints import Contents, Digest, Shown, digest_of, hash_of, shown
-from noclobber.observe.core.records import latest
+from noclobber.observe.core.fingerprints import (
+    NEVER,
+    Contents,
+    Digest,
+    Shown,
+    digest_of,
+    fingerprint,
+    hash_of,
+    same,
+    shown,
+)
+from noclobber.observe.core.records import geometry, latest
 from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
 from noclobber.observe.torch_api import graph, native_saves, private
 from noclobber.observe.torch_api.frames import passed_over
@@ -160,6 +170,55 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     except (RuntimeError, NotImplementedError, TypeError):
         return tensor
+
+
+def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """An alias of a tensor that was given other memory; `old` is the one that it had before.
+
+    Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
+    and the engine refuses to take it from a hook (torch 2.13; tests/observe/test_inference.py).
+    """
+    if not tensor.is_inference():
+        return alias_of(tensor)
+    with private.aside():
+        alias, shown = old.detach(), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        shown.set_(private.storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        private.give(alias, shown)
+    return alias
+
+
+def moved(handle: Handle, alias: torch.Tensor) -> None:
+    """The save lies on other memory now. Fingerprints are of bytes in their order: it is taken anew for another layout,
+    of the old bytes where these are still what was saved."""
+    old, before = handle.alias, handle.digest
+    handle.alias = alias
+    if before is None:
+        return
+    handle.shown = shown(alias)
+    (_, *was), (_, *is_now) = geometry(old), geometry(alias)
+    if (was[0], was[2]) != (is_now[0], is_now[2]):
+        handle.digest = NEVER
+    elif was != is_now:
+        if not same(fingerprint(old), before):
+            handle.digest = NEVER
+            return
+        with private.aside():
+            handle.digest = fingerprint(torch.empty_like(alias).copy_(old))
+
+
+def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
+    """A tensor is about to be overwritten, or given other memory. Where it is not in the graph, note it with saves of
+    views that are gone: once it is, autograd makes these nodes of their own."""
+    if tensor.requires_grad:
+        return
+    base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    for handle in handles:
+        if type(handle) is not Handle and handle() is None:
+            marked = handle.version
+            if not isinstance(marked, Suspect):
+                marked = handle.version = Suspect(marked)
+            if marked.base is None or marked.base() is None:
+                marked.base = private.Weak(base)
 
 
 class History:

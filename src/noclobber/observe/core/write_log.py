@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
-
 
 WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 
@@ -39,19 +35,17 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
     return before
 
 
-Look = Callable[[Written, torch.Tensor, int, FrameType], object]
-
-
-def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Callable[[], object] | None]:
+def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Callable[[], object] | None]:
     """For `watch`: a write whose storage has live saves meets them.
 
     A tensor in the graph shares its version counter with what was saved of it, so remembering the write is enough: the
     moved version will lead to it. One made from `.data` may have a counter of its own.
     """
-    live, memory, untold, without_storage = recorder.live, recorder.memory, recorder.untold, recorder.not_seen
+    live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.recent, memory.thread
-    storage_key, plain, attentive = private.storage_key, torch.Tensor, recorder.attentive
-    tracking, taken, meet = torch.is_grad_enabled, untold.taken, recorder.meet
+    storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
+    tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
+    taken = untracked_writes.taken
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         key = storage_key(tensor)
@@ -59,14 +53,14 @@ def writes_to_saves(recorder: Recorder) -> Callable[[Written, torch.Tensor], Cal
             without_storage(WITHOUT_STORAGE)
             return None
         untracked = not tracking()
-        after = untold.before(written, tensor, key, frame_of(1)) if taken or untracked else None
+        after = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
         if attentive:
             frame = frame_above(2)
             for look in tuple(attentive):
                 look(written, tensor, key, frame)
         in_graph = tensor.requires_grad
         counted = in_graph and type(tensor) is plain and not (written.uncounted or written.detaches)
-        if not counted or recorder.careful or (untracked and tensor._is_view()):
+        if not counted or context.careful or (untracked and tensor._is_view()):
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
@@ -93,3 +87,42 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
         second()
 
     return both
+
+
+def views_made(memory: Memory, op: str) -> None:
+    """An operator is about to return several views; the node it makes gets the next number."""
+    memory.views.append((private.next_node(), op, place_of(sys._getframe(1))))
+
+
+def may_rest(context: Context, outputs: Iterable[Any], create_graph: bool) -> bool:
+    """Whether a backward from these outputs that runs no Python may go unlogged, as it writes into no save.
+
+    Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
+    else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
+    accumulate_grad.h; tests/observe/test_preserve_gradients.py). Where no bytes are to be kept, that one is told
+    afterwards. DDP's own hooks write into its buckets (tests/observe/test_preserve_ddp.py).
+    """
+    if not context.careful:
+        return True
+    if context.careful != context.keeping or create_graph or _in_process_group():
+        return False
+    live = context.live
+    for gradient in _gradients_of(outputs):
+        key = private.storage_key(gradient)
+        if key is not None and live.at(key):
+            return False
+    return True
+
+
+def _in_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """What is there already of the gradients that a backward from these outputs may add to."""
+    outputs = list(outputs)
+    leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
+    for node in graph.walk(graph.roots_of(outputs)):
+        if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+    return (leaf.grad for leaf in leaves if leaf.grad is not None)

@@ -333,3 +333,21 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     )
     read = Read(node.name(), site_of(backward.place), call_of(backward))
     return Clobber(save, writes_of(entries, stale.current, tensor), read, stale.current, message)
+
+
+def write_of(noted: Record, tensor: Tensor) -> Write:
+    after = None if noted.version is None else noted.version + 1
+    return Write(
+        noted.written.op,
+        site_of(noted.place),
+        version_before=noted.version,
+        version_after=after,
+        tensor=tensor,
+        step=noted.step,
+        in_forward=noted.backwards == 0,
+    )
+
+
+def read_of(backward: Backward) -> Read:
+    call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
+    return Read("", site_of(backward.place), call)

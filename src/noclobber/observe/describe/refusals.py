@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
@@ -19,9 +20,6 @@ from noclobber.observe.core.write_kernels import Written, tensors
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
@@ -72,16 +70,15 @@ def about_writing(message: str) -> bool:
 
 
 def write_failed(
-    recorder: Recorder, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    context: Context, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
 ) -> None:
     """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
-        refusal = refusal_of_write(written.op, tensor, str(error), frame, recorder.memory)
+        refusal = refusal_of_write(written.op, tensor, str(error), frame, context.memory)
         remember(error, refusal)
-        for listener in recorder.listeners:
-            listener.refused(error, refusal)
+        context.bus.refuse(error, refusal)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:

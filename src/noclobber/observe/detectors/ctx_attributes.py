@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -18,18 +18,16 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.observe.core import custom_backwards, save_hooks
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.custom_backwards import CustomBackwards
+from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.fingerprints import OnDevice, fingerprint, same
-from noclobber.observe.core.records import latest
+from noclobber.observe.core.records import latest, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api import native_saves, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
-
 
 UNCONNECTED = (
     "what a custom Function returned and keeps on its ctx was overwritten; its bytes are kept, but create_graph needs "
@@ -78,11 +76,26 @@ def _parts(value: Any) -> Iterator[tuple[Any, torch.Tensor]]:
                 yield key, one
 
 
+def arm(context: Context, way: Way) -> None:
+    """Compare what custom Functions keep as attributes of their ctx."""
+    stashes = Stashes(context, way)
+
+    def begin(call: ForwardCall, args: tuple[Any, ...]) -> Callable[[bool], None]:
+        def ended(returned: bool) -> None:
+            if returned and call.kept and call.ctx is not None:
+                stashes.take(call.ctx, call.function, call.kept, call.applied)
+
+        return ended
+
+    context.forwards.watch(way, begin, stashes.forget)
+    context.customs.watch(way, stashes.begins)
+
+
 class Stashes:
     """The stashes of every ctx alive. The table is weak: a stash lives as long as its ctx, or until it is unset."""
 
-    def __init__(self, recorder: Recorder, way: Way) -> None:
-        self._recorder, self.way = recorder, way
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self.way = context, way
         self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
         self._by_themselves: WeakSet[Any] = WeakSet()
@@ -93,7 +106,7 @@ class Stashes:
             return
         if function not in self._read:
             self._read[function] = attributes_read(function)
-        read, live, made = self._read[function], self._recorder.live, []
+        read, live, made = self._read[function], self._context.live, []
         for name, place in kept.items():
             if read is None or name in read:
                 for key, tensor in _parts(_attributes(ctx).get(name)):
@@ -104,7 +117,7 @@ class Stashes:
                         live.unsorted.append(ref(stash))
         if made:
             self._held[ctx] = made
-            if self._recorder.keeping:
+            if self._context.keeping:
                 self._keep_comparing(ctx)
             if len(live.unsorted) > live.limit:
                 live.sweep()
@@ -119,24 +132,24 @@ class Stashes:
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
         stash.identity, stash.moment = id(tensor), latest[0]
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
-        contents = self._recorder.contents
+        contents = self._context.contents
         stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
-        if self._recorder.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
+        if self._context.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
             stash.connected = native_saves.make(tensor)
         return stash
 
     def _keep_comparing(self, ctx: Any) -> None:
         """Its backward gets what was kept also once the block has ended."""
         weak, customs = ref(ctx), CustomBackwards()
-        customs.watch(self.way, partial(backward_begins, self._recorder, self), for_good=True)
+        customs.watch(self.way, partial(backward_begins, self._context, self), for_good=True)
         self._by_themselves.add(ctx)
         for name in custom_backwards.natives():
             _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
 
     def begins(self, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
         """A backward is about to run: as `backward_begins`, unless its node sees to that itself."""
-        return None if ctx in self._by_themselves else backward_begins(self._recorder, self, ctx, args)
+        return None if ctx in self._by_themselves else backward_begins(self._context, self, ctx, args)
 
     def forget(self, ctx: Any, name: str) -> None:
         """An attribute is set anew or deleted once forward has ended: its bytes may go, and the new ones are meant."""
@@ -150,8 +163,8 @@ class Stashes:
 
     def changed(self, ctx: Any) -> list[tuple[Stash, Clobber | Later]]:
         """Those whose bytes are not what they were, with what there is to say if they are read; on a device, all."""
-        recorder, found = self._recorder, list[tuple[Stash, Clobber | Later]]()
-        backward = recorder.reading()
+        context, found = self._context, list[tuple[Stash, Clobber | Later]]()
+        backward = reading()
         for stash in self.of(ctx):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
@@ -164,15 +177,15 @@ class Stashes:
             if stash.digest is not None:
                 digest = fingerprint(value if elsewhere else stash.alias)
                 if isinstance(digest, OnDevice) and backward.call != "access":
-                    found.append((stash, clobbers.later(stash, ctx, digest, backward, recorder.memory)))
+                    found.append((stash, clobbers.later(stash, ctx, digest, backward, context.memory)))
                     continue
-                if same(digest, stash.digest) and (recorder.contents is not None or not moved):
+                if same(digest, stash.digest) and (context.contents is not None or not moved):
                     continue
             elif not moved:
                 continue
             # PyTorch says nothing of these, however far the version moved.
-            clobber = replace(clobbers.clobber_of(stash, ctx, backward, recorder.memory), message=None)
-            if recorder.contents is not None or any(write.overlaps for write in clobber.writes):
+            clobber = replace(clobbers.clobber_of(stash, ctx, backward, context.memory), message=None)
+            if context.contents is not None or any(write.overlaps for write in clobber.writes):
                 found.append((stash, clobber))
         return found
 
@@ -192,17 +205,17 @@ def _state(stash: Stash) -> tuple[int, Any]:
     return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
 
 
-def backward_begins(recorder: Recorder, kept: Stashes, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
+def backward_begins(context: Context, kept: Stashes, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
     """A backward is about to run that may read stashes: compare them now, and tell once it reads what was changed."""
     held = kept.of(ctx)
     if not held:
         return None
-    changed, before = kept.changed(ctx) if recorder.listeners else [], [_state(stash) for stash in held]
+    changed, before = kept.changed(ctx) if context.bus.listeners else [], [_state(stash) for stash in held]
     with ExitStack() as stack:
         stack.callback(kept.renew, ctx, before)
         stack.enter_context(_given_what_was_kept(ctx, held))
         if changed:
-            read = kept.way.entry(lambda name: _tell(recorder, held, changed, name))
+            read = kept.way.entry(lambda name: _tell(context, held, changed, name))
             stack.enter_context(_reads(ctx, read))
         leave = stack.pop_all().close
     return lambda _: leave()
@@ -281,17 +294,17 @@ def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:
     return type(value)(tensor if index == key else one for index, one in enumerate(value))
 
 
-def _tell(recorder: Recorder, held: list[Stash], changed: list[tuple[Stash, Clobber | Later]], name: str) -> None:
+def _tell(context: Context, held: list[Stash], changed: list[tuple[Stash, Clobber | Later]], name: str) -> None:
     """An attribute is read. Raises where writes are to be stopped and this one could not be."""
     asked = [one for one in changed if name in (one[0].name, "__dict__")]
     for one in asked:
         changed.remove(one)
     # Backward may have set it anew before it reads it.
     read = [one for stash, one in asked if stash in held]
-    recorder.reading().later += [one for one in read if isinstance(one, Later)]
+    reading().later += [one for one in read if isinstance(one, Later)]
     found = [one for one in read if isinstance(one, Clobber)]
-    stopped = ClobberError(clobbers.CHANGED) if recorder.strict and found else None
-    recorder.tell(found, stopped)
+    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
+    context.bus.tell(found, stopped)
     if stopped is not None:
         raise stopped
 

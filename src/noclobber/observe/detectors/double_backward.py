@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, geometry
 from noclobber.observe.torch_api import graph, private
 
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
-
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Have a thread's hooks, while a backward call saves, take an input for the tensor that it was in forward.
 
     Without hooks PyTorch reads back that tensor itself; what hooks give it becomes another one, which would not follow
@@ -39,7 +37,7 @@ def arm(recorder: Recorder, way: Way) -> None:
 
         return ended
 
-    recorder.calls.watch(way, begin)
+    context.calls.watch(way, begin)
 
 
 def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:

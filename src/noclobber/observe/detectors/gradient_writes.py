@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -15,16 +15,14 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core import interpose
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.records import Backward
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.records import Backward, here, reading
 from noclobber.observe.core.sites import KINDS, USER, Place, caller, place_of, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors import gradient_consumers
 from noclobber.observe.detectors.gradient_consumers import Deliveries, Spoil
 from noclobber.observe.torch_api import private, self_tests
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
@@ -34,23 +32,23 @@ _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Learn of hooks; where saves are watched, look at every write that Python code makes in a backward."""
-    if recorder.watching:
+    if context.watching:
         self_tests.of_use_counts()
-    gradients = Gradients(recorder, way)
+    gradients = Gradients(context, way)
     interpose.on_backward_hooks(way, gradients.registered)
-    recorder.calls.watch(way, gradients.begin)
-    if recorder.watching:
-        recorder.customs.watch(way, gradients.function_begins)
+    context.calls.watch(way, gradients.begin)
+    if context.watching:
+        context.customs.watch(way, gradients.function_begins)
         interpose.on_function_hooks(way, gradients.function_hooked)
 
 
 class Gradients:
     """What is written into the gradients of backward calls, each of which has its own deliveries."""
 
-    def __init__(self, recorder: Recorder, way: Way) -> None:
-        self._recorder, self._way = recorder, way
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self._way = context, way
         self._looking = way.entry(self._look)
         self._places: dict[CodeType, Place | None] = {}
         self._hooked: WeakSet[Any] = WeakSet()
@@ -60,7 +58,7 @@ class Gradients:
 
     def registered(self, hook: Any) -> None:
         """The program registers a hook that will run in the midst of a backward."""
-        self._recorder.python_in_backward = True
+        self._context.python_in_backward = True
         function = getattr(hook, "__func__", getattr(hook, "func", hook))
         called = vars(type(function)).get("__call__")
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
@@ -73,19 +71,19 @@ class Gradients:
 
     def begin(self, call: Backward) -> End | None:
         """A backward begins: listen to all writes until it has ended."""
-        recorder = self._recorder
+        context = self._context
         if private.program_has_hooks():
             # It may have been registered by a way that is not replaced (Node.register_hook), or before this began.
-            recorder.python_in_backward = True
-        if not recorder.watching:
+            context.python_in_backward = True
+        if not context.watching:
             return None
         if self._given:
             self._given_again(call.gradients)
         call.deliveries = run = Deliveries(call, self._way)
-        recorder.attend(self._looking)
+        context.attend(self._looking)
 
         def ended(result: Any, error: BaseException | None) -> None:
-            recorder.ignore(self._looking)
+            context.ignore(self._looking)
             run.stop()
             if run.spoils and error is None:
                 self._finish(run, result)
@@ -94,7 +92,7 @@ class Gradients:
 
     def _under_way(self) -> list[Deliveries]:
         """The backward calls that this thread runs or works for, innermost first."""
-        call, found = self._recorder.here(), []
+        call, found = here(), []
         while call is not None and call.deliveries is not None:
             found.append(call.deliveries)
             call = call.outer
@@ -119,13 +117,13 @@ class Gradients:
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         if _is_of_the_engine(frame.f_code) or (node := private.current_node()) is None:
             return
-        if self._recorder.by_key and private.use_count(tensor) <= _OURS and gradient_consumers.holders(tensor) == 1:
+        if self._context.by_key and private.use_count(tensor) <= _OURS and gradient_consumers.holders(tensor) == 1:
             return
-        if self._recorder.here() is not None:
+        if here() is not None:
             self._written(written, tensor, key, frame, node)
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
-        recorder, frames = self._recorder, list(_frames(frame))
+        context, frames = self._context, list(_frames(frame))
         given = next((one for each in _called(frames) for one in _arguments(each) if _is_on(one, key)), None)
         if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
             given = tensor  # the list that it came in may be empty by now
@@ -134,7 +132,7 @@ class Gradients:
         by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
         kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
         # The call that writes holds what it is given at least once.
-        alone = gradient_consumers.uses(given) <= _ALONE[kind] + (tensor is given and recorder.by_key)
+        alone = gradient_consumers.uses(given) <= _ALONE[kind] + (tensor is given and context.by_key)
         if alone and gradient_consumers.holders(given) <= 1 + (tensor is not given):
             return
         user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)
@@ -150,7 +148,7 @@ class Gradients:
             ),
             "function" if by == "function" else "hook",
             name,
-            Read("", site_of(recorder.reading().place), clobbers.call_of(recorder.reading())),
+            Read("", site_of(reading().place), clobbers.call_of(reading())),
             site_of(next((self._places[one.f_code] for one in frames if one.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, given, node, event)
@@ -158,7 +156,7 @@ class Gradients:
         passed = {id(one): one for run in under_way for one in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))
         for run in under_way:
-            run.expect(spoil, recorder.notice, self._hooked)
+            run.expect(spoil, context.bus.notice, self._hooked)
 
     def _finish(self, run: Deliveries, result: Any) -> None:
         run.finish(result)
@@ -169,7 +167,7 @@ class Gradients:
         again = [spoil for spoil in self._given if spoil.is_on_any(gradients) and spoil.is_as_kept()]
         self._given = [spoil for spoil in self._given if spoil not in again and not spoil.storage.expired()]
         for spoil in again:
-            spoil.tell("", self._recorder.notice)
+            spoil.tell("", self._context.bus.notice)
 
 
 def _is_of_the_engine(code: CodeType) -> bool:

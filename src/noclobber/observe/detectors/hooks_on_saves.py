@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.torch_api import graph, native_saves, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 _NOTHING = torch.empty(0, device="cpu")
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Let the program register hooks on saves that have ours already, until the recorder disarms.
 
     A save takes one pair of hooks and is not checked from then on. Theirs go on another save of PyTorch's own, which
@@ -36,7 +34,7 @@ def arm(recorder: Recorder, way: Way) -> None:
         suspect.theirs = theirs
         # Their hooks decide what becomes of the memory.
         handle.alias, handle.version, handle.digest, handle.shown = _NOTHING, suspect, None, None
-        way.guarded(lambda: _taken_over(recorder))
+        way.guarded(lambda: _taken_over(context))
 
     way.patches.put(private.lookup("_C._autograd.SavedTensor"), "register_hooks", register_hooks)
 
@@ -54,7 +52,7 @@ def _another(handle: Handle) -> Any:
         return native_saves.make(handle.alias)
 
 
-def _taken_over(recorder: Recorder) -> None:
-    recorder.python_in_backward = True
-    recorder.live.file_anew()
-    recorder.not_seen("saves that the program registered its own hooks on")
+def _taken_over(context: Context) -> None:
+    context.python_in_backward = True
+    context.live.file_anew()
+    context.bus.not_seen("saves that the program registered its own hooks on")

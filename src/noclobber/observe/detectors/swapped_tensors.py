@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 
+from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import record
 from noclobber.observe.core.save_hooks import Aside, Handle, Needed, is_result
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.detectors import data_assignment
 from noclobber.observe.detectors.ctx_attributes import Stash
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 _SWAPPED = Written("swap_tensors", (), True)
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Let tensors be swapped as without noclobber, and see that they are, until the recorder disarms.
 
     PyTorch refuses tensors that anything refers to weakly, or that autograd holds. Our handles refer weakly to what was
@@ -36,14 +34,14 @@ def arm(recorder: Recorder, way: Way) -> None:
         return [one for one in weakref.getweakrefs(thing) if not isinstance(one, private.Weak)]
 
     def _use_count(tensor: torch.Tensor) -> int:
-        more = way.guarded(lambda: _held_without_us(tensor) - _held_by_us(recorder, tensor))
+        more = way.guarded(lambda: _held_without_us(tensor) - _held_by_us(context, tensor))
         return count(tensor) + (more or 0)
 
     def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
-        moved = way.guarded(lambda: [*_about_to_move(recorder, one), *_about_to_move(recorder, other)])
+        moved = way.guarded(lambda: [*_about_to_move(context, one), *_about_to_move(context, other)])
         swap(one, other)
         if moved:
-            way.guarded(lambda: _have_moved(recorder, moved))
+            way.guarded(lambda: _have_moved(context, moved))
 
     private.lookup("utils.weakref.getweakrefs")
     way.patches.put(torch.utils, "weakref", SimpleNamespace(getweakrefs=getweakrefs))
@@ -63,10 +61,10 @@ def _held_without_us(tensor: torch.Tensor) -> int:
     return sum(producer is None or not is_result(one, producer) for one in saves)
 
 
-def _held_by_us(recorder: Recorder, tensor: torch.Tensor) -> int:
+def _held_by_us(context: Context, tensor: torch.Tensor) -> int:
     """How many saves of PyTorch's own noclobber has made of a tensor, where bytes are preserved."""
     key = private.storage_key(tensor)
-    held = recorder.live.at(key) if key is not None and recorder.thread.watched else ()
+    held = context.live.at(key) if key is not None and context.thread.watched else ()
     connected = (one for one in held if isinstance(one, (Stash, Needed)) and one.connected is not None)
     return sum(one.tensor() is tensor for one in connected)
 
@@ -74,23 +72,23 @@ def _held_by_us(recorder: Recorder, tensor: torch.Tensor) -> int:
 Moved = tuple[torch.Tensor, Handle]
 
 
-def _about_to_move(recorder: Recorder, tensor: torch.Tensor) -> list[Moved]:
+def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
     """A tensor is about to get other memory: who will read it there, each of which takes note. What is saved stays."""
-    key = private.storage_key(tensor) if recorder.thread.watched else None
+    key = private.storage_key(tensor) if context.thread.watched else None
     if key is None:
         return []
     live: list[Handle] = [
-        one for one in recorder.live.at(key) if isinstance(one, (Stash, Needed)) and one.tensor() is tensor
+        one for one in context.live.at(key) if isinstance(one, (Stash, Needed)) and one.tensor() is tensor
     ]
-    noted = record(_SWAPPED, tensor, key, caller(2), recorder.thread.step, recorder.thread)
-    if recorder.memory.is_reread(key):
-        recorder.memory.recent.append(noted)
+    noted = record(_SWAPPED, tensor, key, caller(2), context.thread.step, context.thread)
+    if context.memory.is_reread(key):
+        context.memory.recent.append(noted)
     if live:
-        recorder.meet(live, tensor, noted)
+        context.meet(live, tensor, noted)
     return [(tensor, one) for one in live]
 
 
-def _have_moved(recorder: Recorder, moved: list[Moved]) -> None:
-    for tensor, handle in moved if not recorder.keeping else ():
-        data_assignment.moved(handle, data_assignment.alias_of(tensor, handle.alias))
-        recorder.live.unsorted.append(ref(handle))
+def _have_moved(context: Context, moved: list[Moved]) -> None:
+    for tensor, handle in moved if not context.keeping else ():
+        save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias))
+        context.live.unsorted.append(ref(handle))

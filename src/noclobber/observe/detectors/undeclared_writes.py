@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,8 @@ from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.fingerprints import Digest, OnDevice, differ, fingerprint
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
@@ -22,9 +24,6 @@ from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 KEPT = 256
 """Inputs overwritten by Functions that are remembered until a backward goes through them."""
@@ -57,11 +56,29 @@ class _Overwritten(NamedTuple):
     event: Undeclared
 
 
+def arm(context: Context, way: Way) -> None:
+    """Look at what custom Functions write and do not declare."""
+    writers = Writers(context, way)
+
+    def begin(call: ForwardCall, args: tuple[Any, ...]) -> Callable[[bool], None] | None:
+        inputs = writers.began(args)
+
+        def ended(returned: bool) -> None:
+            writers.left(inputs)
+            if returned:
+                writers.ended(inputs, call.dirty, call.function, call.applied)
+
+        return ended if inputs else None
+
+    context.forwards.watch(way, begin)
+    context.calls.watch(way, writers.backward_begins)
+
+
 class Writers:
     """The Functions under way, and the inputs that they overwrote without `mark_dirty`."""
 
-    def __init__(self, recorder: Recorder, way: Way) -> None:
-        self._recorder, self._way = recorder, way
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self._way = context, way
         self._looks: dict[int, Callable[..., None]] = {}
         self._overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
 
@@ -69,28 +86,28 @@ class Writers:
         """A forward begins: its inputs in the graph. Leaves are left out: what overwrites them changes no history."""
         if not torch.is_grad_enabled():
             return []
-        contents, inputs = self._recorder.contents is not None, []
+        contents, inputs = self._context.contents is not None, []
         for tensor in args:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (node := _node(tensor)) is not None:
                 inputs.append(Input(tensor, node, fingerprint(tensor) if contents else None))
         if inputs:
-            self._recorder.thread.given.append(inputs)
+            self._context.thread.given.append(inputs)
             look = self._looks[id(inputs)] = self._way.entry(partial(self._look, inputs))
-            self._recorder.attend(look)
+            self._context.attend(look)
         return inputs
 
     def left(self, inputs: list[Input]) -> None:
         """That forward has returned or raised."""
-        self._recorder.thread.given.remove(inputs)
-        self._recorder.ignore(self._looks.pop(id(inputs)))
+        self._context.thread.given.remove(inputs)
+        self._context.ignore(self._looks.pop(id(inputs)))
 
     def _look(self, inputs: list[Input], written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        recorder = self._recorder
+        context = self._context
         for one in inputs:
-            if one.key == key and any(each is inputs for each in recorder.thread.given):
+            if one.key == key and any(each is inputs for each in context.thread.given):
                 if one.digest is None:
                     one.digest = fingerprint(one.tensor)
-                noted = record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
+                noted = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
                 one.writes.append(noted)
 
     def ended(self, inputs: list[Input], dirty: tuple[Any, ...], function: type, place: Place | None) -> None:
@@ -109,7 +126,7 @@ class Writers:
 
         def ended(result: Any, error: BaseException | None) -> None:
             for event in events if error is None else ():
-                self._recorder.notice(event)
+                self._context.bus.notice(event)
 
         return ended if events else None
 
@@ -173,28 +190,28 @@ def _leads_to(node: Any, inputs: Any) -> bool:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-def arm_operators(recorder: Recorder, way: Way) -> None:
+def arm_operators(context: Context, way: Way) -> None:
     """Compare around the calls of operators that are not PyTorch's own, until the recorder disarms."""
-    custom_op_kernels.compare(way.entry(Operators(recorder, way).before))
+    custom_op_kernels.compare(way.entry(Operators(context, way).before))
     way.at_end(lambda: custom_op_kernels.compare(None))
 
 
 class Operators:
     """Compares, around each call of an operator that says it writes nothing, the live saves on its arguments."""
 
-    def __init__(self, recorder: Recorder, way: Way) -> None:
-        self._recorder, self._way = recorder, way
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self._way = context, way
         self._waited: dict[str, int] = {}
 
     def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
         """Called before an operator runs; what is returned is called once it has."""
-        recorder = self._recorder
-        if recorder.contents is None or not recorder.thread.watched:
+        context = self._context
+        if context.contents is None or not context.thread.watched:
             return None
         return self._looking(op, args, kwargs)
 
     def _looking(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
-        live = self._recorder.live
+        live = self._context.live
         tensors = {
             key: one
             for value in (*args, *kwargs.values())
@@ -223,11 +240,11 @@ class Operators:
         return self._waited[op] <= ON_DEVICE
 
     def _note(self, op: str, handle: Handle, tensor: torch.Tensor, key: int) -> None:
-        recorder, marked = self._recorder, handle.version
+        context, marked = self._context, handle.version
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         written = Written(op, (), uncounted=True, undeclared=True)
-        noted = record(written, tensor, key, caller(), recorder.thread.step, recorder.thread)
+        noted = record(written, tensor, key, caller(), context.thread.step, context.thread)
         marked.writes.append((noted, int(handle.alias._version)))
 
 

@@ -6,7 +6,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -14,17 +15,13 @@ from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import numbers
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import place_of, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from noclobber.observe.recorder import Recorder
 
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
@@ -101,11 +98,16 @@ class _Unseen:
             return bool(((values[changed] if known else values) != 0).any())
 
 
-class Untold:
+def arm(context: Context, way: Way) -> None:
+    """Begin to look at them."""
+    context.state(UntrackedWrites).arm(way)
+
+
+class UntrackedWrites:
     """What was written unseen since the last backward calls, in one process."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Target] = deque(maxlen=8)
@@ -114,7 +116,7 @@ class Untold:
     def arm(self, way: Way) -> None:
         """Begin."""
         self._way = way
-        self._recorder.calls.watch(way, self._attach)
+        self._context.calls.watch(way, self._attach)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Untold:
         return None if after is None else self._way.entry(after)
 
     def _before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
-        if any(one.key == key for inputs in self._recorder.thread.given for one in inputs):
+        if any(one.key == key for inputs in self._context.thread.given for one in inputs):
             return None  # undeclared_writes.py looks at what a Function does to its inputs
         found = None if written.uncounted else self._reached(tensor, key)
         if found is None:
@@ -145,7 +147,7 @@ class Untold:
         with private.aside():
             values = numbers(tensor)
             if values is None:
-                self._recorder.not_seen("writes that autograd does not see, to tensors that show no numbers")
+                self._context.bus.not_seen("writes that autograd does not see, to tensors that show no numbers")
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
             alias = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
@@ -205,8 +207,8 @@ class Untold:
             self._waiting.append(_Unseen(noted, how, there, about, source=about))
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
-        recorder = self._recorder
-        return record(written, tensor, key, place_of(frame), recorder.thread.step, recorder.thread)
+        context = self._context
+        return record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ class Untold:
                     self._drop(unseen)
             for event in arrived:
                 if event.write.site not in backward.explained:
-                    self._recorder.notice(event)
+                    self._context.bus.notice(event)
 
         return ended
 

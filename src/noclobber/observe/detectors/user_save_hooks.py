@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -13,20 +14,17 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
-from noclobber.observe.core import save_hooks
+from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, OnDevice, fingerprint, same
 from noclobber.observe.core.history import Reread
-from noclobber.observe.core.records import Geometry, geometry, moment
+from noclobber.observe.core.records import Geometry, geometry, here, moment, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
-from noclobber.observe.detectors import hooks_on_saves
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import passed_over
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
@@ -66,7 +64,7 @@ class Kept:
         return self.memory is None
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Wrap the hooks that the program pushes until the recorder disarms.
 
     Those that it pushed before are below ours, which call them (`around`): when it pops them, ours are not to be popped
@@ -76,30 +74,28 @@ def arm(recorder: Recorder, way: Way) -> None:
     push, pop = private.push_hooks, private.pop_hooks
 
     def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
-        wrapped = way.guarded(lambda: _pushed(recorder, way, pack, unpack))
+        wrapped = way.guarded(lambda: _pushed(context, way, pack, unpack))
         push(*wrapped) if wrapped is not None else push(pack, unpack)
 
     def _pop_saved_tensors_default_hooks() -> None:
-        if not way.guarded(recorder.has_hooks_on_top):
+        if not way.guarded(partial(threads.has_hooks_on_top, context)):
             pop()
             return
         pop()
         try:
             pop()
         finally:
-            way.guarded(recorder.push_hooks)
+            way.guarded(partial(threads.push_hooks, context))
 
     way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
     way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
-    if recorder.watching:
-        hooks_on_saves.arm(recorder, way)
 
 
-def _pushed(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
+def _pushed(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
     """What to push in the place of the program's hooks."""
-    recorder.python_in_backward = True
-    if recorder.watching and recorder.thread.watched and not _is_exempt(pack):
-        return _wrapped(recorder, way, pack, unpack)
+    context.python_in_backward = True
+    if context.watching and context.thread.watched and not _is_exempt(pack):
+        return _wrapped(context, way, pack, unpack)
     return None
 
 
@@ -125,18 +121,18 @@ def theirs(ask: Callable[[], Any]) -> Any:
     return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
 
 
-def around(recorder: Recorder, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     """Hooks of noclobber's that call those of the program, which it pushed before this thread was watched."""
-    recorder.python_in_backward = True
-    return _wrapped(recorder, recorder.core, *_wrapping.get(pack, (pack, unpack)))
+    context.python_in_backward = True
+    return _wrapped(context, context.core, *_wrapping.get(pack, (pack, unpack)))
 
 
-def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> Any:
         value = pack(tensor)
-        if not recorder.thread.watched:
+        if not context.thread.watched:
             return value
-        kept = way.guarded(lambda: _kept(recorder, tensor, value, place_of(sys._getframe(1))))
+        kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))
         return value if kept is None else kept
 
     def unpack_and_compare(packed: Any) -> Any:
@@ -144,7 +140,7 @@ def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[
             return unpack(packed)
         tensor = unpack(packed.value)
         if isinstance(tensor, torch.Tensor):
-            old = way.guarded(lambda: _read(recorder, packed, tensor))
+            old = way.guarded(lambda: _read(context, packed, tensor))
             if old is not None:
                 return old
         return tensor
@@ -153,12 +149,12 @@ def _wrapped(recorder: Recorder, way: Way, pack: Pack, unpack: Unpack) -> tuple[
     return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
-def _read(recorder: Recorder, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:
+def _read(context: Context, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:
     """Compare what their hooks give back; what was saved instead, where that was kept."""
     if packed.spare is not None and (old := _spared(packed, packed.spare, tensor)) is not None:
         return old
-    if recorder.listeners:
-        _compare(recorder, packed, tensor)
+    if context.bus.listeners:
+        _compare(context, packed, tensor)
     return None
 
 
@@ -172,11 +168,11 @@ def _spared(packed: Kept, spare: Handle, tensor: torch.Tensor) -> torch.Tensor |
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
-def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | None) -> Kept | None:
+def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | None) -> Kept | None:
     """The record of a save; None for a tensor without a storage."""
     key = private.storage_key(tensor)
     if key is None or private.version_of(tensor) is None:
-        recorder.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
+        context.bus.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
         return None
     kept = Kept()
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
@@ -187,16 +183,16 @@ def _kept(recorder: Recorder, tensor: torch.Tensor, value: Any, place: Place | N
     if not tensors or any(private.storage_key(one) == key for one in tensors):
         kept.memory = Reread(key, tensor)
         kept.storage = private.storage_ref(tensor)
-        recorder.memory.expect(kept.memory)
-        if recorder.contents is not None:
+        context.memory.expect(kept.memory)
+        if context.contents is not None:
             kept.digest = fingerprint(tensor)
-            recorder.contents.unread += kept.digest is None
-    if recorder.keeping and kept.memory is not None and tensors:
+            context.contents.unread += kept.digest is None
+    if context.keeping and kept.memory is not None and tensors:
         kept.spare = save_hooks.handle_of(tensor, kept.node, place, kept.digest)
-        recorder.live.unsorted.append(ref(kept.spare))
-    recorder.thread.packed.append(ref(kept))
-    recorder.thread.history.nodes.append(kept.node)
-    recorder.thread.history.places.append(place)
+        context.live.unsorted.append(ref(kept.spare))
+    context.thread.packed.append(ref(kept))
+    context.thread.history.nodes.append(kept.node)
+    context.thread.history.places.append(place)
     return kept
 
 
@@ -204,7 +200,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
+def _compare(context: Context, kept: Kept, tensor: torch.Tensor) -> None:
     """Tell if theirs gives back the very memory that was saved, and it holds something else now.
 
     Bytes that differ elsewhere are no clobber: hooks may quantise, compress or round. Raises where writes are stopped.
@@ -216,33 +212,33 @@ def _compare(recorder: Recorder, kept: Kept, tensor: torch.Tensor) -> None:
     moved = kept.storage.expired() or private.storage_key(tensor) != memory.alias
     if tensor is not original and (moved or geometry(tensor) != kept.geometry):
         if not kept.in_sight:
-            recorder.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
+            context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
         return
     node = private.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
     current = max(memory.version, *(private.version_of(one) or 0 for one in (tensor, original) if one is not None))
     if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
         return
-    call = recorder.here()
+    call = here()
     if isinstance(digest, OnDevice) and call is not None:
         if clobbers.is_read(kept, node):
             other = clobbers.is_other_later(node, clobbers.field_of(kept, node), tensor, digest, kept.digest)
-            clobber = _clobber(recorder, kept, memory, tensor, node, current, held=False)
+            clobber = _clobber(context, kept, memory, tensor, node, current, held=False)
             call.later.append(clobbers.Later(other, clobber))
         return
     if same(digest, kept.digest) or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
-    found = _clobber(recorder, kept, memory, tensor, node, current)()
+    found = _clobber(context, kept, memory, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in found.writes):
         return
-    stopped = ClobberError(clobbers.CHANGED) if recorder.strict else None
-    recorder.tell([found], stopped)
+    stopped = ClobberError(clobbers.CHANGED) if context.strict else None
+    context.bus.tell([found], stopped)
     if stopped is not None:
         raise stopped
 
 
 def _clobber(
-    recorder: Recorder,
+    context: Context,
     kept: Kept,
     memory: Reread,
     tensor: torch.Tensor,
@@ -253,7 +249,7 @@ def _clobber(
 ) -> Callable[[], Clobber]:
     """What makes the clobber. Where it is not to be `held`, nothing of what was saved is."""
     shown = (lambda: tensor) if held else clobbers.weak(tensor)
-    backward, when, is_compared = recorder.reading(), kept.moment, kept.digest is not None
+    backward, when, is_compared = reading(), kept.moment, kept.digest is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
     unnamed = clobbers.unnamed(tensor)
     is_output, place = graph.output_of(node, field) is not None, site_of(kept.place)
@@ -262,7 +258,7 @@ def _clobber(
         still = shown()
         known = unnamed if still is None else clobbers.tensor_of(still, memory.alias)
         save = Save(name, field, known, memory.version, place, is_output, unchecked="hooks")
-        writes = write_history.writes_to(memory, write_history.since(recorder.memory, when), known, current)
+        writes = write_history.writes_to(memory, write_history.since(context.memory, when), known, current)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes
         return Clobber(save, writes, Read(name, site_of(backward.place), clobbers.call_of(backward)), current)

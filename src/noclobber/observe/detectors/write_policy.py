@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from noclobber.model.error import ClobberError
+from noclobber.observe.core import save_hooks
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint
 from noclobber.observe.core.records import Record
 from noclobber.observe.core.save_hooks import Handle, OfView, Suspect, is_result
@@ -16,14 +17,11 @@ from noclobber.observe.describe import clobbers, refusals
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import private
 
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
-
 MOST_WRITES = 16
 """Writes kept for one save, the first and the last ones."""
 
 
-def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> Callable[[], object] | None:
+def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> Callable[[], object] | None:
     """Note a write with the saves that it met; what it returns is to be called after the write.
 
     Raises ClobberError where writes are to be stopped.
@@ -35,14 +33,14 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
     # write to a view at once, and asking that for its node may raise something else.
     producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
     for handle in handles if producer is not None else ():
-        if handle() is tensor and not recorder.core.guarded(partial(is_result, handle, producer)):
+        if handle() is tensor and not context.core.guarded(partial(is_result, handle, producer)):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
             handle.version.refuses = refusals.DETACHED
-    preserving = recorder.thread.preserving
+    preserving = context.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
-    note_base(handles, tensor)
+    save_hooks.note_base(handles, tensor)
     of_function = not torch.is_grad_enabled() and private.is_view_of_function(tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
@@ -59,28 +57,13 @@ def meet(recorder: Recorder, handles: list[Handle], tensor: torch.Tensor, noted:
             written.append(entry)
         else:
             written[-1] = entry
-    if recorder.keeping:
-        copy_before_write.keep(recorder, handles, noted)
-    elif recorder.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
-        _stop(recorder, handles, noted)
+    if context.keeping:
+        copy_before_write.keep(context, handles, noted)
+    elif context.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
+        _stop(context, handles, noted)
     if tensor.requires_grad or not torch.is_grad_enabled():
         return None
-    return recorder.core.entry(_entering(handles, tensor))
-
-
-def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
-    """A tensor is about to be overwritten, or given other memory. Where it is not in the graph, note it with saves of
-    views that are gone: once it is, autograd makes these nodes of their own."""
-    if tensor.requires_grad:
-        return
-    base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
-    for handle in handles:
-        if type(handle) is not Handle and handle() is None:
-            marked = handle.version
-            if not isinstance(marked, Suspect):
-                marked = handle.version = Suspect(marked)
-            if marked.base is None or marked.base() is None:
-                marked.base = private.Weak(base)
+    return context.core.entry(_entering(handles, tensor))
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:
@@ -105,10 +88,10 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
     return written
 
 
-def _stop(recorder: Recorder, handles: list[Handle], noted: Record) -> None:
+def _stop(context: Context, handles: list[Handle], noted: Record) -> None:
     found = [clobber for handle in handles if (clobber := clobbers.clobber_to_come(handle, noted)).writes[0].overlaps]
     if found:
         error = ClobberError(clobbers.STOPPED)
         refusals.remember(error, found[0])
-        recorder.tell(found, error)
+        context.bus.tell(found, error)
         raise error

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from noclobber.model.events import Handed, Tensor, Via, Write
 from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, place_of, site_of
@@ -23,9 +24,6 @@ from noclobber.observe.foreign_memory import exports, forked_children, line_trac
 from noclobber.observe.foreign_memory.byte_monitor import Vigil
 from noclobber.observe.foreign_memory.exports import Handout
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
 
 MOST_STORAGES = 4096
 """Storages whose handouts are remembered, the latest ones."""
@@ -37,8 +35,8 @@ HAS_TRACER = "the lines of foreign writes, as the program has a tracer of its ow
 class Aliases:
     """What is handed out, by the key of its storage, which means something only while that storage lives."""
 
-    def __init__(self, recorder: Recorder, way: Way) -> None:
-        self._recorder, self._way = recorder, way
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self._way = context, way
         self.handed: dict[int, list[Handout]] = {}
         self.vigil = Vigil(self.is_out)
         self.lines = line_tracer.Lines(self._passed, self._failed)
@@ -61,7 +59,7 @@ class Aliases:
             self.handed.pop(next(iter(list(self.handed))), None)
         self.handed[key] = [*kept, Handout(by, place_of(frame), storage, held)]
         if held():
-            for handle in self._recorder.live.at(key):
+            for handle in self._context.live.at(key):
                 self._watch(handle, key, frame, fresh=False)
 
     def saved(self, handle: Handle) -> None:
@@ -122,8 +120,8 @@ class Aliases:
         if not self.vigil.watch(handle, key, place_of(frame), fresh=fresh) or self.lines.start(frame):
             return
         self.vigil.drop(handle)
-        if HAS_TRACER not in self._recorder.unseen:
-            self._recorder.not_seen(HAS_TRACER)
+        if HAS_TRACER not in self._context.bus.unseen:
+            self._context.bus.not_seen(HAS_TRACER)
 
     def _passed(self, place: Place) -> None:
         if not self.vigil.passed(place):
@@ -142,24 +140,24 @@ class Aliases:
             self.handed.pop(key, None)
 
 
-def arm(recorder: Recorder, way: Way) -> None:
+def arm(context: Context, way: Way) -> None:
     """Watch over what is handed out until the recorder disarms, where contents are watched."""
-    if recorder.contents is None:
+    if context.contents is None:
         return
-    aliases = Aliases(recorder, way)
+    aliases = Aliases(context, way)
     aliases.handouts.put()
     interpose.around_threads(way, aliases.entered, lambda: None)
     if sys.version_info < (3, 12):
         # There a thread is followed only from within, and one that runs already must come by here.
         interpose.around_waiting(way, aliases.entered)
     way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
-    way.at_end(lambda: _disarm(recorder, aliases))
+    way.at_end(lambda: _disarm(context, aliases))
     forked_children.arm(aliases, way)
-    recorder.memory.aliases = aliases
+    context.memory.aliases = aliases
 
 
-def _disarm(recorder: Recorder, aliases: Aliases) -> None:
-    recorder.memory.aliases = None
+def _disarm(context: Context, aliases: Aliases) -> None:
+    context.memory.aliases = None
     aliases.disarm()
 
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
+from noclobber.model.kept import Kept
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.fingerprints import fingerprint, same
 from noclobber.observe.core.records import Record, geometry
 from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim
+from noclobber.observe.core.sites import site_of
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.core.write_log import Look
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import graph, private
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
+from noclobber.observe.torch_api import private
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors with the copies of their bytes."""
 
 
-def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies | None = None) -> None:
+def keep(context: Context, handles: list[Handle], noted: Record, known: Copies | None = None) -> None:
     """A write is about to happen: copy what it changes of these saves, unless that was done before; tell of each copy.
 
     Saves whose bytes lie within those of another share its copy, and a copy dies with the saves that it stands in for.
@@ -43,7 +41,7 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
         if isinstance(handle, Needed) and _is_unread(handle, noted):
             continue
         off = noted.written.only_moves or not clobbers.touch(noted.geometry, geometry(alias))
-        if off or handle in recorder.put_off:
+        if off or handle in context.put_off:
             suspect.spared = True
             continue
         with private.aside():
@@ -55,13 +53,18 @@ def keep(recorder: Recorder, handles: list[Handle], noted: Record, known: Copies
             if kept is None:
                 kept = _copy(alias)
                 copies.append((alias, kept))
-                recorder.kept(noted, handle, private.storage(kept).nbytes())
+                _tell(context, noted, handle, private.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
                 handle.digest = fingerprint(kept)  # which is of bytes in their order
         # Nothing of the save needs the old memory now, which is to go when the program lets it go.
         suspect.kept = handle.alias = kept
         handle.shown = None
-        recorder.live.unsorted.append(ref(handle))
+        context.live.unsorted.append(ref(handle))
+
+
+def _tell(context: Context, noted: Record, handle: Handle, size: int) -> None:
+    again = isinstance(handle, Needed)
+    context.bus.keep(Kept(site_of(noted.place), noted.written.op, site_of(handle.place), size, 1, again))
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -118,40 +121,6 @@ def following_moves(live: LiveSaves[Handle]) -> Look:
         moved = moves[op]
 
     return look
-
-
-def log_may_rest(recorder: Recorder, outputs: Iterable[Any], create_graph: bool) -> bool:
-    """Whether a backward from these outputs that runs no Python may go unlogged, as it writes into no save.
-
-    Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
-    else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
-    accumulate_grad.h; tests/observe/test_preserve_gradients.py). Where no bytes are to be kept, that one is told
-    afterwards. DDP's own hooks write into its buckets (tests/observe/test_preserve_ddp.py).
-    """
-    if not recorder.careful:
-        return True
-    if recorder.careful != recorder.keeping or create_graph or _in_process_group():
-        return False
-    live = recorder.live
-    for gradient in _gradients_of(outputs):
-        key = private.storage_key(gradient)
-        if key is not None and live.at(key):
-            return False
-    return True
-
-
-def _in_process_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """What is there already of the gradients that a backward from these outputs may add to."""
-    outputs = list(outputs)
-    leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
-    for node in graph.walk(graph.roots_of(outputs)):
-        if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
-            leaves.append(leaf)
-    return (leaf.grad for leaf in leaves if leaf.grad is not None)
 
 
 def _is_unread(needed: Needed, noted: Record) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noclobber.model.error import ClobberError
 from noclobber.model.report import Lost
-from noclobber.observe.core.backward_calls import listening
-
-if TYPE_CHECKING:
-    from noclobber.observe.recorder import Recorder
+from noclobber.observe.core import threads
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.engine import listening
 
 
 class _Silent:
@@ -41,33 +40,23 @@ class _Silent:
         self.lost = self.lost or lost
 
 
-_subscription: list[Callable[[Any], Any]] = []
-"""How to subscribe a listener and to end that: known once subscription.py, which needs all else, is imported."""
-
-
-def subscribed_by(subscribe: Callable[[Any], Any], unsubscribe: Callable[[Any], Any]) -> None:
-    """Say how a listener comes and goes."""
-    _subscription[:] = [subscribe, unsubscribe]
-
-
 @contextmanager
-def preserving(recorder: Recorder) -> Iterator[None]:
+def preserving(context: Context) -> Iterator[None]:
     """See and preserve in this thread; nothing where that is done anyway. Raises ClobberError where noclobber fails."""
-    entered = recorder.thread.watched
-    if recorder.keeping and entered:
-        with listening(recorder):
+    entered = context.thread.watched
+    if context.keeping and entered:
+        with listening(context):
             yield
         return
-    subscribe, unsubscribe = _subscription
-    silent = _Silent(contents=recorder.contents is not None or not recorder.watching)
-    subscribe(silent)
-    recorder.enter()
+    silent = _Silent(contents=context.contents is not None or not context.watching)
+    context.subscribe(silent)
+    threads.enter(context)
     try:
-        with listening(recorder):
+        with listening(context):
             yield
     finally:
         if not entered:
-            recorder.leave()
-        unsubscribe(silent)
+            threads.leave(context)
+        context.unsubscribe(silent)
     if silent.lost is not None:
         raise ClobberError(f"noclobber failed to keep what a checkpointed region needs: {silent.lost.why}")

@@ -1,0 +1,104 @@
+"""Hooks on a view that a write replaced: they went with the old view, and are not run for the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from noclobber.model.events import Tensor
+from noclobber.model.silent import LostHook
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context, Look
+from noclobber.observe.core.records import Backward, Record, record
+from noclobber.observe.core.sites import Place, caller, place_of, site_of
+from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.describe import clobbers
+from noclobber.observe.describe.clobbers import read_of, write_of
+from noclobber.observe.torch_api import graph, private
+
+_MOST = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Hooked:
+    """A view on which a hook was registered; `node` is its node then, `behind` the one that its gradient goes on to."""
+
+    tensor: Tensor
+    place: Place | None
+    key: int
+    storage: Any
+    """Tells whether the memory that `key` means is still there."""
+    node: int
+    behind: int
+    write: Record | None = None
+
+
+def arm(context: Context, way: Way) -> None:
+    """See the hooks that are registered on tensors."""
+    register: Callable[..., Any] = vars(torch.Tensor)["register_hook"]
+    hooks = context.state(HookedViews)
+    hooks.arm(way)
+
+    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        handle = register(self, hook)
+        way.guarded(lambda: hooks.registered(self, caller(2)))
+        return handle
+
+    register_hook.__doc__ = register.__doc__
+    way.patches.put(torch.Tensor, "register_hook", register_hook)
+
+
+class HookedViews:
+    """The views that have hooks, in one process."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._hooked: list[_Hooked] = []
+        self._looking: Look = self._look
+
+    def arm(self, way: Way) -> None:
+        """Begin."""
+        self._looking = way.entry(self._look)
+        self._context.calls.watch(way, self._backward_begins)
+
+    def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
+        """A hook was registered on a tensor, for which PyTorch has just looked at its node."""
+        key = private.storage_key(tensor)
+        if key is None or not tensor._is_view() or tensor.grad_fn is None or not tensor.grad_fn.next_functions:
+            return
+        behind = tensor.grad_fn.next_functions[0][0]
+        if behind is not None and len(self._hooked) < _MOST:
+            about, number = clobbers.unnamed(tensor), tensor.grad_fn._sequence_nr()
+            if not self._hooked:
+                self._context.attend(self._looking)
+            storage = private.storage_ref(tensor)
+            self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
+
+    def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        context = self._context
+        for hooked in self._hooked:
+            if hooked.key == key and hooked.write is None and not hooked.storage.expired():
+                hooked.write = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
+
+    def _backward_begins(self, backward: Backward) -> None:
+        """Tell of hooks that this backward would have run."""
+        if not self._hooked:
+            return
+        numbers = {node._sequence_nr() for node in graph.walk(graph.roots_of(backward.outputs))}
+        left = []
+        for hooked in self._hooked:
+            if hooked.behind not in numbers:
+                left.append(hooked)
+            elif hooked.write is not None and hooked.node not in numbers:
+                self._context.bus.notice(
+                    LostHook(
+                        hooked.tensor, site_of(hooked.place), write_of(hooked.write, hooked.tensor), read_of(backward)
+                    )
+                )
+        self._hooked = left
+        if not left:
+            self._context.ignore(self._looking)

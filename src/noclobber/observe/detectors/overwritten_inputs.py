@@ -1,0 +1,68 @@
+"""A gradient is asked for with regard to a tensor that an activation overwrote: it is that of the new value."""
+
+from __future__ import annotations
+
+import dis
+from types import CodeType
+
+import torch
+
+from noclobber.model.silent import Overwritten
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.records import Backward
+from noclobber.observe.core.sites import Place
+from noclobber.observe.describe import clobbers
+from noclobber.observe.describe.clobbers import read_of, write_of
+from noclobber.observe.torch_api import private
+
+_ACTIVATIONS = frozenset(
+    f"aten::{name}_"
+    for name in """
+    relu relu6 leaky_relu elu celu selu silu mish hardtanh hardswish hardsigmoid threshold rrelu rrelu_with_noise
+    dropout feature_dropout alpha_dropout feature_alpha_dropout
+    """.split()  # noqa: SIM905
+)
+"""What `inplace=True` of torch.nn stands for: the caller goes on with the result, and may keep the input's name."""
+
+
+def arm(context: Context, way: Way) -> None:
+    """Look at what gradients are asked for."""
+
+    def begin(backward: Backward) -> None:
+        for tensor in backward.inputs if backward.call == "grad" else ():
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                _tell_of_input(context, tensor, backward)
+
+    context.calls.watch(way, begin)
+
+
+def _tell_of_input(context: Context, tensor: torch.Tensor, backward: Backward) -> None:
+    node, key = tensor.grad_fn, private.storage_key(tensor)
+    if node is None or key is None:
+        return
+    number = node._sequence_nr()
+    for noted in reversed(context.memory.recent):
+        if noted.node == number and noted.key == key:
+            if noted.written.op in _ACTIVATIONS and not _binds_result(noted.place):
+                about = clobbers.tensor_of(tensor, key)
+                context.bus.notice(Overwritten(about, write_of(noted, about), read_of(backward)))
+            return
+
+
+def _binds_result(place: Place | None) -> bool:
+    """Whether the user's call that led to a write binds or returns its result: then the result is what is meant."""
+    if place is None:
+        return True
+    code, called = place[0], place[1]
+    following = [one.opname for one in _instructions(code) if one.offset > called][:3]
+    for name in following:
+        if name.startswith(("STORE_", "RETURN_")):
+            return True
+        if not name.startswith("LOAD_"):
+            return False
+    return False
+
+
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "NOP", "EXTENDED_ARG")]
