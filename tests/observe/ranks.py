@@ -186,7 +186,7 @@ def attempt(program, rank):
 def held():
     """How many saves are alive."""
     CONTEXT.live.sort()
-    return sum(len(CONTEXT.live.at(storage)) for storage in list(RECORDER.live.by_storage))
+    return sum(len(CONTEXT.live.at(storage)) for storage in list(CONTEXT.live.by_storage))
 
 
 def watched(program, rank, on_write="record"):

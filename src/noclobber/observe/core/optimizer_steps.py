@@ -11,9 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import Place, caller, site_of
+from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
 

@@ -152,7 +152,7 @@ def arm(context: Context, way: Way) -> None:
         interpose.around_waiting(way, aliases.entered)
     way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
     way.at_end(lambda: _disarm(context, aliases))
-    forked_children.arm(aliases, way)
+    forked_children.arm(aliases.processes, aliases.rest, way)
     context.memory.aliases = aliases
 
 

@@ -7,8 +7,9 @@ import os
 import struct
 import sys
 import tempfile
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -22,9 +23,6 @@ from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from noclobber.observe.foreign_memory.exported_saves import Aliases
 
 MOST_WORDS = 4096
 """Words that one process leaves; the same line that writes the same bytes again says nothing new."""
@@ -104,13 +102,13 @@ def is_shared(tensor: torch.Tensor) -> bool:
         return False
 
 
-_armed: list[tuple[Aliases, Way]] = []
+_armed: list[tuple[Processes, Callable[[], None], Way]] = []
 """The one that is armed in this process, if any."""
 
 
-def arm(aliases: Aliases, way: Way) -> None:
-    """Be there when this process forks."""
-    _armed[:] = [(aliases, way)]
+def arm(processes: Processes, rest: Callable[[], None], way: Way) -> None:
+    """Be there when this process forks; `rest` ends what a child is not to go on with."""
+    _armed[:] = [(processes, rest, way)]
     way.at_end(_armed.clear)
     if hasattr(os, "register_at_fork"):
         _register()
@@ -123,39 +121,39 @@ def _register() -> None:
 
 
 def _before_fork() -> None:
-    for aliases, way in _armed:
-        way.guarded(aliases.processes.open)
+    for processes, _, way in _armed:
+        way.guarded(processes.open)
 
 
 def _in_child() -> None:
     """The saves of a child are copies that nobody asks about; what it writes to shared memory, the parent may ask."""
-    for aliases, way in _armed:
-        way.guarded(lambda aliases=aliases, way=way: _watch_child(aliases, way))  # type: ignore[misc]
+    for processes, rest, way in _armed:
+        way.guarded(partial(_watch_child, processes, rest, way))
 
 
-def _watch_child(aliases: Aliases, way: Way) -> None:
+def _watch_child(processes: Processes, rest: Callable[[], None], way: Way) -> None:
     sink = write_kernels.sink()
-    aliases.rest()
+    rest()
     if sink is not None:
-        write_kernels.connect(sink._replace(before=_telling(aliases, way, sink.before)))
-        private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(aliases)))
+        write_kernels.connect(sink._replace(before=_telling(processes, way, sink.before)))
+        private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
 
 
-def _telling(aliases: Aliases, way: Way, before: Any) -> Any:
+def _telling(processes: Processes, way: Way, before: Any) -> Any:
     def then_tell(written: Written, tensor: torch.Tensor) -> Any:
         after = before(written, tensor)
-        way.guarded(lambda: aliases.processes.tell(written, tensor, place_of(sys._getframe(1))))
+        way.guarded(lambda: processes.tell(written, tensor, place_of(sys._getframe(1))))
         return after
 
     return then_tell
 
 
-def _telling_of_steps(aliases: Aliases) -> Any:
+def _telling_of_steps(processes: Processes) -> Any:
     """The write log rests while PyTorch's own optimizers run."""
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         place, written = place_of(sys._getframe(1)), Written(f"{type(optimizer).__name__}.step", (), False)
         for parameter in optimizer_steps.parameters(optimizer):
-            aliases.processes.tell(written, parameter, place)
+            processes.tell(written, parameter, place)
 
     return before_step
