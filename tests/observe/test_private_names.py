@@ -42,7 +42,7 @@ def names_used():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and chain(node)[:1] == ["torch"]:
                 found.setdefault(".".join(chain(node)[1:]), path.name)
-            elif isinstance(node, ast.Call) and called(node.func) == "private":
+            elif isinstance(node, ast.Call) and called(node.func) == "lookup":
                 found |= {one.value: path.name for one in node.args if isinstance(one, ast.Constant)}
     for name in private._REQUIRED.values():
         found.setdefault(name, "private.py")

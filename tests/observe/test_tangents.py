@@ -82,15 +82,16 @@ OTHER = {
 CHILD = """
 import json, sys
 import torch
-from noclobber.observe import internals, tangents
-internals.require()
-mode = tangents.Tangents(updates=json.loads(sys.argv[1]))
+from noclobber.observe.gradient_trace import forward_mode
+from noclobber.observe.torch_api import private
+private.require()
+mode = forward_mode.Tangents(updates=json.loads(sys.argv[1]))
 mode.begin()
 found = []
 for text in json.loads(sys.stdin.read()):
     names = {}
     exec(text, names)
-    found.append((tangents.along_roots([names["loss"]], [None]), mode.rewritten, mode.given, mode.custom))
+    found.append((forward_mode.along_roots([names["loss"]], [None]), mode.rewritten, mode.given, mode.custom))
 print(json.dumps(found))
 """
 
