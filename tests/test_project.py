@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "noclobber"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES = 420
 
 
 def place(module: Path) -> str:
@@ -58,11 +57,9 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     }  # numpy only where the program has it
 
 
-def test_every_file_says_what_it_holds_and_fits_a_reader() -> None:
+def test_every_file_says_what_it_holds() -> None:
     for module in MODULES:
-        text = module.read_text()
-        assert ast.get_docstring(ast.parse(text)), place(module)
-        assert len(text.splitlines()) <= MOST_LINES, place(module)
+        assert ast.get_docstring(ast.parse(module.read_text())), place(module)
 
 
 def test_model_rules_and_render_work_where_torch_is_not_imported() -> None:

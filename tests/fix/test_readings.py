@@ -64,6 +64,59 @@ def test_the_name_of_a_loop_is_not_bound_anew(fixed):
     assert not [line for line in done.words if line.startswith("      +")]
 
 
+ROUTER = """\
+import torch
+from torch import nn
+
+router, head = nn.Linear(4, 4), nn.Linear(4, 1)
+for _ in range(3):
+    x = torch.randn(5, 4)
+    p = router(x).softmax(-1)
+    with torch.no_grad():
+        p.mul_(p > 0.2)
+    head(p * x).pow(2).mean().backward()
+"""
+IN_A_METHOD = """\
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def prune(w):
+    w.mul_(w > 0.2)
+
+
+net = nn.Linear(4, 4)
+for _ in range(3):
+    x = torch.randn(5, 4)
+    w = net(x).softmax(-1)
+    prune(w)
+    (w * x).pow(2).mean().backward()
+"""
+
+
+def test_a_refused_write_that_autograd_does_not_see_is_asked_about_too(fixed):
+    """PyTorch raises for the save. A clone for that would silently keep the write out of the gradient, and a new tensor
+    made under `no_grad` would cut it off."""
+    done, left = fixed(ROUTER, writing=True)
+    assert (done.status, done.diff, left) == (1, "", ROUTER)
+    assert "only you can say what is meant" in "\n".join(done.words)
+    added = [line.removeprefix("      +").strip() for line in done.words if line.startswith("      +")]
+    assert added == ["p = p + (p * (p > 0.2) - p).detach()", "p = p * (p > 0.2)"]
+    assert sum("with torch.no_grad()" in line for line in done.words if line.startswith("      -")) == 2
+    norms = [line for line in done.words if line.startswith("    if the ")]
+    assert len(norms) == 2
+    assert all("`router.weight` 0." in line for line in norms)
+
+
+def test_a_reading_that_computes_something_else_is_not_shown(fixed):
+    """The caller's tensor is written in a function that returns nothing: a new one would be lost."""
+    done, _ = fixed(IN_A_METHOD)
+    assert done.status == 1
+    assert "only you can say what is meant" in "\n".join(done.words)
+    assert not [line for line in done.words if line.startswith("      +")]
+
+
 BUFFERS = """\
 import torch
 from torch import nn

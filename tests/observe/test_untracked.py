@@ -1,5 +1,6 @@
 """Writes that autograd is kept from seeing: told where they make a gradient wrong, and only there."""
 
+import contextlib
 import threading
 import warnings
 
@@ -431,3 +432,25 @@ def test_nothing_of_the_program_is_kept_alive():
         gone = weakref.ref(h.untyped_storage())
         del h
         assert gone() is None
+
+
+OUTSIDE = {
+    "under no_grad": ("y = x.exp()\nwith torch.no_grad():\n    y.mul_(2)", True),
+    "through data": ("y = x.exp()\ny.data.mul_(2)", True),
+    "in the graph": ("y = x.exp()\ny.mul_(2)", False),
+    "of a leaf": ("w = torch.ones(3, requires_grad=True)\ny = x * w\nwith torch.no_grad():\n    w.mul_(2)", False),
+    "of a buffer": ("w = torch.ones(3)\ny = x * w\nwith torch.no_grad():\n    w.mul_(2)", False),
+}
+
+
+@pytest.mark.parametrize(("program", "untracked"), OUTSIDE.values(), ids=OUTSIDE)
+def test_a_write_says_whether_autograd_was_kept_from_seeing_it(program, untracked):
+    """Then nobody but its author knows whether it is to be part of the gradient: no change is shown for it."""
+    names = {"torch": torch, "x": torch.ones(3, requires_grad=True)}
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as seen, contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")
+        exec(program + "\ny.sum().backward()", names)
+    (finding,) = (one for one in seen.findings if one.code in ("NC101", "NC201"))
+    assert [one["untracked"] for one in finding.writes] == [untracked]
+    if untracked:
+        assert not any(one.edits for one in finding.suggestions)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from noclobber.fix.candidate import OF_INTENT
+from noclobber.fix.candidate import is_of_intent
 from noclobber.fix.patch import Patch
 from noclobber.fix.source import Misfit, Source
 from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
@@ -86,7 +86,7 @@ def _has_candidate(finding: Finding) -> bool:
     """Whether there is a change that fits the files."""
     from noclobber.fix.candidates import candidates, readings
 
-    found = readings if finding.code in OF_INTENT else candidates
+    found = readings if is_of_intent(finding) else candidates
     for one in found(finding, _text):
         with suppress(OSError, Misfit):
             _patch(one.edits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noclobber.model.finding import Edit
+from noclobber.model.finding import Edit, Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +20,10 @@ class Candidate:
     cost: int = 0
 
 
-OF_INTENT = ("NC208",)
-"""Findings that are a question to whoever wrote the program: no run can tell what is meant."""
+_UNTRACKED = "NC208"
+
+
+def is_of_intent(finding: Finding) -> bool:
+    """Whether a finding is a question to whoever wrote the program: no run can tell what a write outside of autograd to
+    a tensor in the graph is to do to its gradient, also where it clobbers a save besides."""
+    return finding.code == _UNTRACKED or any(one.get("untracked") for one in finding.writes)

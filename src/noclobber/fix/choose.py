@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.candidate import OF_INTENT, Candidate
+from noclobber.fix.candidate import Candidate, is_of_intent
 from noclobber.fix.candidates import candidates
 from noclobber.fix.launch import Trial
 from noclobber.fix.patch import Patch, line_before
@@ -139,7 +139,7 @@ class Mender:
     def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
         """Mend one finding; None where nothing that is tried is proven."""
         done = self._done
-        if finding.code in OF_INTENT:
+        if is_of_intent(finding):
             self._tell("asking what is meant: each reading is run")
             done.asked.append((self._as_before(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))

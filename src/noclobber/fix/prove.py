@@ -130,6 +130,10 @@ class Prover:
                 return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
         if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
+        for reference in self.references.known():
+            if left := comparison.lost_leaf(reference.events, found):
+                why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
+                return Verdict(False, why=why, differs=True, result=result)
         return self._by_loss(_events(self.search), found, result, "the same", codes)
 
     def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:

@@ -6,13 +6,15 @@ No run can tell which is meant, and so none is proven, chosen or written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from noclobber.fix import candidates
+from noclobber.fix.candidates.untracked import PASSING
 from noclobber.fix.patch import Patch
 from noclobber.fix.prove import Prover, is_there
 from noclobber.fix.source import Misfit
 from noclobber.model.finding import Finding
-from noclobber.observe.gradient_trace import evidence
+from noclobber.observe.gradient_trace import comparison, evidence
 
 _LEAVES = 3
 """Leaves whose gradients are shown."""
@@ -37,11 +39,25 @@ def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
         except (Misfit, OSError):
             continue
     found = [Reading("as it is", _gradients(prover.start(before, "bare").result().evidence))]
+    preserved = prover.references.get("full").events
     for title, patch, trial in tried:
         result = trial.result()
-        if result.went_through and not any(is_there(finding, one, before, patch) for one in result.findings):
+        if not result.went_through or any(is_there(finding, one, before, patch) for one in result.findings):
+            continue
+        if _keeps_what_it_says(evidence.read(result.evidence), preserved, passing=title == PASSING):
             found.append(Reading(title, _gradients(result.evidence), patch))
     return found
+
+
+def _keeps_what_it_says(events: list[dict[str, Any]], preserved: list[dict[str, Any]], *, passing: bool) -> bool:
+    """Whether a change computes the same loss, and leaves no leaf without a gradient that has one where the write is
+    not seen. Where the gradient is to pass, it is the one that it is there."""
+    right, loss = comparison.first_loss(preserved), comparison.first_loss(events)
+    if right is None or loss is None:
+        return True
+    if not comparison.same_loss(right, loss) or comparison.lost_leaf(preserved, events):
+        return False
+    return not (passing and comparison.compare(preserved[:1], events[:1]).difference)
 
 
 def _gradients(path: str) -> str:

@@ -82,6 +82,8 @@ class Write:
     handed: Handed | None = None
     in_forward: bool = True
     """False where the write ran while a backward was under way (a hook, a custom Function's backward, accumulation)."""
+    untracked: bool = False
+    """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,10 @@ def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def sound(finding: Finding) -> Sound | None:
-    """The first rewrite that fits a finding."""
+    """The first rewrite that fits a finding; none where autograd was kept from seeing the write of a tensor in the
+    graph: whether that is to be part of the gradient only its author knows."""
+    if any(one.get("untracked") for one in finding.writes):
+        return None
     return next((one for rewrite in REWRITES if (one := rewrite(finding)) is not None), None)
 
 

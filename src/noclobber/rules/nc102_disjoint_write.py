@@ -68,5 +68,5 @@ def find(event: Event) -> Finding | None:
         writes,
         notes=[note],
         suggestions=[stack, clone] if in_loop(writes[0].site) else [clone],
-        verb=f"writes beside {spelled(event.save.tensor, writes[0].site, 'it') if name else 'it'}",
+        verb=f"writes elsewhere in {spelled(event.save.tensor, writes[0].site, 'it')}" if name else "writes beside it",
     )

@@ -195,10 +195,12 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     if write.tensor.kind == "parameter":
         return cures(about)
     # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
-    copy = f"`{write.tensor.name}.clone()`" if write.tensor.name else "a `.clone()`"
     return (
-        Suggestion(f"pass the region a copy of its own: {copy} as an argument of `checkpoint`"),
-        Suggestion("or make this change after the last backward that runs the region again"),
+        Suggestion(
+            "make this change after the last backward that runs the region again; one that the region makes itself is "
+            "made twice, as it is run again"
+        ),
+        Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
     )
 
 

@@ -76,7 +76,11 @@ def find(event: Event) -> Finding | None:
         if cut
         else f"{what} is changed {_WHERE[event.how]}: the gradient is as if that had not happened"
     )
-    verb = f"cuts {source} off its graph" if cut else f"changes {name_in_words(event.tensor, 'it')}"
+    verb = (
+        f"cuts {source} off its graph"
+        if cut
+        else f"changes {name_in_words(event.tensor) if event.tensor.name else 'it'}"
+    )
     labels = [
         *write_label(write, verb=verb),
         *read_label(event.read, after=write.site, verb="goes through it"),

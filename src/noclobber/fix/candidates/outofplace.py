@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -178,23 +178,33 @@ def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from _below(child)
 
 
+_GUARDS = ("no_grad", "inference_mode")
+"""Blocks in which autograd records nothing."""
+
+
 def guarded_out_of_place(write: Written) -> Iterator[Candidate]:
     """A write under `with torch.no_grad():`, moved out of that block and out of place, so that autograd sees it."""
-    file = write.file
-    block = file.around(write.statement, cst.With)
     edits = rebound(write)
-    if block is None or not edits or not isinstance(block.body, cst.IndentedBlock):
-        return
-    guards = [called(one.item) for one in block.items]
-    if guards != ["no_grad"]:
-        return
+    moved = out_of_guard(write, edits)
+    if edits and moved is not None and moved != tuple(edits):
+        yield Candidate("let autograd see it: " + TITLE, moved, 1 if len(moved) == 1 else 2)
+
+
+def out_of_guard(write: Written, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
+    """Edits of a write, which also take it out of the block under `no_grad` that it stands in, where it does; None
+    where that cannot be done."""
+    file = write.file
+    block = next((one for one in file.ancestors(write.statement) if isinstance(one, cst.With) and _guards(one)), None)
+    if block is None:
+        return tuple(edits)
+    if len(block.items) > 1 or not isinstance(block.body, cst.IndentedBlock):
+        return None
     outer, inner = file.indent(block), file.indent(block.body.body[0])
     if outer is None or inner is None:
-        return
+        return None
     first, last = file.span(block.body.body[0]), file.span(block.body)
     if len(edits) == 1 and len(block.body.body) == 1 and edits[0].span == file.span(write.statement):
-        yield Candidate("let autograd see it: " + TITLE, (Edit(file.span(block), edits[0].replacement),), 1)
-        return
+        return (Edit(file.span(block), edits[0].replacement),)
     begin, end = file.span(block), last
     shifts = []
     for number in range(first.line + 1, end.end_line + 1):
@@ -202,7 +212,11 @@ def guarded_out_of_place(write: Written) -> Iterator[Candidate]:
         if text.startswith(inner):
             shifts.append(Edit(Span(file.path, number, 1, number, len(inner) - len(outer) + 1), ""))
     header = Edit(Span(file.path, begin.line, begin.column, first.line, first.column), "")
-    yield Candidate("let autograd see it: " + TITLE, (header, *edits, *shifts), 2)
+    return (header, *edits, *shifts)
+
+
+def _guards(block: cst.With) -> bool:
+    return any(called(one.item) in _GUARDS or dotted(one.item).rpartition(".")[2] in _GUARDS for one in block.items)
 
 
 def undecorated(write: Written) -> Iterator[Candidate]:

@@ -9,11 +9,14 @@ import libcst as cst
 
 from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates.cloning import before_write
-from noclobber.fix.candidates.outofplace import rebound
+from noclobber.fix.candidates.outofplace import out_of_guard, rebound
 from noclobber.fix.candidates.scene import Scene
 from noclobber.fix.candidates.tree import File, before, called, dotted, in_tuple, replace, walk
 from noclobber.fix.candidates.writing import Written, is_read_again, written
 from noclobber.model.finding import Edit
+
+PASSING = "if the gradient should pass as if nothing had happened"
+"""The meaning by which a write has no part in the gradient."""
 
 
 def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
@@ -66,7 +69,9 @@ def straight_through(write: Written, cost: int = 1) -> Iterator[Candidate]:
         return
     plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
-    yield Candidate("if the gradient should pass as if nothing had happened", (edit,), cost)
+    edits = out_of_guard(write, [edit])
+    if edits is not None:
+        yield Candidate(PASSING, edits, cost)
 
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}

@@ -49,6 +49,8 @@ class Record(NamedTuple):
     """The sequence number of the next autograd node."""
     moment: int
     """When it was made."""
+    untracked: bool = False
+    """Whether autograd is kept from seeing it, though the tensor is in the graph."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +173,13 @@ def _elsewhere() -> tuple[int, int]:
 
 
 def record(
-    written: Written, tensor: torch.Tensor, key: int, place: Place | None, step: Step | None, thread: Counting
+    written: Written,
+    tensor: torch.Tensor,
+    key: int,
+    place: Place | None,
+    step: Step | None,
+    thread: Counting,
+    untracked: bool = False,
 ) -> Record:
     """Note a write that is about to happen in a thread."""
     if thread.entered:
@@ -189,5 +197,6 @@ def record(
         under_way,
         number,
         now,
+        untracked,
     )
     return _new(Record, fields)

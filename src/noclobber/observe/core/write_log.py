@@ -64,7 +64,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
-                noted = record(written, tensor, key, place_of(frame_of(1)), thread.step, thread)
+                place = place_of(frame_of(1))
+                noted = record(written, tensor, key, place, thread.step, thread, after is not None)
                 entered = meet(handles, tensor, noted)
                 if entered is not None:
                     after = entered if after is None else _both(after, entered)
@@ -73,7 +74,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread, after is not None))
         if len(recent) > memory.limit:
             memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
         return after

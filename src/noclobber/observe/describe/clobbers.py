@@ -285,6 +285,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 touches,
                 record.step,
                 in_forward=record.backwards == 0,
+                untracked=record.untracked,
             )
         )
     return tuple(made)

@@ -112,6 +112,18 @@ def derivative(events: list[dict[str, Any]]) -> forward_mode.Along | None:
     return next((event["along"] for event in events if "along" in event), None)
 
 
+def lost_leaf(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    """The name of a leaf that gets a gradient in the first backward call of `right` and none in that of `found`; empty
+    where there is none, or where names do not tell the leaves apart."""
+    calls, others = _calls(right), _calls(found)
+    if not calls or not others:
+        return ""
+    names, got = ([name for *_, name in one[0]["leaves"]] for one in (calls, others))
+    if len(set(names)) < len(names) or len(set(got)) < len(got):
+        return ""
+    return next((name for name in names if name not in got), "")
+
+
 def says_nothing(events: list[dict[str, Any]]) -> bool:
     """Whether all gradients are zero, as are those of much else that a program might compute."""
     calls = _calls(events)

@@ -22,6 +22,17 @@ _ACTIVATIONS = (
 )  # fmt: skip
 
 
+_QUESTION = (
+    Suggestion(
+        "autograd does not see this write: say whether it is part of the function, or the gradient is to pass as if it "
+        "had not happened"
+    ),
+    Suggestion(
+        "for the first, write out of place where autograd records it; for the second, `h = h + (new - h).detach()`"
+    ),
+)
+
+
 def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     """The help that fits, the likeliest first; words alone where no edit is known."""
     write = next(iter(overlapping(clobber)), None)
@@ -29,6 +40,8 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
         return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
     if not write.in_forward:
         return _in_backward(clobber, write)
+    if write.untracked:
+        return _QUESTION
     if write.via == "set_data":
         return (Suggestion("bind the new tensor to its own name, or assign to `.data` after the last backward"),)
     if write.via == "swap":
@@ -132,6 +145,13 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         return (_items(clobber, write, op),)
     if op in _WHOLE:
         return (_whole(clobber, write, op),)
+    if _is_of_loop(write):
+        return (
+            Suggestion(
+                "collect the new tensors in a list, and go on with that: binding a loop's own name anew changes "
+                "nothing outside of the loop"
+            ),
+        )
     instead = f": `{op.rstrip('_')}` instead of `{op}`" if op else ""
     return (Suggestion(f"bind the result to a new name{instead}, or write into a clone"),)
 
@@ -167,6 +187,14 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
 
 def _indexed(write: Write) -> bool:
     return isinstance(target_of(write.site), ast.Subscript) or form(write.site) is Form.ITEM
+
+
+def _is_of_loop(write: Write) -> bool:
+    """Whether what is written is the name that a loop around it binds: `for w, g in zip(weights, gradients):`."""
+    target = target_of(write.site)
+    loops = [one for one in path_to(write.site) if isinstance(one, (ast.For, ast.AsyncFor))]
+    bound = {one.id for loop in loops for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    return isinstance(target, ast.Name) and target.id in bound
 
 
 def _text(write: Write) -> str:

@@ -115,14 +115,16 @@ def _producer(message: StaleMessage) -> str:
     if message.node is None:
         return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
     name, operation = message.node, node_in_words(_stem(message) + "Backward0")
-    words = (
+    row = row_of(_stem(message) + "Backward0")
+    if row is not None and row.kept == ("result",):
+        return (
+            f"`{name}` is what produced the tensor, and most likely what needs it as well: {operation} keeps its own "
+            f"result, so the write came after it: {row.why}"
+        )
+    return (
         f"`{name}` is what produced the tensor as it is now: {operation}; it is often the last operation that wrote "
         "to it, and seldom the one that failed"
     )
-    row = row_of(_stem(message) + "Backward0")
-    if row is not None and row.kept == ("result",):
-        words += f"; {operation} does keep its own result, so the write most likely came after it: {row.why}"
-    return words
 
 
 def _suspicion(message: StaleMessage) -> list[str]:

@@ -66,7 +66,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
                 f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
             ),
             Suggestion(
-                "where nothing is carried, run the forward inside the loop, or every backward before the first step"
+                "where nothing is carried, something was computed before the loop: detach what is meant as a constant "
+                "(old log-probabilities, advantages, targets), and run the forward of the rest inside the loop"
             ),
         )
     if now == "built once":
@@ -78,8 +79,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         )
     return (
         Suggestion(
-            f"run every backward before the steps{_places(clobber, write)}; with `inputs=` its own parameters, a "
-            "backward adds nothing to the gradients that the step uses"
+            f"run every backward before the steps{_places(clobber, write)}; no `zero_grad()` may come between, and "
+            "where both losses reach the same weights, `inputs=` says whose gradients a backward adds to"
         ),
         Suggestion("or run the forward again after the step, so that this backward meets the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),

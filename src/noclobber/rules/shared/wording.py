@@ -208,4 +208,5 @@ def write_record(write: Write) -> dict[str, Any]:
         "optimizer": write.step.optimizer if write.step else None,
         "path": span.path if span else None,
         "line": span.line if span else None,
+        "untracked": write.untracked,
     }
