@@ -207,3 +207,21 @@ def test_a_leaf_given_what_was_made_there_may_be_asked_for_its_gradient():
     with pytest.raises(AttributeError, match="next_functions"):
         torch.autograd.graph.get_gradient_edge(y)
     assert differing(lambda: str(program())) == {}
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_an_input_that_is_saved_again_and_was_given_data_of_inference(contents):
+    """PyTorch refuses to save it once more, in the midst of the backward with `create_graph`."""
+
+    def program():
+        x = torch.ones(3, 4, requires_grad=True)
+        y = torch.cosine_similarity(x, torch.ones(3, 4), -1)
+        with torch.inference_mode():
+            x.data = x.data.clone()
+        try:
+            torch.autograd.grad(y.sum(), [x], create_graph=True)
+        except RuntimeError as error:
+            return str(error)
+
+    assert hear(program, contents)[1] == program()
+    assert "Inference tensors cannot be saved for backward" in program()

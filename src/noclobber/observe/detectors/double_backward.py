@@ -12,7 +12,7 @@ from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, geometry
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, native_saves, private
 
 
 def arm(context: Context, way: Way) -> None:
@@ -49,6 +49,9 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
 
     def pack_again(tensor: torch.Tensor) -> save_hooks.Handle:
         instead = way.guarded(lambda: original(tensor))
+        if instead is not None and instead.is_inference():
+            # It was given memory from inference mode since; PyTorch refuses to save that, which ours has an alias for.
+            native_saves.make(instead)
         return pack(tensor if instead is None else instead)
 
     private.never_compile(pack_again)
