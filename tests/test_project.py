@@ -86,7 +86,7 @@ BREACHES = [
     ("torch", "model/events.py", "\nimport torch\n"),
     ("plain", "rules/__init__.py", "\nimport subprocess\n"),
     ("rules", "rules/nc101_stale_save.py", "\nfrom noclobber.rules import nc104_freed_graph\n"),
-    ("proof", "fix/prove.py", "\nimport torch\n"),
+    ("proof", "fix/proof/verdicts.py", "\nimport torch\n"),
     ("acyclic", "model/source.py", "\nfrom noclobber.model import report\n"),
 ]
 

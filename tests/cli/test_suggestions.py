@@ -80,7 +80,7 @@ def test_libcst_is_imported_only_for_findings(tmp_path: Path, text: str, options
 
 
 def test_a_failure_while_suggesting_leaves_the_report(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": "import sys\nsys.modules['noclobber.fix.patch'] = None\n"})
+    write(tmp_path, {"train.py": "import sys\nsys.modules['noclobber.fix.edits.patch'] = None\n"})
     with (tmp_path / "train.py").open("a") as file:
         write(tmp_path, {"rest.py": BROKEN})
         file.write((tmp_path / "rest.py").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from noclobber.fix.source import Source
+from noclobber.fix.edits.source import Source
 from noclobber.model.finding import Edit, Finding, Label, Role, Suggestion
 from noclobber.model.source import Span
 

@@ -6,7 +6,7 @@ from textwrap import dedent
 from typing import Any
 
 from noclobber.fix.candidates import candidates
-from noclobber.fix.source import Source
+from noclobber.fix.edits.source import Source
 from noclobber.model.finding import Finding, Label, Role
 from noclobber.model.source import Span
 

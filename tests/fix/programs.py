@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-from noclobber.fix.patch import Patch
+from noclobber.fix.edits.patch import Patch
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from noclobber.fix import advice
 from noclobber.fix.advice import advised
 from noclobber.fix.candidates import candidates
-from noclobber.fix.patch import Patch
-from noclobber.fix.source import Misfit
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.edits.source import Misfit
 from noclobber.model.finding import Applicability, Edit, Finding, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Span

@@ -6,15 +6,16 @@ import json
 import subprocess
 import sys
 
-from noclobber.fix.launch import Launcher
-from noclobber.fix.order import Order
+from noclobber.fix.proof.job import Order
+from noclobber.fix.proof.launcher import Launcher
 
 MEASURE = """
 import json, sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 import noclobber
-from noclobber.observe import evidence, graph
+from noclobber.observe.gradient_trace import evidence
+from noclobber.observe.torch_api import graph
 
 class Enough(Exception):
     pass

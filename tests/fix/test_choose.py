@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.fix import choose
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.choose import LAST_RESORT, Mender, Mending
-from noclobber.fix.order import Ended, Result
-from noclobber.fix.patch import Patch
-from noclobber.fix.prove import Verdict
+from noclobber.fix.edits.candidate import Candidate
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof import search
+from noclobber.fix.proof.job import Ended, Result
+from noclobber.fix.proof.search import LAST_RESORT, Mender, Mending
+from noclobber.fix.proof.verdicts import Verdict
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
@@ -64,7 +64,7 @@ def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
     def run(texts: dict[str, int], shown: Callable[[str, Path], Verdict]) -> tuple[str, Mending, Told]:
         one = [Candidate(text, (Edit(Span(str(path), 1, 5, 1, 6), text),), cost) for text, cost in texts.items()]
-        monkeypatch.setattr(choose, "candidates", lambda *_: one)
+        monkeypatch.setattr(search, "candidates", lambda *_: one)
         told = Told(result(finding(path, "h")), lambda text: shown(text, path))
         done = Mender(told, lambda _: None).mend()  # type: ignore[arg-type]
         return done.patch.read(str(path)), done, told
@@ -145,7 +145,7 @@ def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_
     path = tmp_path / "program.py"
     path.write_text("x = 0\n")
     one = Candidate("1", (Edit(Span(str(path), 1, 5, 1, 6), "1"),), 1)
-    monkeypatch.setattr(choose, "candidates", lambda *_: [one])
+    monkeypatch.setattr(search, "candidates", lambda *_: [one])
     differs = Verdict(False, why="the loss differs", differs=True, result=result())
     told = Told(result(finding(path, "h")), lambda text: differs)
     told.drift = lambda: "the loss differs"  # type: ignore[method-assign]

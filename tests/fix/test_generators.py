@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from noclobber.fix.launch import Launcher
-from noclobber.fix.order import Order
+from noclobber.fix.proof.job import Order
+from noclobber.fix.proof.launcher import Launcher
 from noclobber.observe.gradient_trace import evidence
 
 DRAWS = {

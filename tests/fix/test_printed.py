@@ -2,8 +2,8 @@
 
 import pytest
 
-from noclobber.fix.order import Ended, Result
-from noclobber.fix.printed import difference
+from noclobber.fix.proof.job import Ended, Result
+from noclobber.fix.proof.printed import difference
 
 
 def ran(text, ended=Ended.WELL):

@@ -5,10 +5,10 @@ import shutil
 import pytest
 import torch
 
-from noclobber.fix.launch import Launcher
-from noclobber.fix.order import Order
-from noclobber.fix.patch import Patch
-from noclobber.fix.prove import Prover
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof.job import Order
+from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.verdicts import Prover
 from noclobber.observe.gradient_trace import evidence
 from tests.fix import programs
 

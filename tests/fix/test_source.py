@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.fix import source as source_module
-from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.source import Misfit, Source, changed_lines, diff, replace_file
+from noclobber.fix.edits import source as source_module
+from noclobber.fix.edits.patch import Patch, line_before
+from noclobber.fix.edits.source import Misfit, Source, changed_lines, diff, replace_file
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 from tests.fix.breaking import are_apart, taken_by_the_letter

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.fix.choose import Mended, Mending
-from noclobber.fix.launch import Launcher
-from noclobber.fix.patch import Patch
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.search import Mended, Mending
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
 from noclobber.model.source import Span
@@ -206,7 +206,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
 def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
-    from noclobber.fix.order import Order
+    from noclobber.fix.proof.job import Order
 
     with Launcher(["program.py"]) as launcher:
         launcher.start(Order("bare", 1, 60))

@@ -1,5 +1,7 @@
 """`tensor.data = other` with another layout: the saved bytes are compared as numbers, wherever and however they lie."""
 
+import threading
+
 import pytest
 import torch
 
@@ -77,3 +79,19 @@ def test_what_create_graph_saves_again_is_read_as_bare_reads_it(make, use):
 
     gradient = hear(program)[1]
     assert torch.equal(gradient, bare(program))
+
+
+def test_an_input_saved_in_another_thread_follows_where_its_tensor_is_given_other_memory():
+    """Each thread numbers its nodes for itself: that of the one which saves is that of the one which made the input."""
+
+    def program():
+        b, made = torch.full((4,), 0.3, requires_grad=True), []
+        for step in (lambda: b * 1.0, lambda: made[0].clamp(-0.5, 0.5)):
+            thread = threading.Thread(target=lambda step=step: made.append(step()))
+            thread.start()
+            thread.join()
+        made[0].data = torch.full_like(made[0], 2.0)
+        made[1].sum().backward()
+        return b.grad.tolist()
+
+    assert hear(program)[1] == program() == [0.0] * 4

@@ -13,9 +13,9 @@ if not sys.flags.safe_path and _ROOT not in sys.path[1:]:
 
 def main() -> None:
     """Carry out the order in a folder, or those in the folders that stdin will name."""
-    from noclobber.fix.order import Order
-    from noclobber.fix.serving import serve
-    from noclobber.fix.trial import Trial
+    from noclobber.fix.proof.fork_server import serve
+    from noclobber.fix.proof.job import Order
+    from noclobber.fix.proof.trial import Trial
 
     folder, *words = sys.argv[1:]
     if folder == "serve":

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from noclobber.fix.candidate import is_of_intent
-from noclobber.fix.patch import Patch
-from noclobber.fix.source import Misfit, Source
+from noclobber.fix.edits.candidate import is_of_intent
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.edits.source import Misfit, Source
 from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from noclobber.fix.launch import Launcher
-from noclobber.fix.order import DYNAMO, Ended, Order, Result
-from noclobber.fix.patch import Patch
-from noclobber.fix.source import Misfit, Source, diff, replace_file
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
+from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
+from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 
 if TYPE_CHECKING:
-    from noclobber.fix.choose import Mended, Mending
+    from noclobber.fix.proof.search import Mended, Mending
 
 
 class CannotFix(Exception):
@@ -49,8 +49,8 @@ def fix(
     with Launcher(words) as launcher:
         tell("looking for in-place writes that break a gradient")
         searching = launcher.start(Order("search", backwards, seconds), fresh=True)
-        from noclobber.fix.choose import Mender  # imports torch, which takes as long as the search
-        from noclobber.fix.prove import Prover
+        from noclobber.fix.proof.search import Mender  # imports torch, which takes as long as the search
+        from noclobber.fix.proof.verdicts import Prover
 
         search = searching.result()
         if (refused := _nothing(search, seconds)) is not None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from noclobber import rewrites
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.kinds import KINDS
-from noclobber.fix.candidates.scene import Scene
+from noclobber.fix.candidates.finding_source import Scene
+from noclobber.fix.candidates.registry import KINDS
 from noclobber.fix.candidates.suggested import suggested
-from noclobber.fix.candidates.untracked import straight_through
-from noclobber.fix.candidates.writing import written
+from noclobber.fix.candidates.untracked_writes import straight_through
+from noclobber.fix.candidates.write_syntax import written
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Finding
 
 MOST = 8

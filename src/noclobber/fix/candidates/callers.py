@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.steps import (
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.step_order import (
     calls_in,
     end_of_update,
     later_step,
@@ -17,8 +16,9 @@ from noclobber.fix.candidates.steps import (
     together,
     whole_lines,
 )
-from noclobber.fix.candidates.tree import File, after, called, dotted, remove, top, walk, with_comment
-from noclobber.fix.candidates.writing import keyword, parameters, unretained, with_argument
+from noclobber.fix.candidates.syntax import File, after, called, dotted, remove, top, walk, with_comment
+from noclobber.fix.candidates.write_syntax import keyword, parameters, unretained, with_argument
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import expression, rebound
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, before, called, dotted, remove, replace, small, walk
-from noclobber.fix.candidates.writing import Written, parameters
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.out_of_place import expression, rebound
+from noclobber.fix.candidates.syntax import File, after, before, called, dotted, remove, replace, small, walk
+from noclobber.fix.candidates.write_syntax import Written, parameters
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.cloning import cloned_argument
-from noclobber.fix.candidates.scene import Place
-from noclobber.fix.candidates.tree import File, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.writing import Written, is_loaded, write_at, writes
+from noclobber.fix.candidates.clones import cloned_argument
+from noclobber.fix.candidates.finding_source import Place
+from noclobber.fix.candidates.syntax import File, before, block, called, dotted, small, walk
+from noclobber.fix.candidates.write_syntax import Written, is_loaded, write_at, writes
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

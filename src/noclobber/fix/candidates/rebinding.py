@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import rebound, untracked
-from noclobber.fix.candidates.tree import block, called, dotted, remove, replace
-from noclobber.fix.candidates.writing import Written, reads
+from noclobber.fix.candidates.out_of_place import rebound, untracked
+from noclobber.fix.candidates.syntax import block, called, dotted, remove, replace
+from noclobber.fix.candidates.write_syntax import Written, reads
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import dropped
-from noclobber.fix.candidates.scene import Scene
+from noclobber.fix.candidates.finding_source import Scene
+from noclobber.fix.candidates.out_of_place import dropped
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 _GUARD = "with torch.no_grad():"

@@ -66,6 +66,11 @@ class Handle(private.Weak[torch.Tensor]):
     applied: Place | None = None
     """Where the Function was called that keeps it on its ctx."""
 
+    follows: bool = False
+    """Whether what is read later is what the tensor holds then, wherever that lies, and not the memory of the save."""
+    connected: Any = None
+    """PyTorch's own save beside it, where bytes are preserved and its place in the graph matters."""
+
     def tensor(self) -> torch.Tensor | None:
         """The tensor that was saved, if it is still there."""
         return self()
@@ -98,6 +103,7 @@ class Needed(Argument):
 
     __slots__ = ("connected", "in_forward", "key", "standing", "unread", "where")
 
+    follows = True
     in_forward: Callable[[], bool]
     key: int
     standing: tuple[bool, Any]
@@ -111,12 +117,14 @@ class Needed(Argument):
 def is_result(handle: Handle, producer: Any) -> bool:
     """Whether the node that made a tensor is what saves it: its own result.
 
-    Where PyTorch made the node of a view anew on the way, the handle has the number of that (torch 2.13;
-    tests/observe/test_swapped.py).
+    Numbers of nodes do not tell: each thread counts its own, and where PyTorch made the node of a view anew on the way,
+    the handle has the number of that (torch 2.13; tests/observe/test_swapped.py, test_assigned.py). They do for what is
+    kept on a ctx, which is no save.
     """
     if isinstance(handle, Argument):
         return False
-    return bool(handle.node == producer._sequence_nr()) or graph.keeps(producer, handle)
+    of_graph = type(handle) in (Handle, OfView)
+    return graph.keeps(producer, handle) or (not of_graph and bool(handle.node == producer._sequence_nr()))
 
 
 class Aside(Handle):

@@ -44,6 +44,7 @@ class Stash(Handle):
 
     __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
     unchecked: Literal["", "hooks", "ctx"] = "ctx"
+    follows = True
 
     ctx: ref[Any]
     identity: int

@@ -12,7 +12,6 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.detectors import untracked_writes
 from noclobber.observe.torch_api import private
 
 _ASSIGNED = Written("data=", (), True)
@@ -63,7 +62,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         handles = [handle for handle in handles if not save_hooks.is_result(handle, producer)]
     reread = key is not None and context.memory.is_reread(key)
     tensors = key is not None and isinstance(value, torch.Tensor)
-    cuts = tensors and (value.requires_grad or untracked_writes.is_computed(tensor))
+    cuts = tensors and (value.requires_grad or _is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
     noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread.step, context.thread)
@@ -73,6 +72,11 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         context.untracked.assigned(noted, tensor, value)
     context.meet(handles, tensor, noted)
     return [] if context.keeping else handles
+
+
+def _is_computed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an output in a graph, and no view: at that the graph must not be looked at."""
+    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
 
 
 def _assigned(context: Context, handles: list[save_hooks.Handle], tensor: torch.Tensor) -> None:

@@ -16,7 +16,6 @@ from noclobber.observe.core.records import record
 from noclobber.observe.core.save_hooks import Aside, Handle, Needed, is_result
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.detectors.ctx_attributes import Stash
 from noclobber.observe.torch_api import private
 
 _SWAPPED = Written("swap_tensors", (), True)
@@ -65,7 +64,7 @@ def _held_by_us(context: Context, tensor: torch.Tensor) -> int:
     """How many saves of PyTorch's own noclobber has made of a tensor, where bytes are preserved."""
     key = private.storage_key(tensor)
     held = context.live.at(key) if key is not None and context.thread.watched else ()
-    connected = (one for one in held if isinstance(one, (Stash, Needed)) and one.connected is not None)
+    connected = (one for one in held if one.follows and one.connected is not None)
     return sum(one.tensor() is tensor for one in connected)
 
 
@@ -77,9 +76,7 @@ def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
     key = private.storage_key(tensor) if context.thread.watched else None
     if key is None:
         return []
-    live: list[Handle] = [
-        one for one in context.live.at(key) if isinstance(one, (Stash, Needed)) and one.tensor() is tensor
-    ]
+    live: list[Handle] = [one for one in context.live.at(key) if one.follows and one.tensor() is tensor]
     noted = record(_SWAPPED, tensor, key, caller(2), context.thread.step, context.thread)
     if context.memory.is_reread(key):
         context.memory.recent.append(noted)

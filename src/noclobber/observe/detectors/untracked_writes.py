@@ -309,11 +309,6 @@ def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Any, Any, int]]:
                 yield node, following, index
 
 
-def is_computed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an output in a graph, and no view: at that the graph must not be looked at."""
-    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
-
-
 def _target(tensor: torch.Tensor) -> _Target | None:
     """What is remembered of a tensor that requires grad; None for a view, whose graph must not be looked at.
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import expression, rebound
-from noclobber.fix.candidates.tree import File, before, called, dotted, remove, replace, walk
-from noclobber.fix.candidates.writing import VIEWS, Written, is_loaded, keyword, parameters, writes
+from noclobber.fix.candidates.out_of_place import expression, rebound
+from noclobber.fix.candidates.syntax import File, before, called, dotted, remove, replace, walk
+from noclobber.fix.candidates.write_syntax import VIEWS, Written, is_loaded, keyword, parameters, writes
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 

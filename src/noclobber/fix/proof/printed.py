@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import zip_longest
 
-from noclobber.fix.order import Ended, Result
+from noclobber.fix.proof.job import Ended, Result
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?!\w)")
 _WITHIN = 1e-3

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from noclobber.fix import printed
-from noclobber.fix.launch import Launcher, Trial
-from noclobber.fix.order import Ended, Mode, Order, Result
-from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.references import ASKED, DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
-from noclobber.fix.source import Misfit
+from noclobber.fix.edits.patch import Patch, line_before
+from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof import printed
+from noclobber.fix.proof.baselines import ASKED, DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
+from noclobber.fix.proof.job import Ended, Mode, Order, Result
+from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence, forward_mode

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.cloning import definition
-from noclobber.fix.candidates.outofplace import out_of_place
-from noclobber.fix.candidates.tree import called, dotted, walk
-from noclobber.fix.candidates.writing import Written, base_of, is_loaded
+from noclobber.fix.candidates.clones import definition
+from noclobber.fix.candidates.out_of_place import out_of_place
+from noclobber.fix.candidates.syntax import called, dotted, walk
+from noclobber.fix.candidates.write_syntax import Written, base_of, is_loaded
+from noclobber.fix.edits.candidate import Candidate
 
 _APART = ("split", "chunk", "unbind", "tensor_split")
 

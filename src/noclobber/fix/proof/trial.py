@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
-from noclobber.fix import generators
-from noclobber.fix.order import DYNAMO, FORWARD, Ended, Order, Result
-from noclobber.fix.served import Served
+from noclobber.fix.proof import generators
+from noclobber.fix.proof.job import DYNAMO, FORWARD, Ended, Order, Result
+from noclobber.fix.proof.source_overlay import Served
 from noclobber.imports import after_import
 from noclobber.session import Session
 

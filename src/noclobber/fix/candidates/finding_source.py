@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from noclobber.fix.candidates.tree import File, parse, small, walk
+from noclobber.fix.candidates.syntax import File, parse, small, walk
 from noclobber.model.finding import Finding, Role
 
 Read = Callable[[str], str]

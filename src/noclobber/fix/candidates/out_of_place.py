@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.tree import File, called, dotted, replace
-from noclobber.fix.candidates.writing import FUNCTIONS, Written, chain, has_twin, is_flagged, keyword, writes
+from noclobber.fix.candidates.syntax import File, called, dotted, replace
+from noclobber.fix.candidates.write_syntax import FUNCTIONS, Written, chain, has_twin, is_flagged, keyword, writes
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

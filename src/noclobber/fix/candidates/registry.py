@@ -7,26 +7,26 @@ from itertools import islice
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
 from noclobber.fix.candidates import (
     callers,
-    cloning,
-    detaching,
+    clones,
+    detached_state,
     flags,
     functions,
     leaves,
-    making,
-    parts,
-    reading,
-    rows,
-    steps,
-    untracked,
+    read_tensors,
+    row_lists,
+    step_order,
+    tensor_creation,
+    untracked_writes,
+    view_writes,
 )
-from noclobber.fix.candidates.outofplace import guarded_out_of_place, out_of_place, rebound, undecorated
+from noclobber.fix.candidates.aliasing import is_seen_here_only, safely
+from noclobber.fix.candidates.finding_source import Scene
+from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_place, rebound, undecorated
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
-from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.seen import is_seen_here_only, safely
-from noclobber.fix.candidates.writing import Written, write_at, writes, written
+from noclobber.fix.candidates.write_syntax import Written, write_at, writes, written
+from noclobber.fix.edits.candidate import Candidate
 
 MOST_DETACHED = 3
 """Values that are tried detached."""
@@ -41,8 +41,8 @@ def stale(scene: Scene) -> Iterator[Candidate]:
         if functions.method_around(write.file, write.statement) == "backward":
             yield from functions.new_gradient(write)
         yield from _calling(scene, write)
-        yield from parts.into_new(write, 3)
-        yield from steps.put_off(scene, write, 1 if is_weight else 4)
+        yield from view_writes.into_new(write, 3)
+        yield from step_order.put_off(scene, write, 1 if is_weight else 4)
         if is_weight:
             continue
         is_part = isinstance(write.target, cst.Subscript)
@@ -50,72 +50,72 @@ def stale(scene: Scene) -> Iterator[Candidate]:
             yield Candidate(one.title, one.edits, 4 if is_part else 1)
         yield from rebound_fill(write)
         if write.call is None or writes(write.call):
-            yield from cloning.before_write(write, scene, 2 if is_part else 3)
-        yield from rows.as_list(write, 2)
+            yield from clones.before_write(write, scene, 2 if is_part else 3)
+        yield from row_lists.as_list(write, 2)
     edits = [edit for write in found for edit in rebound(write)]
     if len(found) > 1 and edits and not is_weight:
         yield Candidate("write out of place", tuple(edits), 2)
-    yield from reading.from_clone(scene, 2)
-    yield from cloning.at_save(scene, 2)
-    yield from untracked.on_copies(scene)
+    yield from read_tensors.from_clone(scene, 2)
+    yield from clones.at_save(scene, 2)
+    yield from untracked_writes.on_copies(scene)
     yield from _in_library(scene)
 
 
 def stepped(scene: Scene) -> Iterator[Candidate]:
     """A step between forward and backward."""
-    if not any(one.node is not None and steps.optimizer(one.statement) for one in scene.places("write")):
+    if not any(one.node is not None and step_order.optimizer(one.statement) for one in scene.places("write")):
         yield from stale(scene)
         return
     if _reads_first(scene):
-        yield from detaching.carried(scene)
+        yield from detached_state.carried(scene)
     else:
-        yield from islice(detaching.handed_over(scene), MOST_DETACHED)
-    yield from steps.reordered(scene)
+        yield from islice(detached_state.handed_over(scene), MOST_DETACHED)
+    yield from step_order.reordered(scene)
     yield from callers.across(scene)
     if not _reads_first(scene):  # a graph that was built before an earlier step is to be built anew, or cut off
-        yield from untracked.on_copies(scene)
+        yield from untracked_writes.on_copies(scene)
 
 
 def drifted(scene: Scene) -> Iterator[Candidate]:
     """A change between the two runs of a checkpointed region. A new tensor under the old name is a change as well."""
-    if any(steps.optimizer(one.statement) for one in scene.places("write")):
+    if any(step_order.optimizer(one.statement) for one in scene.places("write")):
         yield from stepped(scene)
         return
     for write in written(scene):
-        yield from steps.put_off(scene, write)
-        yield from making.closed_over(scene, write)
-    yield from making.given_clones(scene)
-    yield from making.on_own_copies(scene)
+        yield from step_order.put_off(scene, write)
+        yield from tensor_creation.closed_over(scene, write)
+    yield from tensor_creation.given_clones(scene)
+    yield from tensor_creation.on_own_copies(scene)
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:
     """A graph that an earlier backward has freed. One that is kept for a carried state grows with every iteration."""
-    yield from detaching.kept_in_place(scene)
-    yield from detaching.carried(scene)
+    yield from detached_state.kept_in_place(scene)
+    yield from detached_state.carried(scene)
     if "iteration" not in scene.finding.message:
-        yield from detaching.retained(scene, 1)
+        yield from detached_state.retained(scene, 1)
 
 
 def silent(scene: Scene) -> Iterator[Candidate]:
     """A write through an alias with its own version counter."""
     is_weight = scene.kind() in ("parameter", "buffer")
-    hidden = [write for write in written(scene) if untracked.hides(write.target) and not is_weight]
-    seen = [one for write in hidden for one in untracked.tracked(write, scene)]
+    hidden = [write for write in written(scene) if untracked_writes.hides(write.target) and not is_weight]
+    seen = [one for write in hidden for one in untracked_writes.tracked(write, scene)]
     yield from seen or stepped(scene)
 
 
 def foreign(scene: Scene) -> Iterator[Candidate]:
     """Bytes that code outside of torch changes."""
-    yield from making.not_shared(scene)
-    yield from cloning.at_save(scene, 2)
-    yield from untracked.on_copies(scene)
+    yield from tensor_creation.not_shared(scene)
+    yield from clones.at_save(scene, 2)
+    yield from untracked_writes.on_copies(scene)
     if "process" in scene.finding.message:
-        yield from untracked.local_copy(scene)
+        yield from untracked_writes.local_copy(scene)
 
 
 def unsynced(scene: Scene) -> Iterator[Candidate]:
     """A buffer that a module rewrites."""
-    yield from making.unsynced(scene)
+    yield from tensor_creation.unsynced(scene)
     yield from stale(scene)
 
 
@@ -137,7 +137,7 @@ def declared(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         yield from functions.marked_dirty(write, 2)
     for place in scene.places("read"):
-        yield from cloning.arguments(place, 1)
+        yield from clones.arguments(place, 1)
     yield from functions.tangent_in_place(scene)
 
 
@@ -146,9 +146,9 @@ def hidden(scene: Scene) -> Iterator[Candidate]:
     for write in written(scene):
         yield from guarded_out_of_place(write)
         yield from undecorated(write)
-        yield from parts.into_new(write)
-        yield from untracked.functional_call(write)
-        yield from untracked.tracked(write, scene, 2)
+        yield from view_writes.into_new(write)
+        yield from untracked_writes.functional_call(write)
+        yield from untracked_writes.tracked(write, scene, 2)
 
 
 def overwritten(scene: Scene) -> Iterator[Candidate]:
@@ -157,16 +157,16 @@ def overwritten(scene: Scene) -> Iterator[Candidate]:
         yield from out_of_place(write)
         yield from rebound_fill(write)
         yield from _calling(scene, write)
-        yield from cloning.before_write(write, scene)
+        yield from clones.before_write(write, scene)
         yield from functions.hook_later(scene, write)
 
 
 def leaf(scene: Scene) -> Iterator[Candidate]:
     """A write to a leaf or a view of one."""
     for place in scene.places("read"):
-        yield from cloning.arguments(place, 1)
+        yield from clones.arguments(place, 1)
     for write in written(scene):
-        yield from parts.inlined(write)
+        yield from view_writes.inlined(write)
         yield from leaves.guarded(write) if leaves.is_update(write, scene.kind()) else ()
         yield from leaves.cloned_leaf(write)
         yield from safely(write, 3)
@@ -177,54 +177,54 @@ def view(scene: Scene) -> Iterator[Candidate]:
     """A write to a view that may not be written: one of several, made without gradients, or by a Function."""
     for write in written(scene):
         yield from functions.new_gradient(write) if "hook" in scene.finding.message and not write.name else ()
-        yield from parts.by_index(write)
-        yield from parts.one_by_one(write)
-        yield from parts.inlined(write)
-        yield from parts.into_new(write, 2, stacked=scene.finding.code == "NC303")
-        yield from parts.cloned_parts(write, 3)
+        yield from view_writes.by_index(write)
+        yield from view_writes.one_by_one(write)
+        yield from view_writes.inlined(write)
+        yield from view_writes.into_new(write, 2, stacked=scene.finding.code == "NC303")
+        yield from view_writes.cloned_parts(write, 3)
         if scene.finding.code == "NC304":
             yield from leaves.guarded(write) if scene.kind() == "parameter" else ()
             yield from safely(write, 1)
-            yield from making.with_grad(scene, write)
+            yield from tensor_creation.with_grad(scene, write)
         yield from safely(write, 2)
         yield from _calling(scene, write)
         if is_seen_here_only(write):
-            yield from cloning.before_write(write, scene, 4)
+            yield from clones.before_write(write, scene, 4)
 
 
 def inference(scene: Scene) -> Iterator[Candidate]:
     """A tensor made in inference mode."""
     for write in written(scene):
         yield from safely(write, 1)
-    yield from making.no_grad_instead(scene)
-    yield from cloning.at_save(scene, 2)
+    yield from tensor_creation.no_grad_instead(scene)
+    yield from clones.at_save(scene, 2)
 
 
 def fitting(scene: Scene) -> Iterator[Candidate]:
     """A write whose result does not fit the memory that is to hold it."""
     for write in written(scene):
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
-            yield from making.mapped(write)
+            yield from tensor_creation.mapped(write)
         if (
             scene.finding.code == "NC307"
         ):  # what an object keeps is mended where it is made, before all that the rule suggests
-            yield from making.own_bytes(scene, write, -1 if "." in write.name else 2)
+            yield from tensor_creation.own_bytes(scene, write, -1 if "." in write.name else 2)
         yield from local_result(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
-            yield from cloning.before_write(write, scene, 3)
+            yield from clones.before_write(write, scene, 3)
 
 
 def refused(scene: Scene) -> Iterator[Candidate]:
     """Other writes that PyTorch forbids."""
     for write in written(scene):
-        yield from parts.into_new(write)
+        yield from view_writes.into_new(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
             yield from rebound_fill(write)
-            yield from cloning.before_write(write, scene, 4) if scene.place("save") else ()
+            yield from clones.before_write(write, scene, 4) if scene.place("save") else ()
         yield from _calling(scene, write)
-    yield from cloning.at_save(scene, 5)
+    yield from clones.at_save(scene, 5)
 
 
 def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:
@@ -234,7 +234,7 @@ def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:
     places = [one for one in scene.places("write") if one.file is write.file and one.statement is write.statement]
     yield from flags.flags(scene, places)
     for one in places:
-        yield from cloning.arguments(one, 2, scene.name())
+        yield from clones.arguments(one, 2, scene.name())
 
 
 def _in_library(scene: Scene, cost: int = 8) -> Iterator[Candidate]:

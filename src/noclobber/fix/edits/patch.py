@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from noclobber.fix.source import Misfit, Source, changed_lines
+from noclobber.fix.edits.source import Misfit, Source, changed_lines
 from noclobber.model.finding import Edit
 
 

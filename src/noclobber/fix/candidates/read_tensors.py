@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, before, dotted, replace, walk
-from noclobber.fix.candidates.writing import VIEWS, is_stored, written
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.syntax import File, before, dotted, replace, walk
+from noclobber.fix.candidates.write_syntax import VIEWS, is_stored, written
+from noclobber.fix.edits.candidate import Candidate
 
 
 def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.cloning import before_write
-from noclobber.fix.candidates.outofplace import out_of_guard, rebound
-from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import File, before, called, dotted, in_tuple, replace, walk
-from noclobber.fix.candidates.writing import Written, is_read_again, written
+from noclobber.fix.candidates.clones import before_write
+from noclobber.fix.candidates.finding_source import Scene
+from noclobber.fix.candidates.out_of_place import out_of_guard, rebound
+from noclobber.fix.candidates.syntax import File, before, called, dotted, in_tuple, replace, walk
+from noclobber.fix.candidates.write_syntax import Written, is_read_again, written
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 PASSING = "if the gradient should pass as if nothing had happened"

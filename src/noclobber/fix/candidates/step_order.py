@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, block, called, dotted, remove, top, walk, with_comment
-from noclobber.fix.candidates.writing import Written, keyword, unretained, with_argument
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.syntax import File, after, block, called, dotted, remove, top, walk, with_comment
+from noclobber.fix.candidates.write_syntax import Written, keyword, unretained, with_argument
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.candidate import Candidate, is_of_intent
 from noclobber.fix.candidates import candidates
-from noclobber.fix.launch import Trial
-from noclobber.fix.patch import Patch, line_before
-from noclobber.fix.prove import Prover, Verdict
-from noclobber.fix.readings import Reading, readings
-from noclobber.fix.source import Misfit
+from noclobber.fix.edits.candidate import Candidate, is_of_intent
+from noclobber.fix.edits.patch import Patch, line_before
+from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof.launcher import Trial
+from noclobber.fix.proof.readings import Reading, readings
+from noclobber.fix.proof.verdicts import Prover, Verdict
 from noclobber.model.finding import Finding
 
 ROUNDS = 8

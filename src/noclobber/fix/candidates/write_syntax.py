@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, called, dotted, small, walk
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.syntax import File, called, dotted, small, walk
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from noclobber.fix import candidates
-from noclobber.fix.candidates.untracked import PASSING
-from noclobber.fix.patch import Patch
-from noclobber.fix.prove import Prover, is_there
-from noclobber.fix.source import Misfit
+from noclobber.fix.candidates.untracked_writes import PASSING
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof.verdicts import Prover, is_there
 from noclobber.model.finding import Finding
 from noclobber.observe.gradient_trace import comparison, evidence
 

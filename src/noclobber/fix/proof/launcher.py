@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from noclobber.fix.order import ERRORS, OUTPUT, Ended, Order, Result
+from noclobber.fix.proof.job import ERRORS, OUTPUT, Ended, Order, Result
 
 GRACE = 30.0
 """Seconds, beyond those of the order, for a program to come to the end of a backward call."""
 FORKS = sys.platform == "linux"
 """Elsewhere a process that has imported what torch needs cannot be forked safely."""
 TICK = 0.02
-_ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+_ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
 
 
 class Launcher:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, after, append, before, called, dotted, small, walk
-from noclobber.fix.candidates.writing import keyword, unretained, with_argument, written
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.syntax import File, after, append, before, called, dotted, small, walk
+from noclobber.fix.candidates.write_syntax import keyword, unretained, with_argument, written
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 

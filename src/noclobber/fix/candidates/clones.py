@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.scene import Place, Scene
-from noclobber.fix.candidates.tree import File, append, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.writing import Written, base_of, is_namespace, parameters, write_at, writes, written
+from noclobber.fix.candidates.finding_source import Place, Scene
+from noclobber.fix.candidates.syntax import File, append, before, block, called, dotted, small, walk
+from noclobber.fix.candidates.write_syntax import Written, base_of, is_namespace, parameters, write_at, writes, written
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 _RESULTS = ("result", "output", "out")

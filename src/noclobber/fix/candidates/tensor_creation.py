@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.cloning import definition
-from noclobber.fix.candidates.scene import Scene
-from noclobber.fix.candidates.tree import File, append, called, dotted, in_tuple, replace, walk
-from noclobber.fix.candidates.untracked import OWN, copies_of
-from noclobber.fix.candidates.writing import Written, parameters, reads, written
+from noclobber.fix.candidates.clones import definition
+from noclobber.fix.candidates.finding_source import Scene
+from noclobber.fix.candidates.syntax import File, append, called, dotted, in_tuple, replace, walk
+from noclobber.fix.candidates.untracked_writes import OWN, copies_of
+from noclobber.fix.candidates.write_syntax import Written, parameters, reads, written
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 

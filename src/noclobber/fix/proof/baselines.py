@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from noclobber.fix.launch import Launcher, Trial
-from noclobber.fix.order import Mode, Order, Result
+from noclobber.fix.proof.job import Mode, Order, Result
+from noclobber.fix.proof.launcher import Launcher, Trial
 
 Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
 WHOLE: tuple[Kind, ...] = ("full", "handed", "before")

@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from noclobber.fix.order import DYNAMO, ERRORS, OUTPUT, Order
-from noclobber.fix.trial import Trial
+from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order
+from noclobber.fix.proof.trial import Trial
 
 TICK = 0.02
 """Seconds between two looks at what has ended."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from noclobber.fix.candidate import Candidate
-from noclobber.fix.candidates.outofplace import rebound
-from noclobber.fix.candidates.scene import Place
-from noclobber.fix.candidates.tree import File, before, dotted, replace, walk
-from noclobber.fix.candidates.writing import Written, parameters, write_at
+from noclobber.fix.candidates.finding_source import Place
+from noclobber.fix.candidates.out_of_place import rebound
+from noclobber.fix.candidates.syntax import File, before, dotted, replace, walk
+from noclobber.fix.candidates.write_syntax import Written, parameters, write_at
+from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 
