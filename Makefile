@@ -57,7 +57,7 @@ fuzz-preserve: $(if $(TORCH),,$(READY))  ## the same for the gradients under `pr
 SECONDS := 60
 
 fuzz-threads: $(if $(TORCH),,$(READY))  ## four minutes; fails where a thread fails, or trains otherwise than bare
-	NOCLOBBER_TEST_SECONDS=$(SECONDS) $(RUN) -m pytest -q tests/observe/test_threads.py -k contended
+	NOCLOBBER_TEST_SECONDS=$(SECONDS) $(RUN) -m pytest -q tests/observe/core/test_threads.py -k contended
 
 # PyTorch's own databases of operators, modules and optimizers, bare and in each mode: `make conformance ONLY="operator a*"`.
 ONLY :=

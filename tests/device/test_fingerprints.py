@@ -9,7 +9,7 @@ from noclobber.observe.core import fingerprints
 from noclobber.observe.core.fingerprints import OnDevice, all_known, differ, differs, fingerprint, same
 from noclobber.observe.torch_api import private
 from tests.device import sham
-from tests.observe.test_contents import LAYOUTS, TYPES, WIDE
+from tests.observe.core.test_contents import LAYOUTS, TYPES, WIDE
 
 private.require()
 NARROW = [one for one in TYPES if one not in (torch.float64, torch.complex64)]

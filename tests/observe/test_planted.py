@@ -15,10 +15,9 @@ from noclobber.observe import subscription
 from noclobber.observe.core import boundary
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
-
-from .planting import PLANTED, Plants, called, modules, reached
-from .programs import RIGHT
-from .wrongs import WRONGS
+from tests.observe.planting import PLANTED, Plants, called, modules, reached
+from tests.observe.programs import RIGHT
+from tests.observe.wrongs import WRONGS
 
 PROGRAMS = WRONGS + [one for one in RIGHT if one.__name__ not in ("attention", "fake_tensors")]
 AROUND = {

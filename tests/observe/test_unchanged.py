@@ -16,8 +16,7 @@ from torch.optim import optimizer as optim_module
 
 import noclobber
 from noclobber.observe.torch_api import private
-
-from .programs import RIGHT, SILENT
+from tests.observe.programs import RIGHT, SILENT
 
 WATCH, CONTENTS = noclobber.watch, functools.partial(noclobber.watch, contents=True)
 AROUND = pytest.mark.parametrize("around", [WATCH, CONTENTS, noclobber.install], ids=["watch", "contents", "install"])

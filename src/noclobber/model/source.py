@@ -96,7 +96,7 @@ _GENERATED = ("<frozen ", "<attrs generated ", "<eval_with_key>", "<decorator-ge
 PASSED_OVER = "<noclobber, like importlib._bootstrap>"
 """The file name of noclobber's own frames that stand between two of the program's. Warnings and logging count frames up
 to the one that they blame, and pass over those whose file name has both words: the frames of an import (CPython 3.11 to
-3.14; tests/observe/test_warnings.py)."""
+3.14; tests/observe/core/test_warnings.py)."""
 _owners: dict[str, Owner] = {"sys": Owner.LIBRARY, PASSED_OVER: Owner.NOCLOBBER}
 """What is known already. `sys` is Python's own name, in warnings, for what is above a program's first frame."""
 

@@ -103,7 +103,7 @@ class Region:
 
     def unfilled(self) -> list[Packed]:
         """What has no value where the region stops, run anew, once all has been saved: its operator makes it only then
-        (torch 2.13; tests/observe/test_filled.py)."""
+        (torch 2.13; tests/observe/core/test_filled.py)."""
         return [one for one in self._of_last if one.filled_last]
 
     def differs(self, packed: Packed, tensor: torch.Tensor) -> bool:

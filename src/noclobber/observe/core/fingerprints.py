@@ -213,7 +213,7 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a plain tensor of the numbers that a tensor keeps; None where there are none to look at.
 
     Meta and fake tensors have none, and the operators of other subclasses are the program's. A sparse tensor gives its
-    values, a nested one its elements in one row. To be called `aside`; tests/observe/test_unreadable.py.
+    values, a nested one its elements in one row. To be called `aside`; tests/observe/core/test_unreadable.py.
     """
     tensor = private.unwrapped(tensor)
     if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):

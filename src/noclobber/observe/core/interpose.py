@@ -53,7 +53,7 @@ def on_warnings(way: Way) -> None:
     """Let a warning that blames a line of noclobber's blame the line of the program that led there.
 
     What C++ warns of in the midst of a wrapper blames the innermost Python frame. An operator that a kernel calls
-    gathers its warnings itself since torch 2.15, and blames the kernel (tests/observe/test_warnings.py). Filters
+    gathers its warnings itself since torch 2.15, and blames the kernel (tests/observe/core/test_warnings.py). Filters
     that name a module are asked for noclobber's module too: what they leave out there is not shown.
     """
     show: Callable[[warnings.WarningMessage], None] = warnings._showwarnmsg  # type: ignore[attr-defined]

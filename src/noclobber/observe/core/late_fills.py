@@ -1,7 +1,7 @@
 """What an operator makes only once it has been saved: it was saved as the operator leaves it, for that is what is read.
 
 So it is with the noise of `rrelu`: the node keeps an empty tensor, and the operator then draws into that (torch 2.13;
-tests/observe/test_filled.py).
+tests/observe/core/test_filled.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors whose dimensions have names, which torch 2.10 to 2.12 hands to no kernel that is written in Python.
 
 It raises "Named tensors are currently unsupported in TorchScript" before it calls the kernel, so operators have to pass
-the kernels by while there are names (tests/observe/test_named.py). Later releases have no names.
+the kernels by while there are names (tests/observe/core/test_named.py). Later releases have no names.
 """
 
 from __future__ import annotations

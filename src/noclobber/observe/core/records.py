@@ -127,7 +127,7 @@ def _without_strides(tensor: torch.Tensor) -> Geometry:
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape; empty where a tensor has none in numbers: nested ones, and those that are traced with symbols.
 
-    (torch 2.13; tests/observe/test_nested.py, test_unreadable.py)
+    (torch 2.13; tests/observe/core/test_nested.py, test_unreadable.py)
     """
     try:
         with private.plain():

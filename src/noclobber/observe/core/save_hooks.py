@@ -118,8 +118,8 @@ def is_result(handle: Handle, producer: Any) -> bool:
     """Whether the node that made a tensor is what saves it: its own result.
 
     Numbers of nodes do not tell: each thread counts its own, and where PyTorch made the node of a view anew on the way,
-    the handle has the number of that (torch 2.13; tests/observe/test_swapped.py, test_assigned.py). They do for what is
-    kept on a ctx, which is no save.
+    the handle has the number of that (torch 2.13; tests/observe/detectors/test_swapped.py, test_assigned.py). They do
+    for what is kept on a ctx, which is no save.
     """
     if isinstance(handle, Argument):
         return False
@@ -184,7 +184,7 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """An alias of a tensor that was given other memory; `old` is the one that it had before.
 
     Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
-    and the engine refuses to take it from a hook (torch 2.13; tests/observe/test_inference.py).
+    and the engine refuses to take it from a hook (torch 2.13; tests/observe/core/test_inference.py).
     """
     if not tensor.is_inference():
         return alias_of(tensor)
@@ -419,7 +419,7 @@ def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
     """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
 
     Code keeps gradients and marks as attributes of parameters and finds them again in backward. In `jvp` it gives what
-    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/test_saved_tensors.py).
+    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
     """
     for_forward: tuple[Any, ...] | None = function.saved_for_forward
     if for_forward is unpacked:

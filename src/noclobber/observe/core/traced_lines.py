@@ -29,7 +29,7 @@ def runs_graphs(path: str) -> bool:
 def instruction(frame: FrameType) -> Instruction | None:
     """The instruction that a `run_node` stands for: of the innermost line of the program that it was traced from.
 
-    None in other frames, and where the graph tells nothing (torch 2.10 to 2.15; tests/observe/test_traced.py).
+    None in other frames, and where the graph tells nothing (torch 2.10 to 2.15; tests/observe/core/test_traced.py).
     """
     if frame.f_code.co_name != "run_node":
         return None

@@ -1,6 +1,6 @@
 """What a node does not read of what it keeps: in one mode nothing, of some tensors their shape only, of zeros no sign.
 
-Seen on torch 2.13, as formulas of derivatives.yaml and their kernels have it; tests/observe/test_unread.py.
+Seen on torch 2.13, as formulas of derivatives.yaml and their kernels have it; tests/observe/core/test_unread.py.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ _MOVING = frozenset(
 """What PyTorch tags `inplace_view` (torch 2.13; tests/observe/test_schemas.py)."""
 
 _FILLS = {"aten::rrelu_with_noise": (1, "noise"), "aten::rrelu_with_noise_": (1, "noise")}
-"""What an operator writes only once it has been saved (torch 2.13; tests/observe/test_filled.py)."""
+"""What an operator writes only once it has been saved (torch 2.13; tests/observe/core/test_filled.py)."""
 _MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
 """Operators that are another one with an argument made for it, by which they are seen."""
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
@@ -285,8 +285,8 @@ def _may_be_numbers(op: Any) -> tuple[int, ...]:
     """The positions of tensors that may come to a kernel as numbers which the overload does not take back.
 
     Inside PyTorch `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number; to a Python
-    kernel it comes as a plain number, which only a few overloads take back (torch 2.13; tests/observe/test_numbers.py).
-    The others are called by their name, which finds the overload for a number.
+    kernel it comes as a plain number, which only a few overloads take back (torch 2.13;
+    tests/observe/core/test_numbers.py). The others are called by their name, which finds the overload for a number.
     """
     if private.takes_numbers(op._schema.name):
         return ()

@@ -100,8 +100,8 @@ def may_rest(context: Context, outputs: Iterable[Any], create_graph: bool) -> bo
 
     Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
     else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
-    accumulate_grad.h; tests/observe/test_preserve_gradients.py). Where no bytes are to be kept, that one is told
-    afterwards. DDP's own hooks write into its buckets (tests/observe/test_preserve_ddp.py).
+    accumulate_grad.h; tests/observe/preserve/test_preserve_gradients.py). Where no bytes are to be kept, that one is
+    told afterwards. DDP's own hooks write into its buckets (tests/observe/preserve/test_preserve_ddp.py).
     """
     if not context.careful:
         return True

@@ -33,7 +33,7 @@ _ABOUT_WRITING = re.compile(
 
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
-"""What writes in place where backward says so (torch 2.13; tests/observe/test_sloped.py)."""
+"""What writes in place where backward says so (torch 2.13; tests/observe/describe/test_sloped.py)."""
 
 
 def is_freed(message: str) -> bool:

@@ -19,8 +19,8 @@ def arm(context: Context, way: Way) -> None:
     """Have a thread's hooks, while a backward call saves, take an input for the tensor that it was in forward.
 
     Without hooks PyTorch reads back that tensor itself; what hooks give it becomes another one, which would not follow
-    where the tensor is given other memory later (torch 2.13; tests/observe/test_assigned.py). A result is read back as
-    another one in any case.
+    where the tensor is given other memory later (torch 2.13; tests/observe/detectors/test_assigned.py). A result is
+    read back as another one in any case.
     """
 
     def begin(call: Backward) -> End | None:

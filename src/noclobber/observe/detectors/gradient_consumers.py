@@ -33,7 +33,7 @@ def hold(args: tuple[Any, ...]) -> Callable[[], object]:
 
 
 def uses(tensor: torch.Tensor) -> int:
-    """How many hold a tensor, but for the engine (tests/observe/test_gradient_writes.py)."""
+    """How many hold a tensor, but for the engine (tests/observe/detectors/test_gradient_writes.py)."""
     return private.use_count(tensor) - sum(one is tensor for given in list(_given.values()) for one in given)
 
 
@@ -151,7 +151,7 @@ class Deliveries:
     def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Any]) -> None:
         """A gradient is about to be written. A Function tells itself that it `ran`; only those that the program has
         `hooked` get a hook that says so: where there is one, no Function may add to what others have handed on so far
-        (`ctx.input_grad_buffers`, torch 2.14; tests/observe/test_gradient_buffers.py)."""
+        (`ctx.input_grad_buffers`, torch 2.14; tests/observe/detectors/test_gradient_buffers.py)."""
         self._notice = notice
         if any(one.node is spoil.node and one.storage.cdata == spoil.storage.cdata for one in self.spoils):
             return
@@ -241,7 +241,7 @@ class Deliveries:
 
 def _node_of(tensor: Any) -> Any:
     """The node that a gradient is asked for. A leaf that was given data made in inference mode has none, as nothing can
-    lead to it (torch 2.10 to 2.15; tests/observe/test_inference.py)."""
+    lead to it (torch 2.10 to 2.15; tests/observe/core/test_inference.py)."""
     if not isinstance(tensor, torch.Tensor):
         return tensor.node
     if tensor.is_leaf and tensor.is_inference():

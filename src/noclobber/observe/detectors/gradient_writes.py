@@ -27,7 +27,7 @@ from noclobber.observe.torch_api import private, self_tests
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
 """The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
-hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/test_gradient_writes.py)."""
+hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/detectors/test_gradient_writes.py)."""
 _OURS = 2
 """The use count of what nobody but the writing code and the call that writes holds."""
 

@@ -18,7 +18,7 @@ def arm(context: Context, way: Way) -> None:
     """Let the program register hooks on saves that have ours already, until the recorder disarms.
 
     A save takes one pair of hooks and is not checked from then on. Theirs go on another save of PyTorch's own, which
-    what our pack hook returned leads to (torch 2.13; tests/observe/test_registered_hooks.py).
+    what our pack hook returned leads to (torch 2.13; tests/observe/detectors/test_registered_hooks.py).
     """
     native = private.lookup("_C._autograd.SavedTensor.register_hooks")
     ours, another = way.entry(_ours, also_off=True), way.entry(_another, also_off=True)

@@ -25,7 +25,7 @@ def arm(context: Context, way: Way) -> None:
     """Let tensors be swapped as without noclobber, and see that they are, until the recorder disarms.
 
     PyTorch refuses tensors that anything refers to weakly, or that autograd holds. Our handles refer weakly to what was
-    saved, and hold less than a save of PyTorch's own does (torch 2.13; tests/observe/test_swapped.py).
+    saved, and hold less than a save of PyTorch's own does (torch 2.13; tests/observe/detectors/test_swapped.py).
     """
     count, swap = private.use_count, private.lookup("_C._swap_tensor_impl")
 

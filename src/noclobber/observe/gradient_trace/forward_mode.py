@@ -2,7 +2,7 @@
 
 Forward mode carries the derivative along with each value and saves nothing, so no write can spoil it, and with reverse
 mode off PyTorch refuses no write to a leaf or a view. What a program gives here has to be, along that direction, the
-gradient of every program that is to do the same (tests/observe/test_tangents.py).
+gradient of every program that is to do the same (tests/observe/gradient_trace/test_tangents.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def frame_above(depth: int) -> FrameType:
     """The frame this many calls above the calling one, or the outermost there is.
 
     PyTorch calls into Python from threads that have no Python frame of their own: there what it calls is the outermost
-    (torch.jit.fork on torch 2.13; tests/observe/test_forked.py).
+    (torch.jit.fork on torch 2.13; tests/observe/core/test_forked.py).
     """
     frame = sys._getframe(1)
     while depth and frame.f_back is not None:

@@ -81,7 +81,7 @@ def source_of(node: Any, field: str) -> tuple[Any, int]:
 
     A node leads on to those of its operator's tensor arguments that can have a gradient, in their order, and keeps them
     by their names (derivatives.yaml). Whole numbers can have none: `embedding_bag` leads to no indices (torch 2.13;
-    tests/observe/test_graph.py).
+    tests/observe/torch_api/test_graph.py).
     """
     edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
     rows = _arguments(node.name()) if edges else []

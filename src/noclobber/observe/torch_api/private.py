@@ -155,7 +155,7 @@ def backward_call() -> Any:
     """What was set with `set_backward_call` for the call that this thread runs or works for; None outside of one.
 
     A call of the engine takes the thread's own state along, into each thread that runs nodes of it: those of devices,
-    and those that stand in where a backward is nested deeply (torch 2.13; tests/observe/test_threads.py).
+    and those that stand in where a backward is nested deeply (torch 2.13; tests/observe/core/test_threads.py).
     """
     return _aside(_CALL) if _is_aside(_CALL) else None
 
@@ -169,7 +169,7 @@ def _set_aside(name: str, thing: Any) -> None:
     """Keep something in the thread's own state.
 
     torch 2.10 and 2.11 count no reference for it, and give one back in the end: Python then frees what is still in use
-    (tests/observe/test_releases.py).
+    (tests/observe/torch_api/test_releases.py).
     """
     if _uncounted():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -251,7 +251,7 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def storage(tensor: torch.Tensor) -> Any:
     """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies.
 
-    A lazy parameter's class refuses to be asked (torch 2.13; tests/observe/test_lazy_modules.py), so it is not.
+    A lazy parameter's class refuses to be asked (torch 2.13; tests/observe/core/test_lazy_modules.py), so it is not.
     """
     with plain():
         return _storage(unwrapped(tensor))
@@ -261,7 +261,7 @@ def storage_ref(tensor: torch.Tensor) -> Any:
     """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
 
     Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
-    not forbid `swap_tensors` (torch 2.13; tests/observe/test_untracked.py).
+    not forbid `swap_tensors` (torch 2.13; tests/observe/detectors/test_untracked.py).
     """
     return _storage_ref(storage(tensor))
 
@@ -328,7 +328,7 @@ def aside() -> Iterator[None]:
     """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes.
 
     Out of inference mode too: what is made there has no version counter, and can be written nowhere else (torch 2.13;
-    tests/observe/test_inference.py).
+    tests/observe/core/test_inference.py).
     """
     with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 OLDEST, NEWEST = "2.10", "2.15"
-"""What pyproject.toml and the README say too (tests/observe/test_releases.py)."""
+"""What pyproject.toml and the README say too (tests/observe/torch_api/test_releases.py)."""
 
 
 def notes() -> tuple[str, ...]:

@@ -1,0 +1,181 @@
+"""Regions of torch.utils.checkpoint that compute something else for backward than in forward."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.observe.hearing import bare, hear, is_marked
+
+MODES = pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+WITNESSES = pytest.mark.parametrize("contents", [True, False], ids=["contents", "versions"])
+
+
+def leaf(*shape):
+    return torch.ones(*shape or (3,), requires_grad=True)
+
+
+def stepped(reentrant, fused=False):
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), leaf(1, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, fused=fused)
+    y = checkpoint(net, x, use_reentrant=reentrant)  # region
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # written
+    y.sum().backward()
+    return x.grad
+
+
+def closure(reentrant):
+    scale, x = torch.ones(3), leaf()
+
+    def region(t):
+        return (t.exp() * scale).sin()
+
+    y = checkpoint(region, x, use_reentrant=reentrant)  # region
+    scale.mul_(5)  # written
+    y.sum().backward()
+    return x.grad
+
+
+def through_data(reentrant):
+    scale, x = torch.ones(3), leaf()
+    y = checkpoint(lambda t: t.exp() * scale, x, use_reentrant=reentrant)  # region
+    scale.data.mul_(5)  # written
+    y.sum().backward()
+    return x.grad
+
+
+def assigned(reentrant):
+    scale, x = torch.ones(3), leaf()
+    y = checkpoint(lambda t: t.exp() * scale, x, use_reentrant=reentrant)  # region
+    scale.data = torch.zeros(3)  # written
+    y.sum().backward()
+    return x.grad
+
+
+def added(reentrant):
+    """No operator saves what is added; the result of the next one differs."""
+    shift, x = torch.ones(3), leaf()
+    y = checkpoint(lambda t: (t + shift).exp(), x, use_reentrant=reentrant)  # region
+    shift.add_(1)  # written
+    y.sum().backward()
+    return x.grad
+
+
+def statistics(reentrant):
+    norm, x = nn.BatchNorm1d(3).eval(), torch.randn(8, 3, requires_grad=True)
+    y = checkpoint(norm, x, use_reentrant=reentrant)  # region
+    norm.train()(torch.randn(8, 3) * 100)  # written
+    norm.eval()
+    (y**3).sum().backward()
+    return x.grad
+
+
+def own_state(reentrant):
+    state, x = torch.ones(3), leaf()
+
+    def region(t):
+        state.mul_(0.9)  # written
+        return (t * state).exp()
+
+    checkpoint(region, x, use_reentrant=reentrant).sum().backward()  # region
+    return x.grad
+
+
+WRITTEN = [stepped, closure, through_data, assigned, added, statistics, own_state]
+
+
+@pytest.mark.parametrize("program", WRITTEN, ids=lambda program: program.__name__)
+@MODES
+def test_a_region_that_drifts_is_told_once_with_the_write(program, reentrant):
+    heard, gradient = hear(lambda: program(reentrant))
+    (drift,) = heard.events
+    assert is_marked(drift.region, "region")
+    assert drift.reentrant == reentrant
+    assert is_marked(drift.writes[0].site, "written")
+    assert len(drift.writes) == 1
+    assert drift.save.site is not None
+    assert drift.read.site is not None
+    assert heard.clobbers == []
+    assert torch.equal(gradient, bare(lambda: program(reentrant)))
+
+
+@pytest.mark.parametrize("program", [stepped, closure], ids=lambda program: program.__name__)
+@MODES
+def test_versions_alone_tell_what_they_can(program, reentrant):
+    heard, _ = hear(lambda: program(reentrant), contents=False)
+    (drift,) = heard.events
+    assert is_marked(drift.writes[0].site, "written")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@MODES
+def test_a_step_between_forward_and_backward_is_named(reentrant, fused):
+    heard, _ = hear(lambda: stepped(reentrant, fused))
+    (write,) = heard.events[0].writes
+    assert write.step.optimizer == "SGD"
+    assert write.tensor.name == "net.0.weight"
+    if not reentrant:
+        assert heard.events[0].save.node == "AddmmBackward0"
+
+
+@MODES
+def test_another_dropout_mask_is_a_drift_without_a_write(reentrant):
+    def program():
+        x, drop = torch.randn(50, 3, requires_grad=True), nn.Dropout()
+        y = checkpoint(lambda t: (drop(t) * t).exp(), x, use_reentrant=reentrant, preserve_rng_state=False)
+        y.sum().backward()
+
+    (drift,) = hear(program)[0].events
+    assert drift.writes == ()
+
+
+def test_an_argument_that_was_overwritten_is_one_finding():
+    def program():
+        x, scale = leaf(), torch.ones(3)
+        y = checkpoint(lambda a, b: (a * b).exp(), x, scale, use_reentrant=False)
+        scale.numpy().fill(5)
+        y.sum().backward()
+
+    heard, _ = hear(program)
+    assert len(heard.clobbers) == 1
+    assert heard.events == []
+
+
+def overwriting_its_own_save():
+    x = leaf()
+
+    def region(t):
+        h = t.exp()  # saved
+        h.add_(1)  # written
+        return h * h
+
+    checkpoint(region, x, use_reentrant=False).sum().backward()
+    return x.grad
+
+
+@WITNESSES
+def test_a_region_that_overwrites_what_it_saved_itself(contents):
+    """PyTorch raises outside of a checkpoint, and checks no versions inside: the gradient is wrong."""
+    heard, gradient = hear(overwriting_its_own_save, contents)
+    right = 2 * (torch.e + 1) * torch.e
+    assert not torch.allclose(gradient, torch.full((3,), right))
+    (clobber,) = heard.clobbers
+    assert clobber.save.unchecked == "hooks"
+    assert clobber.message is None
+    assert heard.events == []
+    assert is_marked(clobber.save.site, "saved")
+    assert is_marked(clobber.writes[0].site, "written")
+
+
+def test_rrelu_reads_noise_that_the_region_stopped_before():
+    """The region, run anew, ends when the noise is saved, which is before it is made (torch 2.13)."""
+
+    def program():
+        x = torch.randn(20, requires_grad=True)
+        y = checkpoint(lambda t: nn.functional.rrelu(t, training=True), x, use_reentrant=False)
+        y.sum().backward()
+
+    (drift,) = hear(program)[0].events
+    assert drift.save.field == "noise"

@@ -1,0 +1,217 @@
+"""Reentrant regions that read something else when they run anew: told where backward reads what comes of it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from noclobber.model.silent import Drift
+from tests.observe.hearing import bare, hear
+
+
+class Stash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.b = b
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.b, None
+
+
+class World:
+    """What the regions close over. `x` is what they are given."""
+
+    def __init__(self):
+        self.x = torch.linspace(-1, 2, 4, requires_grad=True)
+        self.t = torch.linspace(-2, 3, 4)
+        self.norm = nn.BatchNorm1d(1)
+
+
+def inner(h, t):
+    return checkpoint(lambda z: z * t, h, use_reentrant=True)
+
+
+HARMLESS = {
+    "added": lambda h, at: at.t + h,
+    "added at the end": lambda h, at: (h * h).exp() + at.t.sin(),
+    "added in place": lambda h, at: h.sin().add_(at.t),
+    "an element": lambda h, at: torch.cat([h.exp(), at.t[:2]]),
+    "shapes": lambda h, at: h * torch.full_like(at.t, 3) + at.t,
+    "a constant": lambda h, at: torch.where(h > 0, h * 2, 0.5) + at.t,
+    "indices": lambda h, at: h[[0, 2]].exp() + at.t[:2],
+    "batch norm": lambda h, at: at.norm(h[:, None]).exp() + at.t[:, None],
+    "its own scratch": lambda h, at: h.sin() * torch.zeros_like(at.t).copy_(h.detach()) + at.t,
+}
+HARMFUL = {
+    "a factor": lambda h, at: h * at.t,
+    "a factor later": lambda h, at: h.exp() * (at.t.sin() + 1),
+    "under the sine": lambda h, at: (h + at.t).sin(),
+    "in place": lambda h, at: h.sin().add_(at.t).square(),
+    "a condition": lambda h, at: torch.where(at.t > 1, h, 2 * h),
+    "a number": lambda h, at: h * at.t.sum().item(),
+    "a branch": lambda h, at: h.sin() if at.t[0] < -1.5 else h.cos(),
+    "through numpy": lambda h, at: h * torch.from_numpy(np.sin(at.t.numpy())),
+    "a stash": lambda h, at: Stash.apply(h, at.t * 2),
+    "a region in the region": lambda h, at: inner(h, at.t),
+    "masked out": lambda h, at: F.relu(h * at.t - 100) + h * at.t.relu(),
+}
+WRITES = {
+    "clamp_": lambda t: t.clamp_(-0.5, 0.5),
+    "numpy": lambda t: t.numpy().fill(0.25),
+    "data": lambda t: t.data.mul_(0.2),
+    "storage": lambda t: t.untyped_storage().copy_(torch.full((4,), 0.1).untyped_storage()),
+    "assigned": lambda t: setattr(t, "data", torch.zeros(4)),
+}
+BY = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+
+
+def run(region, write=None, direct=False):
+    at = World()
+    y = region(at.x, at) if direct else checkpoint(lambda h: region(h, at), at.x, use_reentrant=True)
+    if write is not None:
+        write(at.t)
+    y.sum().backward()
+    return at.x.grad
+
+
+@BY
+@pytest.mark.parametrize("region", HARMLESS.values(), ids=HARMLESS)
+def test_what_reaches_no_save_is_harmless(region, write):
+    right = run(region, direct=True)
+    heard, gradient = hear(lambda: run(region, write))
+    assert torch.equal(gradient, bare(lambda: run(region, write)))
+    assert torch.equal(gradient, right)
+    assert heard.events == []
+    assert heard.clobbers == []
+
+
+@BY
+@pytest.mark.parametrize("region", HARMFUL.values(), ids=HARMFUL)
+def test_what_reaches_a_save_is_told_once(region, write):
+    right = run(region, direct=True)
+    heard, gradient = hear(lambda: run(region, write))
+    assert torch.equal(gradient, bare(lambda: run(region, write)))
+    assert not torch.equal(gradient, right)
+    assert len(heard.events) == 1
+    assert heard.events[0].reentrant
+
+
+def test_a_factor_is_told_though_the_result_is_the_same():
+    """The result is 0 either way, and the gradient is the factor."""
+
+    def program():
+        t, x = torch.ones(3), torch.zeros(3, requires_grad=True)
+        y = checkpoint(lambda h: h * t, x, use_reentrant=True)
+        t.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert gradient.tolist() == [5, 5, 5]
+    (drift,) = heard.events
+    assert drift.save.node == "MulBackward0"
+    assert drift.save.tensor.name == "t"
+    assert len(drift.writes) == 1
+
+
+def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
+    def program():
+        x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+        before = x.exp().sin()
+        y = checkpoint(lambda h: h + before + t, x * 1, use_reentrant=True)
+        t.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert heard.events == []
+
+
+@pytest.mark.parametrize("edit", [torch.Tensor.detach_, lambda one: None])
+def test_an_argument_that_was_detached_in_place_gets_no_gradient(edit):
+    def program():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        h = x.exp()
+        y = checkpoint(lambda a: (a * w).sin(), h, use_reentrant=True)
+        edit(h)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    cut = edit is torch.Tensor.detach_
+    assert (gradient is None) == (bare(program) is None) == cut
+    assert [write.op for drift in heard.events for write in drift.writes] == ["aten::detach_"] * cut
+
+
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_tensor_that_was_detached_in_place_gets_no_gradient(uses):
+    def program(edit=torch.Tensor.detach_):
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        given = {"a": x.exp(), "b": x.sin()}
+        y = checkpoint(lambda h: h + given["a" if uses else "b"], w, use_reentrant=True)
+        edit(given["a"])
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert (gradient is None) == uses
+    assert (bare(program) is None) == uses
+    assert program(lambda one: None) is not None
+    assert [write.op for drift in heard.events for write in drift.writes] == ["aten::detach_"] * uses
+
+
+def test_another_part_of_the_storage_may_change():
+    def program():
+        x = torch.ones(6, requires_grad=True)
+        one, other = x.chunk(2)
+        y = checkpoint(lambda h: torch.cat([h.sin(), one]), other, use_reentrant=True)
+        one.data.mul_(5)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert torch.equal(gradient, torch.cat([torch.ones(3), torch.ones(3).cos()]))
+    assert heard.events == []
+
+
+def joined():
+    x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = checkpoint(lambda h: h + t, x * 1, use_reentrant=True)
+    t.add_(x)  # it gets a gradient, which forward knew nothing of
+    y.sum().backward()
+    return x.grad
+
+
+def made_by_another_node():
+    x = torch.ones(3, requires_grad=True)
+    given = x * 1
+    y = checkpoint(lambda h: h + given, x * 1, use_reentrant=True)
+    given.mul_(3)
+    y.sum().backward()
+    return x.grad
+
+
+def overwritten():
+    """What a region returns has the same bytes, and its gradient goes by what it was before."""
+    x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = checkpoint(lambda h: nn.init.constant_(h * (t * 2), 0.5), x, use_reentrant=True)
+    t.mul_(3)
+    y.sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("program", "wrong", "right"), [(joined, 2, 1), (made_by_another_node, 4, 2), (overwritten, 6, 2)]
+)
+def test_gradients_that_go_elsewhere(program, wrong, right):
+    heard, gradient = hear(program)
+    assert gradient.tolist() == bare(program).tolist() == [wrong] * 3
+    assert wrong != right
+    (drift,) = (event for event in heard.events if isinstance(event, Drift))  # the region writes unseen besides
+    assert len(drift.writes) == 1

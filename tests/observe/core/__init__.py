@@ -1,0 +1,1 @@
+"""Tests of what all ways of seeing stand on."""

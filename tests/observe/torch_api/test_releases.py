@@ -1,0 +1,74 @@
+"""The range of releases is the same wherever it is said; a release that is newer is tried, and told of."""
+
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+import noclobber
+from noclobber import render
+from noclobber.observe.torch_api import private, releases
+
+ROOT = Path(__file__).parents[3]
+RANGE = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
+
+
+def test_everybody_says_the_same_range(monkeypatch):
+    assert (
+        f"torch>={releases.OLDEST}" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    )
+    assert RANGE in (ROOT / "README.md").read_text()
+    monkeypatch.setitem(private._REQUIRED, "use_count", "_C._no_such_name")
+    with pytest.raises(noclobber.UnsupportedTorch, match=RANGE):
+        private.require()
+
+
+def watched():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        with noclobber.watch() as seen:
+            x = torch.ones(2, requires_grad=True)
+            y = x.exp()
+            y.data.zero_()
+            y.sum().backward()
+    return seen.report
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "2.16.0a0+gitabc", "2.20.1.dev20270101+cpu", "3.0.0"])
+def test_a_newer_release_is_tried_and_told_of(version, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    report = watched()
+    assert [finding.code for finding in report.findings] == ["NC201"]
+    release = ".".join(version.split(".")[:2])
+    note = f"torch {release} is newer than any release that noclobber was tested with ({releases.NEWEST})"
+    assert report.coverage.notes == (note,)
+    assert f"\nnote: {note}\n" in render.footer(report)
+    assert read_again(report).coverage == report.coverage
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.12.1", "2.13.0+cpu", "2.15.3", torch.__version__])
+def test_nothing_is_told_of_those_that_were_tested(version, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    assert watched().coverage.notes == ()
+
+
+def read_again(report):
+    """Written and read again."""
+    return type(report).from_json(report.to_json())
+
+
+def test_what_a_thread_keeps_of_a_backward_call_is_counted():
+    """torch 2.10 and 2.11 count no reference for it, and give one back."""
+    private.require()
+    call, other = object(), object()
+    before = [sys.getrefcount(one) for one in (call, other)]
+    for _ in range(10):
+        private.set_backward_call(call)
+        private.set_backward_call(other)
+    assert [sys.getrefcount(one) for one in (call, other)] == [before[0], before[1] + 1]
+    private.set_backward_call(None)
+    assert [sys.getrefcount(one) for one in (call, other)] == before
