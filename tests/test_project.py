@@ -62,6 +62,14 @@ def test_every_file_says_what_it_holds() -> None:
         assert ast.get_docstring(ast.parse(module.read_text())), place(module)
 
 
+def test_every_test_that_the_source_names_is_there() -> None:
+    names = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for module in MODULES:
+        for named in re.findall(r"tests/[\w/]+\.py|\btest_\w+\.py", module.read_text()):
+            there = (ROOT / named).exists() if "/" in named else named in names
+            assert there, f"{place(module)}: {named}"
+
+
 def test_model_rules_and_render_work_where_torch_is_not_imported() -> None:
     code = (
         "import sys, noclobber.model.report, noclobber.rules, noclobber.render\n"

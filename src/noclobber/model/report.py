@@ -1,4 +1,4 @@
-"""Report: findings, what was and was not watched, and the program; JSON in and out, versioned (DESIGN section 6)."""
+"""Report: findings, what was and was not watched, and the program; JSON in and out, versioned."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Report:
         return sum(finding.severity == severity for finding in self.findings)
 
     def to_json(self) -> str:
-        """The report as the JSON document of DESIGN section 6, ending in a newline."""
+        """The report as a JSON document, ending in a newline."""
         document = {
             "format": FORMAT,
             "findings": [_finding_out(finding) for finding in self.findings],

@@ -1,4 +1,4 @@
-"""The report as JSON (DESIGN section 6), safe to write to any file or terminal."""
+"""The report as JSON, safe to write to any file or terminal."""
 
 from __future__ import annotations
 

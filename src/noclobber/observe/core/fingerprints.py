@@ -277,7 +277,7 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     """A fingerprint in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
 
     The bytes as 64-bit numbers in rows of 4096, times odd weights of their row and of their column: tells a swap of two
-    elements and changes that cancel, which a plain sum does not (capture-mechanisms 1 (o)).
+    elements and changes that cancel, which a plain sum does not.
     """
     dense = _as_stored(_in_order(tensor)).contiguous()
     words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride

@@ -67,14 +67,14 @@ _BATCH_NORM = (
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
 )
-"""Their schemas do not say that they write running_mean and running_var (torch 2.13; tests/observe/test_schemas.py)."""
+"""Their schemas do not say that they write running_mean and running_var (torch 2.13; test_coverage.py)."""
 _UNCOUNTED = (
     "_fused_",
     "_amp_foreach_non_finite_check_and_unscale_",
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
 )
-"""Mutating overloads without a kernel that bumps the version (torch 2.13; landscape F4, F5)."""
+"""Mutating overloads without a kernel that bumps the version (torch 2.13; tests/observe/core/test_coverage.py)."""
 
 
 _MOVING = frozenset(
@@ -82,7 +82,7 @@ _MOVING = frozenset(
     as_strided_ detach_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
     """.split()  # noqa: SIM905
 )
-"""What PyTorch tags `inplace_view` (torch 2.13; tests/observe/test_schemas.py)."""
+"""What PyTorch tags `inplace_view` (torch 2.13; tests/observe/core/test_coverage.py)."""
 
 _FILLS = {"aten::rrelu_with_noise": (1, "noise"), "aten::rrelu_with_noise_": (1, "noise")}
 """What an operator writes only once it has been saved (torch 2.13; tests/observe/core/test_filled.py)."""

@@ -85,8 +85,9 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
 def is_read(handle: object, node: Any) -> bool:
     """Whether the node reads what was packed.
 
-    Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; landscape F33). As arguments
-    of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is computed anew.
+    Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; test_unread.py). As
+    arguments of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is
+    computed anew.
     """
     kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread_saves.fields(node))
     if any(raw is not None and raw.data is handle for raw in kept):

@@ -90,7 +90,7 @@ def _is_on(value: object, key: int) -> bool:
 
 
 def _gradient(value: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a leaf. A view is left alone: asking whether it is a leaf can change the program (DESIGN 4)."""
+    """The gradient of a leaf. A view is left alone: asking whether it is a leaf can change the program."""
     return value.grad if value.requires_grad and not value._is_view() and value.is_leaf else None
 
 
