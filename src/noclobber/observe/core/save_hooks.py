@@ -283,8 +283,8 @@ def hooks(
 
     `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read. `failed` is
     told where noclobber itself fails: then PyTorch's check of the version is what is left of this save.
-    Inside pack the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it; torch
-    2.13). PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
+    Inside pack the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
+    PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
     """
     new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
