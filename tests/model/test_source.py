@@ -40,7 +40,7 @@ def test_columns_count_characters():
         ("<ipython-input-3-abc>", Owner.USER),
         ("/tmp/ipykernel_77/1234.py", Owner.USER),
         ("<frozen runpy>", Owner.LIBRARY),
-        ("<string>", Owner.LIBRARY),
+        ("<generated>", Owner.LIBRARY),
         (sysconfig.get_paths()["purelib"] + "/timm/layers.py", Owner.LIBRARY),
         (sysconfig.get_paths()["stdlib"] + "/functools.py", Owner.LIBRARY),
         (owner_of.__code__.co_filename, Owner.NOCLOBBER),

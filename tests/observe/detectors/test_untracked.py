@@ -439,6 +439,10 @@ OUTSIDE = {
     "through data": ("y = x.exp()\ny.data.mul_(2)", True),
     "in the graph": ("y = x.exp()\ny.mul_(2)", False),
     "of a leaf": ("w = torch.ones(3, requires_grad=True)\ny = x * w\nwith torch.no_grad():\n    w.mul_(2)", False),
+    "of a leaf through data": (
+        "w = torch.ones(3, requires_grad=True)\ny = x * w\nw.data[torch.tensor([0])] = 2.0",
+        False,
+    ),
     "of a buffer": ("w = torch.ones(3)\ny = x * w\nwith torch.no_grad():\n    w.mul_(2)", False),
 }
 

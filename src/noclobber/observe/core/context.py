@@ -43,8 +43,11 @@ class Untracked(Protocol):
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Somebody reads `tensor.data`."""
 
-    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
-        """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
+    def before(
+        self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
+    ) -> tuple[Callable[[], object], bool] | None:
+        """A write under `no_grad`, or after a `.data`, is about to happen; what to call after it, and whether it goes
+        to a computed tensor, and not to a leaf."""
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """A tensor is about to be given the data of another."""

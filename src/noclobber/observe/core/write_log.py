@@ -53,7 +53,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
             without_storage(WITHOUT_STORAGE)
             return None
         untracked = not tracking()
-        after = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
+        found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
+        after, hidden = (None, False) if found is None else found
         if attentive:
             frame = frame_above(2)
             for look in tuple(attentive):
@@ -65,7 +66,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
                 place = place_of(frame_of(1))
-                noted = record(written, tensor, key, place, thread.step, thread, after is not None)
+                noted = record(written, tensor, key, place, thread.step, thread, hidden)
                 entered = meet(handles, tensor, noted)
                 if entered is not None:
                     after = entered if after is None else _both(after, entered)
@@ -74,7 +75,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread, after is not None))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread, hidden))
         if len(recent) > memory.limit:
             memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
         return after

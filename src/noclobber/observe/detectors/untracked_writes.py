@@ -126,14 +126,19 @@ class UntrackedWrites:
             if tensor.requires_grad and (target := _target(tensor)) is not None:
                 self.taken.append(target)
 
-    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], object] | None:
-        """A write under `no_grad`, or after a `.data`, is about to happen; call what is returned after it."""
+    def before(
+        self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
+    ) -> tuple[Callable[[], object], bool] | None:
+        """A write under `no_grad`, or after a `.data`, is about to happen; what to call after it, and whether it goes
+        to a computed tensor, and not to a leaf."""
         if self._way is None:
             return None
-        after = self._way.guarded(lambda: self._before(written, tensor, key, frame))
-        return None if after is None else self._way.entry(after)
+        found = self._way.guarded(lambda: self._before(written, tensor, key, frame))
+        return None if found is None else (self._way.entry(found[0]), found[1])
 
-    def _before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Callable[[], None] | None:
+    def _before(
+        self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
+    ) -> tuple[Callable[[], None], bool] | None:
         if any(one.key == key for inputs in self._context.thread.given for one in inputs):
             return None  # undeclared_writes.py looks at what a Function does to its inputs
         found = None if written.uncounted else self._reached(tensor, key)
@@ -141,7 +146,7 @@ class UntrackedWrites:
             return None
         target, how = found
         if target.identity:
-            return self._into_leaf(written, tensor, target, key, frame) if how == "data" else None
+            return (self._into_leaf(written, tensor, target, key, frame), False) if how == "data" else None
         if written.op in _ADDING:
             return None
         with private.aside():
@@ -157,7 +162,7 @@ class UntrackedWrites:
             if unseen.has_changed(alias, old):
                 self._waiting.append(unseen)
 
-        return after
+        return after, True
 
     def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How] | None:
         """The tensor of the graph that a write goes to, and how it escapes autograd."""
