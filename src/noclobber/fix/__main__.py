@@ -15,14 +15,14 @@ def main() -> None:
     """Carry out the order in a folder, or those in the folders that stdin will name."""
     from noclobber.fix.proof.fork_server import serve
     from noclobber.fix.proof.job import Order
-    from noclobber.fix.proof.trial import Trial
+    from noclobber.fix.proof.trial import TrialProcess
 
     folder, *words = sys.argv[1:]
     if folder == "serve":
         serve(words)
     with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
         order = Order.from_json(file.read())
-    Trial(folder, order).carry_out(words)
+    TrialProcess(folder, order).carry_out(words)
 
 
 if __name__ == "__main__":

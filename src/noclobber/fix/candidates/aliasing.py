@@ -9,20 +9,20 @@ import libcst as cst
 from noclobber.fix.candidates.clones import definition
 from noclobber.fix.candidates.out_of_place import out_of_place
 from noclobber.fix.candidates.syntax import called, dotted, walk
-from noclobber.fix.candidates.write_syntax import Written, base_of, is_loaded
+from noclobber.fix.candidates.write_syntax import WriteSyntax, base_of, is_loaded
 from noclobber.fix.edits.candidate import Candidate
 
 _APART = ("split", "chunk", "unbind", "tensor_split")
 
 
-def safely(write: Written, cost: int) -> Iterator[Candidate]:
+def safely(write: WriteSyntax, cost: int) -> Iterator[Candidate]:
     """Out of place, where the old tensor is not what somebody else goes on with."""
     if is_seen_here_only(write):
         for one in out_of_place(write):
             yield Candidate(one.title, one.edits, cost)
 
 
-def is_seen_here_only(write: Written) -> bool:
+def is_seen_here_only(write: WriteSyntax) -> bool:
     """Whether, for all that the function shows, the new value is read by the name that is written, and by no other.
 
     A function that writes its argument and neither returns nor uses it works for whoever holds the tensor.

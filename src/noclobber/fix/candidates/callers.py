@@ -16,7 +16,7 @@ from noclobber.fix.candidates.step_order import (
     together,
     whole_lines,
 )
-from noclobber.fix.candidates.syntax import File, after, called, dotted, remove, top, walk, with_comment
+from noclobber.fix.candidates.syntax import ParsedFile, after, called, dotted, remove, top, walk, with_comment
 from noclobber.fix.candidates.write_syntax import keyword, parameters, unretained, with_argument
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
@@ -41,7 +41,7 @@ def across(scene: Scene) -> Iterator[Candidate]:
 
 
 def _pairs(
-    file: File, step: Place, read: Place, here: cst.CSTNode, there: cst.CSTNode
+    file: ParsedFile, step: Place, read: Place, here: cst.CSTNode, there: cst.CSTNode
 ) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
     """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
     stepping = _callers(file, here)
@@ -53,7 +53,7 @@ def _pairs(
         yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
 
 
-def _callers(file: File, scope: cst.CSTNode) -> list[cst.Call]:
+def _callers(file: ParsedFile, scope: cst.CSTNode) -> list[cst.Call]:
     if not isinstance(scope, cst.FunctionDef):
         return []
     return [one for one in walk(file.module, cst.Call) if called(one) == scope.name.value]
@@ -92,7 +92,7 @@ def _moved(step: Place, read: Place, stands: cst.CSTNode, rows: list[cst.CSTNode
     yield from later_step(read, next((name for one in later if (name := optimizer(one))), ""), gone, put)
 
 
-def _behind(file: File, read: Place) -> list[cst.CSTNode]:
+def _behind(file: ParsedFile, read: Place) -> list[cst.CSTNode]:
     """The statements after the backward in its own function."""
     scope = file.scope(read.statement)
     if not isinstance(scope, cst.FunctionDef):
@@ -100,7 +100,7 @@ def _behind(file: File, read: Place) -> list[cst.CSTNode]:
     return [one for one in statements_in(scope) if file.line(one) > file.line(read.statement)]
 
 
-def _in_caller(file: File, step: Place, stands: cst.CSTNode, text: str) -> str:
+def _in_caller(file: ParsedFile, step: Place, stands: cst.CSTNode, text: str) -> str:
     """The text of a step as the caller of its function would write it; empty where that is not plain."""
     scope, root = file.scope(step.statement), optimizer(step.statement).partition(".")[0]
     call = stands if isinstance(stands, cst.Call) else None

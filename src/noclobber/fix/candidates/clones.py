@@ -7,8 +7,16 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, append, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import Written, base_of, is_namespace, parameters, write_at, writes, written
+from noclobber.fix.candidates.syntax import ParsedFile, append, before, block, called, dotted, small, walk
+from noclobber.fix.candidates.write_syntax import (
+    WriteSyntax,
+    base_of,
+    is_namespace,
+    parameters,
+    write_at,
+    writes,
+    written,
+)
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
@@ -17,7 +25,7 @@ _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "expon
 _OPERATORS = (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison)
 
 
-def before_write(write: Written, scene: Scene, cost: int = 3) -> Iterator[Candidate]:
+def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Candidate]:
     """`h = h.clone()` before the first of the statements in a row that write `h`; before the loop around them too.
 
     Where the tensor came in as an argument, or is part of an object, others may hold it: the clone is theirs no more.
@@ -116,7 +124,7 @@ def _kept(operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[
     return operands[:1]
 
 
-def definition(file: File, use: cst.BaseExpression, at: cst.CSTNode) -> cst.BaseExpression | None:
+def definition(file: ParsedFile, use: cst.BaseExpression, at: cst.CSTNode) -> cst.BaseExpression | None:
     """The value last assigned to a plain name before a node, in the same function; None where it is not plain."""
     if not isinstance(use, cst.Name):
         return None
@@ -139,7 +147,7 @@ def arguments(place: Place, cost: int = 3, name: str = "") -> Iterator[Candidate
         yield Candidate(f"give `{called(call)}` a clone", (edit,), cost)
 
 
-def _first_of_batch(write: Written) -> cst.CSTNode:
+def _first_of_batch(write: WriteSyntax) -> cst.CSTNode:
     """The first of the statements in a row, in one block, that write the same tensor."""
     file = write.file
     line = file.around(write.statement, cst.SimpleStatementLine)
@@ -153,7 +161,7 @@ def _first_of_batch(write: Written) -> cst.CSTNode:
     return first
 
 
-def _writes_part(file: File, statement: cst.CSTNode, name: str) -> bool:
+def _writes_part(file: ParsedFile, statement: cst.CSTNode, name: str) -> bool:
     earlier = write_at(Place(file, statement))
     if isinstance(statement, cst.Assign):
         target = statement.targets[0].target
@@ -161,7 +169,7 @@ def _writes_part(file: File, statement: cst.CSTNode, name: str) -> bool:
     return earlier.name == name and (isinstance(statement, cst.AugAssign) or earlier.call is not None)
 
 
-def _loop_around(file: File, node: cst.CSTNode) -> cst.For | cst.While | None:
+def _loop_around(file: ParsedFile, node: cst.CSTNode) -> cst.For | cst.While | None:
     """The outermost loop around a node in its function."""
     found = None
     for one in file.ancestors(node):
@@ -183,7 +191,7 @@ def _is_method(call: cst.Call) -> bool:
     return not (dotted(owner) == "self" or (isinstance(owner, cst.Name) and owner.value[:1].isupper()))
 
 
-def _may_be_tensor(file: File, node: cst.BaseExpression) -> bool:
+def _may_be_tensor(file: ParsedFile, node: cst.BaseExpression) -> bool:
     if isinstance(node, cst.Name):
         return node.value not in ("True", "False", "None")
     return isinstance(node, (cst.Attribute, cst.Subscript, cst.Call, *_OPERATORS)) and not writes_any(node)
@@ -203,7 +211,7 @@ def _words(scene: Scene, role: str) -> str:
     return next((one.text for one in scene.finding.labels if one.role == role), "")
 
 
-def cloned_argument(write: Written, cost: int = 3) -> Iterator[Candidate]:
+def cloned_argument(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
     """A parameter of the function cloned as its first statement, where the write goes through a view of it."""
     file, scope = write.file, write.file.scope(write.statement)
     made = definition(file, write.base, write.statement) if write.base is not None else None
@@ -212,5 +220,5 @@ def cloned_argument(write: Written, cost: int = 3) -> Iterator[Candidate]:
         yield Candidate(f"write into a clone of `{dotted(root)}`", (_root_cloned(file, root),), cost)
 
 
-def _root_cloned(file: File, root: cst.BaseExpression) -> Edit:
+def _root_cloned(file: ParsedFile, root: cst.BaseExpression) -> Edit:
     return append(file, root, ".clone()")

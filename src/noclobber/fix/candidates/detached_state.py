@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, after, append, before, called, dotted, small, walk
+from noclobber.fix.candidates.syntax import ParsedFile, after, append, before, called, dotted, small, walk
 from noclobber.fix.candidates.write_syntax import keyword, unretained, with_argument, written
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
@@ -93,7 +93,7 @@ def _loop(place: Place) -> cst.For | cst.While | None:
     return found if isinstance(found, (cst.For, cst.While)) else None
 
 
-def _carried_names(file: File, loop: cst.For | cst.While) -> list[str]:
+def _carried_names(file: ParsedFile, loop: cst.For | cst.While) -> list[str]:
     """Names that the loop reads before it assigns them, and assigns: what one turn leaves for the next."""
     stored: dict[str, int] = {}
     read: dict[str, int] = {}
@@ -119,7 +119,7 @@ def _names(target: cst.BaseExpression) -> list[str]:
     return [dotted(target)] if dotted(target) else []
 
 
-def _forms(file: File, names: list[str]) -> list[str]:
+def _forms(file: ParsedFile, names: list[str]) -> list[str]:
     """How names are detached: each as a tensor, as the tuple of an LSTM, all together."""
     singles = {name: [f"{name} = {name}.detach()", f"{name} = tuple(t.detach() for t in {name})"] for name in names}
     if "LSTM(" in file.text:
@@ -131,7 +131,7 @@ def _forms(file: File, names: list[str]) -> list[str]:
     return found
 
 
-def _attributes(scene: Scene, file: File, loop: cst.CSTNode) -> list[str]:
+def _attributes(scene: Scene, file: ParsedFile, loop: cst.CSTNode) -> list[str]:
     """`net.h = net.h.detach()` for attributes that the method which saved assigns, on what the loop calls."""
     found = []
     for place in scene.places("save"):
@@ -167,14 +167,14 @@ def _stores(scene: Scene) -> Iterator[Edit]:
                     yield append(place.file, one.value, ".detach()")
 
 
-def _unretained(file: File, read: Place) -> Edit | None:
+def _unretained(file: ParsedFile, read: Place) -> Edit | None:
     """Take `retain_graph=True` out of the backward."""
     calls = walk(small(file, read.node) or read.node, cst.Call)
     return next((edit for call in calls if (edit := unretained(file, call)) is not None), None)
 
 
 def _losses(
-    file: File, scope: cst.CSTNode, until: cst.CSTNode, of: cst.CSTNode | None = None
+    file: ParsedFile, scope: cst.CSTNode, until: cst.CSTNode, of: cst.CSTNode | None = None
 ) -> list[cst.BaseExpression]:
     """What the backwards before a statement (or of the statement `of`) begin from, with what defines those names."""
     calls = [one for one in walk(of if of is not None else scope, cst.Call) if called(one) in ("backward", "grad")]
@@ -188,7 +188,7 @@ def _losses(
     return found
 
 
-def _sources(file: File, scope: cst.CSTNode, values: list[cst.BaseExpression]) -> set[str]:
+def _sources(file: ParsedFile, scope: cst.CSTNode, values: list[cst.BaseExpression]) -> set[str]:
     """The names in expressions, with those that the definitions of these names use."""
     names = {one.value for value in values for one in walk(value, cst.Name)}
     for _ in range(3):
@@ -199,7 +199,7 @@ def _sources(file: File, scope: cst.CSTNode, values: list[cst.BaseExpression]) -
     return names & assigned
 
 
-def _is_value(file: File, node: cst.CSTNode) -> bool:
+def _is_value(file: ParsedFile, node: cst.CSTNode) -> bool:
     """Whether a name is read as a value: not called, not assigned to, not a keyword, not part of a longer name."""
     parent = file.parents.get(node)
     if isinstance(parent, cst.Element):

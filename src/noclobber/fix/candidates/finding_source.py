@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from noclobber.fix.candidates.syntax import File, parse, small, walk
+from noclobber.fix.candidates.syntax import ParsedFile, parse, small, walk
 from noclobber.model.finding import Finding, Role
 
 Read = Callable[[str], str]
@@ -18,7 +18,7 @@ Read = Callable[[str], str]
 class Place:
     """A label resolved to the syntax: the node at its span and the statement around that."""
 
-    file: File
+    file: ParsedFile
     node: cst.CSTNode
 
     @property
@@ -34,7 +34,7 @@ class Scene:
     finding: Finding
     read: Read
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> ParsedFile | None:
         """The parsed file of a path; None where it is missing or cannot be parsed."""
         try:
             return parse(path, self.read(path))
@@ -67,7 +67,7 @@ class Scene:
         """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
         return str((self.finding.tensor or {}).get("name") or "")
 
-    def files(self) -> list[File]:
+    def files(self) -> list[ParsedFile]:
         """The files of the user's own labels, then the modules that these import from beside them."""
         paths = list(dict.fromkeys(one.span.path for one in self.finding.labels if one.role != "inside"))
         own = [file for path in paths if (file := self.file(path)) is not None]
@@ -75,7 +75,7 @@ class Scene:
         return list({file.path: file for file in (*own, *near)}.values())
 
 
-def _imported(file: File) -> Iterator[str]:
+def _imported(file: ParsedFile) -> Iterator[str]:
     """Paths that the imports of a file may lead to, in its own folder and below."""
     folder = os.path.dirname(file.path)
     imports: list[cst.ImportFrom | cst.Import] = [*walk(file.module, cst.ImportFrom), *walk(file.module, cst.Import)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, after, called, dotted, small, walk
+from noclobber.fix.candidates.syntax import ParsedFile, after, called, dotted, small, walk
 from noclobber.fix.candidates.write_syntax import is_flagged, keyword
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
@@ -56,7 +56,7 @@ def _is_builder(call: cst.Call) -> bool:
     return given and call.args[-1].keyword is None and dotted(call.args[-1].value) == "True"
 
 
-def _unflagged(file: File, call: cst.Call) -> Edit | None:
+def _unflagged(file: ParsedFile, call: cst.Call) -> Edit | None:
     """Take the flag out, with the comma before it."""
     flag = keyword(call, "inplace") or call.args[-1]
     index = list(call.args).index(flag)
@@ -75,7 +75,7 @@ def _modules(place: Place) -> set[str]:
     return {name for one in calls if (name := called(one))}
 
 
-def _bound_to(file: File, call: cst.Call) -> set[str]:
+def _bound_to(file: ParsedFile, call: cst.Call) -> set[str]:
     """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
     statement = small(file, call)
     if not isinstance(statement, cst.Assign):

@@ -8,13 +8,13 @@ import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
 from noclobber.fix.candidates.out_of_place import expression, rebound
-from noclobber.fix.candidates.syntax import File, after, before, called, dotted, remove, replace, small, walk
-from noclobber.fix.candidates.write_syntax import Written, parameters
+from noclobber.fix.candidates.syntax import ParsedFile, after, before, called, dotted, remove, replace, small, walk
+from noclobber.fix.candidates.write_syntax import WriteSyntax, parameters
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 
-def new_gradient(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def new_gradient(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """A write in a hook or backward: `lambda g: g * k`; a hook that ends in the write returns the new gradient."""
     file = write.file
     if write.call is not None and file.around(write.call, cst.Lambda) is not None:
@@ -57,7 +57,7 @@ def saved_for_backward(place: Place, cost: int = 3) -> Iterator[Candidate]:
         yield Candidate("keep it with `save_for_backward`", tuple(edits), cost)
 
 
-def marked_dirty(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def marked_dirty(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`ctx.mark_dirty(x)` before the write in a `forward(ctx, x)`; or no write at all, and a new tensor."""
     file, scope = write.file, write.file.scope(write.statement)
     own = parameters(scope)
@@ -89,7 +89,7 @@ def tangent_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
                     yield Candidate("write the tangent in place too", (replace(file, value, text),), cost)
 
 
-def hook_later(scene: Scene, write: Written, cost: int = 3) -> Iterator[Candidate]:
+def hook_later(scene: Scene, write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
     """The registration of a hook, moved below the write that would drop it, where both are in one function."""
     for place in scene.places("create"):
         file, statement = place.file, place.statement
@@ -107,7 +107,7 @@ def _last(scope: cst.FunctionDef) -> cst.CSTNode:
     return last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
 
 
-def method_around(file: File, node: cst.CSTNode) -> str:
+def method_around(file: ParsedFile, node: cst.CSTNode) -> str:
     """The name of the function around a node; empty at the top level."""
     scope = file.scope(small(file, node) or node)
     return scope.name.value if isinstance(scope, cst.FunctionDef) else ""

@@ -8,8 +8,8 @@ import libcst as cst
 
 from noclobber.fix.candidates.clones import cloned_argument
 from noclobber.fix.candidates.finding_source import Place
-from noclobber.fix.candidates.syntax import File, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import Written, is_loaded, write_at, writes
+from noclobber.fix.candidates.syntax import ParsedFile, before, block, called, dotted, small, walk
+from noclobber.fix.candidates.write_syntax import WriteSyntax, is_loaded, write_at, writes
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -23,7 +23,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
-def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def guarded(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """The statement, with those behind it that write as well, under `with torch.no_grad():`; or the whole function.
 
     Not where the value written comes of a call that may give a tracked tensor: that gradient would be lost.
@@ -46,7 +46,7 @@ def guarded(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(f"put `{scope.name.value}` under `torch.no_grad()`", (decorator,), cost + 1)
 
 
-def cloned_leaf(write: Written, cost: int = 2) -> Iterator[Candidate]:
+def cloned_leaf(write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
     """`x = x.clone()` before the write, or a clone where the view of the leaf is made, so that the gradient flows."""
     file, name = write.file, write.name
     root, end = write.base, file.span(write.statement).end_line
@@ -60,7 +60,7 @@ def cloned_leaf(write: Written, cost: int = 2) -> Iterator[Candidate]:
     yield from cloned_argument(write, cost)
 
 
-def is_update(write: Written, kind: str) -> bool:
+def is_update(write: WriteSyntax, kind: str) -> bool:
     """Whether a write is one that no gradient should flow through: of weights, with `.grad`, or of mere numbers.
 
     Where the program differentiates through its own updates (`create_graph`), it is none.
@@ -77,7 +77,7 @@ def is_update(write: Written, kind: str) -> bool:
     return kind == "parameter" or ".grad" in text or not names
 
 
-def is_tracked(write: Written) -> bool:
+def is_tracked(write: WriteSyntax) -> bool:
     """Whether the value written may carry a gradient: a call of a module, of a function that is not known.
 
     What is computed from a `.grad` carries none, unless the program differentiates through its gradients.
@@ -94,11 +94,11 @@ def is_tracked(write: Written) -> bool:
     )
 
 
-def _is_gradient_step(write: Written) -> bool:
+def _is_gradient_step(write: WriteSyntax) -> bool:
     return ".grad" in write.file.source(write.statement)
 
 
-def _following(file: File, line: cst.SimpleStatementLine, name: str) -> list[cst.SimpleStatementLine]:
+def _following(file: ParsedFile, line: cst.SimpleStatementLine, name: str) -> list[cst.SimpleStatementLine]:
     """The statements right behind a write that are such updates too, or write the same: `w -= ...`, then `b -= ...`."""
     siblings = list(block(file.parents[line]))
     found: list[cst.SimpleStatementLine] = []
@@ -116,7 +116,7 @@ def _following(file: File, line: cst.SimpleStatementLine, name: str) -> list[cst
     return found
 
 
-def _guard(file: File, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
+def _guard(file: ParsedFile, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
     indent, first, deeper = file.indent(rows[0]) or "", file.span(rows[0]), file.module.default_indent
     here = Span(file.path, first.line, first.column, first.line, first.column)
     edits = [Edit(here, f"with torch.no_grad():\n{indent}{deeper}")]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from noclobber.fix.candidates.syntax import File, called, dotted, replace
-from noclobber.fix.candidates.write_syntax import FUNCTIONS, Written, chain, has_twin, is_flagged, keyword, writes
+from noclobber.fix.candidates.syntax import ParsedFile, called, dotted, replace
+from noclobber.fix.candidates.write_syntax import FUNCTIONS, WriteSyntax, chain, has_twin, is_flagged, keyword, writes
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -28,14 +28,14 @@ NO_TWIN = {
 """Methods whose name without the underscore is missing or means something else."""
 
 
-def out_of_place(write: Written) -> Iterator[Candidate]:
+def out_of_place(write: WriteSyntax) -> Iterator[Candidate]:
     """The write with a new tensor for its result, bound to the name of the old one where the statement has no other."""
     edits = rebound(write)
     if edits:
         yield Candidate(TITLE, tuple(edits), 1)
 
 
-def rebound(write: Written) -> list[Edit]:
+def rebound(write: WriteSyntax) -> list[Edit]:
     """The edits of `out_of_place`; empty where the text does not allow it."""
     file, statement = write.file, write.statement
     if isinstance(statement, cst.AugAssign):
@@ -54,7 +54,7 @@ def untracked(text: str) -> str:
     return text.removesuffix(".data").removesuffix(".detach()")
 
 
-def expression(file: File, call: cst.Call) -> str | None:
+def expression(file: ParsedFile, call: cst.Call) -> str | None:
     """`g * k` for `g.mul_(k)`, `g.clamp(0)` for `g.clamp_(0)`; None for a method that has no twin."""
     name = called(call)
     if not name.endswith("_") or name in NO_TWIN or not isinstance(call.func, cst.Attribute) or not has_twin(call):
@@ -68,7 +68,7 @@ def expression(file: File, call: cst.Call) -> str | None:
     return _stripped(file, call, [call])
 
 
-def _augmented(file: File, found: cst.AugAssign) -> str:
+def _augmented(file: ParsedFile, found: cst.AugAssign) -> str:
     symbol, value = _SYMBOLS[type(found.operator)], file.source(found.value)
     loose = not isinstance(found.value, _ATOMS)
     product = isinstance(found.value, cst.BinaryOperation) and isinstance(found.value.operator, _PRODUCTS)
@@ -79,7 +79,7 @@ def _augmented(file: File, found: cst.AugAssign) -> str:
     return f"{target} = {target} {symbol} {value}"
 
 
-def _without_underscore(write: Written, call: cst.Call) -> list[Edit]:
+def _without_underscore(write: WriteSyntax, call: cst.Call) -> list[Edit]:
     file, statement = write.file, write.statement
     is_whole = isinstance(statement, cst.Expr)
     value = statement.value if isinstance(statement, (cst.Expr, cst.Assign)) else None
@@ -100,7 +100,7 @@ def _without_underscore(write: Written, call: cst.Call) -> list[Edit]:
     return [replace(file, statement, f"{untracked(owner)} = {text.replace(owner, untracked(owner), 1)}")]
 
 
-def _without_flag(write: Written, call: cst.Call) -> list[Edit]:
+def _without_flag(write: WriteSyntax, call: cst.Call) -> list[Edit]:
     file = write.file
     flag = keyword(call, "inplace") or call.args[-1]
     gone = dropped(file, call, flag)
@@ -115,7 +115,7 @@ def _without_flag(write: Written, call: cst.Call) -> list[Edit]:
     return [Edit(start, f"{file.source(write.target)} = "), gone]
 
 
-def _without_out(write: Written, call: cst.Call) -> list[Edit]:
+def _without_out(write: WriteSyntax, call: cst.Call) -> list[Edit]:
     file, out = write.file, keyword(call, "out")
     gone = dropped(file, call, out) if out is not None else None
     if out is None or gone is None or not isinstance(out.value, (cst.Name, cst.Attribute, cst.Subscript)):
@@ -127,7 +127,7 @@ def _without_out(write: Written, call: cst.Call) -> list[Edit]:
     return [gone]
 
 
-def dropped(file: File, call: cst.Call, arg: cst.Arg) -> Edit | None:
+def dropped(file: ParsedFile, call: cst.Call, arg: cst.Arg) -> Edit | None:
     """Take an argument out of a call, with the comma before it or, for the first, behind it."""
     index, span = list(call.args).index(arg), file.span(arg)
     if index:
@@ -153,7 +153,7 @@ def _is_positional(call: cst.Call) -> bool:
     return is_function and short and len(call.args) == 2 and dotted(call.args[1].value) == "True"
 
 
-def _stripped(file: File, whole: cst.BaseExpression, calls: list[cst.Call]) -> str:
+def _stripped(file: ParsedFile, whole: cst.BaseExpression, calls: list[cst.Call]) -> str:
     """The text of an expression with the underscore taken from the names of some calls in it."""
     begin = file.span(whole)
     offset = file.offset(begin.line, begin.column)
@@ -182,7 +182,7 @@ _GUARDS = ("no_grad", "inference_mode")
 """Blocks in which autograd records nothing."""
 
 
-def guarded_out_of_place(write: Written) -> Iterator[Candidate]:
+def guarded_out_of_place(write: WriteSyntax) -> Iterator[Candidate]:
     """A write under `with torch.no_grad():`, moved out of that block and out of place, so that autograd sees it."""
     edits = rebound(write)
     moved = out_of_guard(write, edits)
@@ -190,7 +190,7 @@ def guarded_out_of_place(write: Written) -> Iterator[Candidate]:
         yield Candidate("let autograd see it: " + TITLE, moved, 1 if len(moved) == 1 else 2)
 
 
-def out_of_guard(write: Written, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
+def out_of_guard(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
     """Edits of a write, which also take it out of the block under `no_grad` that it stands in, where it does; None
     where that cannot be done."""
     file = write.file
@@ -219,7 +219,7 @@ def _guards(block: cst.With) -> bool:
     return any(called(one.item) in _GUARDS or dotted(one.item).rpartition(".")[2] in _GUARDS for one in block.items)
 
 
-def undecorated(write: Written) -> Iterator[Candidate]:
+def undecorated(write: WriteSyntax) -> Iterator[Candidate]:
     """A write in a function under `@torch.no_grad()`, out of place and without the decorator."""
     scope, file, edits = write.file.scope(write.statement), write.file, rebound(write)
     if not isinstance(scope, cst.FunctionDef) or not edits:

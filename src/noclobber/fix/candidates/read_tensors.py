@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, before, dotted, replace, walk
+from noclobber.fix.candidates.syntax import ParsedFile, before, dotted, replace, walk
 from noclobber.fix.candidates.write_syntax import VIEWS, is_stored, written
 from noclobber.fix.edits.candidate import Candidate
 
@@ -47,7 +47,7 @@ def _reads(scene: Scene, place: Place, scope: cst.FunctionDef) -> list[cst.Attri
     ]
 
 
-def _is_tensor(file: File, node: cst.Attribute) -> bool:
+def _is_tensor(file: ParsedFile, node: cst.Attribute) -> bool:
     """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
     parent = file.parents[node]
     if isinstance(parent, cst.Call):
@@ -58,13 +58,13 @@ def _is_tensor(file: File, node: cst.Attribute) -> bool:
     return True
 
 
-def _statement_of(file: File, scope: cst.FunctionDef, node: cst.CSTNode) -> cst.CSTNode | None:
+def _statement_of(file: ParsedFile, scope: cst.FunctionDef, node: cst.CSTNode) -> cst.CSTNode | None:
     """The statement of the function's own block that holds a node."""
     around = [node, *file.ancestors(node)]
     return next((one for one in scope.body.body if one in around), None)
 
 
-def _plain_names(file: File, scope: cst.FunctionDef) -> Iterator[cst.Name]:
+def _plain_names(file: ParsedFile, scope: cst.FunctionDef) -> Iterator[cst.Name]:
     for one in walk(scope, cst.Name):
         parent = file.parents[one]
         if not (isinstance(parent, cst.Attribute) and parent.attr is one):

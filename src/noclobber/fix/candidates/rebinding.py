@@ -8,7 +8,7 @@ import libcst as cst
 
 from noclobber.fix.candidates.out_of_place import rebound, untracked
 from noclobber.fix.candidates.syntax import block, called, dotted, remove, replace
-from noclobber.fix.candidates.write_syntax import Written, reads
+from noclobber.fix.candidates.write_syntax import WriteSyntax, reads
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
@@ -16,7 +16,7 @@ _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"
 _RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_")
 
 
-def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def rebound_fill(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
     file, statement = write.file, write.statement
     target = untracked(file.source(write.target)) if write.target is not None else ""
@@ -38,7 +38,7 @@ def rebound_fill(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(title, (edit,), cost)
 
 
-def local_result(write: Written, cost: int = -1) -> Iterator[Candidate]:
+def local_result(write: WriteSyntax, cost: int = -1) -> Iterator[Candidate]:
     """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
 
     Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied;
@@ -58,7 +58,7 @@ def local_result(write: Written, cost: int = -1) -> Iterator[Candidate]:
         yield Candidate(f"hold the result as `{short}`", changed, cost)
 
 
-def _cleared(write: Written, target: str) -> Edit | None:
+def _cleared(write: WriteSyntax, target: str) -> Edit | None:
     """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
     line = write.file.around(write.statement, cst.SimpleStatementLine)
     rows = list(block(write.file.parents[line])) if line is not None else []
@@ -69,7 +69,7 @@ def _cleared(write: Written, target: str) -> Edit | None:
     return None
 
 
-def _new(write: Written, call: cst.Call, target: str) -> Iterator[str]:
+def _new(write: WriteSyntax, call: cst.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
     values = [file.source(one.value) for one in call.args]
     if op == "copy_" and values:

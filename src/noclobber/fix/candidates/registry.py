@@ -25,7 +25,7 @@ from noclobber.fix.candidates.aliasing import is_seen_here_only, safely
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_place, rebound, undecorated
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
-from noclobber.fix.candidates.write_syntax import Written, write_at, writes, written
+from noclobber.fix.candidates.write_syntax import WriteSyntax, write_at, writes, written
 from noclobber.fix.edits.candidate import Candidate
 
 MOST_DETACHED = 3
@@ -227,7 +227,7 @@ def refused(scene: Scene) -> Iterator[Candidate]:
     yield from clones.at_save(scene, 5)
 
 
-def _calling(scene: Scene, write: Written) -> Iterator[Candidate]:
+def _calling(scene: Scene, write: WriteSyntax) -> Iterator[Candidate]:
     """A write that a module or function called here does: its flag, or a clone for an argument."""
     if write.call is None or writes(write.call):
         return

@@ -8,13 +8,13 @@ import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place
 from noclobber.fix.candidates.out_of_place import rebound
-from noclobber.fix.candidates.syntax import File, before, dotted, replace, walk
-from noclobber.fix.candidates.write_syntax import Written, parameters, write_at
+from noclobber.fix.candidates.syntax import ParsedFile, before, dotted, replace, walk
+from noclobber.fix.candidates.write_syntax import WriteSyntax, parameters, write_at
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 
-def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
+def as_list(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
     """`h = torch.zeros(n, d)` with `h[t] = ...` in a loop as `h = list(torch.zeros(n, d))`, and `torch.stack(h)`.
 
     Only where every index of it takes one row, along one dimension: `h[t]`, or `h[:, t]` everywhere.
@@ -50,7 +50,7 @@ def as_list(write: Written, cost: int = 3) -> Iterator[Candidate]:
     yield Candidate("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), cost)
 
 
-def _into_list(file: File, scope: cst.CSTNode, name: str, made: cst.CSTNode | None, dim: int) -> list[Edit]:
+def _into_list(file: ParsedFile, scope: cst.CSTNode, name: str, made: cst.CSTNode | None, dim: int) -> list[Edit]:
     split = f".unbind({dim})" if dim else ""
     if isinstance(made, cst.Assign) and made.value is not None:
         source = file.source(made.value)
@@ -63,7 +63,7 @@ def _into_list(file: File, scope: cst.CSTNode, name: str, made: cst.CSTNode | No
     return []
 
 
-def _of_row(file: File, one: cst.Subscript, name: str, dim: int) -> list[Edit]:
+def _of_row(file: ParsedFile, one: cst.Subscript, name: str, dim: int) -> list[Edit]:
     """`h[:, t]` as `h[t]`, and a write into the row itself as an assignment of a new one."""
     row = f"{name}[{file.source(one.slice[dim])}]"
     statement = file.around(one, cst.AugAssign, cst.Expr)
@@ -87,7 +87,7 @@ def _depth(one: cst.Subscript) -> int | None:
     return None
 
 
-def _of_the_new(file: File, uses: list[cst.Name]) -> list[cst.Name]:
+def _of_the_new(file: ParsedFile, uses: list[cst.Name]) -> list[cst.Name]:
     """Without those up to `x = x.clone()`, which are of the tensor that had the name before."""
     stores = [one for one in uses if isinstance(file.parents[one], cst.AssignTarget)]
     made = file.parents[file.parents[stores[0]]] if len(stores) == 1 else None
@@ -96,7 +96,7 @@ def _of_the_new(file: File, uses: list[cst.Name]) -> list[cst.Name]:
     return [one for one in uses if one is stores[0] or file.line(one) > file.span(made).end_line]
 
 
-def _count(file: File, name: cst.Name, dim: int) -> cst.CSTNode | None:
+def _count(file: ParsedFile, name: cst.Name, dim: int) -> cst.CSTNode | None:
     """`x.size(dim)` or `x.shape[dim]` around a name: how many rows there are."""
     owner = file.parents[name]
     whole = file.parents[owner] if isinstance(owner, cst.Attribute) else None
@@ -104,18 +104,18 @@ def _count(file: File, name: cst.Name, dim: int) -> cst.CSTNode | None:
     return whole if whole is not None and file.source(whole) in texts else None
 
 
-def _is_indexed(file: File, name: cst.Name) -> bool:
+def _is_indexed(file: ParsedFile, name: cst.Name) -> bool:
     parent = file.parents[name]
     return isinstance(parent, cst.Subscript) and parent.value is name
 
 
-def _is_keyword(file: File, name: cst.Name) -> bool:
+def _is_keyword(file: ParsedFile, name: cst.Name) -> bool:
     parent = file.parents[name]
     is_attribute = isinstance(parent, cst.Attribute) and parent.attr is name
     return is_attribute or (isinstance(parent, cst.Arg) and parent.keyword is name)
 
 
-def _is_parameter(file: File, name: cst.Name) -> bool:
+def _is_parameter(file: ParsedFile, name: cst.Name) -> bool:
     return isinstance(file.parents[name], cst.Param)
 
 

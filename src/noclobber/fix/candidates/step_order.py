@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, after, block, called, dotted, remove, top, walk, with_comment
-from noclobber.fix.candidates.write_syntax import Written, keyword, unretained, with_argument
+from noclobber.fix.candidates.syntax import ParsedFile, after, block, called, dotted, remove, top, walk, with_comment
+from noclobber.fix.candidates.write_syntax import WriteSyntax, keyword, unretained, with_argument
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -35,7 +35,7 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
     yield from _merged(file, step, rows, first, second)
 
 
-def put_off(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
+def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """The statement that writes, or that calls the function which does, moved below the backward."""
     read = scene.place("read")
     if read is None:
@@ -72,7 +72,7 @@ def _plain(node: cst.BaseExpression) -> str:
     return cst.Module([]).code_for_node(node) if dotted(base) and calls is None else ""
 
 
-def together(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
+def together(file: ParsedFile, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst.CSTNode], int, int]:
     """The innermost block that holds both statements, and where in it each is."""
     for body in [one, *file.ancestors(one)]:
         rows = list(block(body))
@@ -84,7 +84,7 @@ def together(file: File, one: cst.CSTNode, other: cst.CSTNode) -> tuple[list[cst
     return [], 0, 0
 
 
-def _swapped(file: File, rows: list[cst.CSTNode], first: int, second: int, end: int) -> Iterator[Candidate]:
+def _swapped(file: ParsedFile, rows: list[cst.CSTNode], first: int, second: int, end: int) -> Iterator[Candidate]:
     """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
     start = first
     while (
@@ -112,7 +112,7 @@ def _swapped(file: File, rows: list[cst.CSTNode], first: int, second: int, end: 
 
 
 def _moved(
-    file: File, step: Place, read: Place, rows: list[cst.CSTNode], first: int, second: int, end: int
+    file: ParsedFile, step: Place, read: Place, rows: list[cst.CSTNode], first: int, second: int, end: int
 ) -> Iterator[Candidate]:
     """The step below the backward, which gets only the parameters that its own optimizer steps."""
     gone = remove(file, step.statement)
@@ -139,7 +139,7 @@ def later_step(read: Place, own: str, gone: Edit, put: Edit) -> Iterator[Candida
     yield Candidate("step after the last backward", (gone, put), 3)
 
 
-def _merged(file: File, step: Place, rows: list[cst.CSTNode], first: int, second: int) -> Iterator[Candidate]:
+def _merged(file: ParsedFile, step: Place, rows: list[cst.CSTNode], first: int, second: int) -> Iterator[Candidate]:
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer(step.statement)
     gone = remove(file, step.statement)
@@ -150,7 +150,7 @@ def _merged(file: File, step: Place, rows: list[cst.CSTNode], first: int, second
         yield Candidate("step once, after both backwards", (gone, *zeros), 2)
 
 
-def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
+def _loop_split(file: ParsedFile, step: Place, read: Place) -> Iterator[Candidate]:
     """`for a in agents: zero, backward, step` as loops of their own, where each turn has its own optimizer."""
     loop = file.around(step.statement, cst.For)
     name = optimizer(step.statement)
@@ -178,7 +178,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
     yield Candidate("step in a loop of its own, after every backward", (later,), 3)
 
 
-def end_of_update(file: File, rows: list[cst.CSTNode], second: int) -> int:
+def end_of_update(file: ParsedFile, rows: list[cst.CSTNode], second: int) -> int:
     """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
     for number in range(second + 1, min(len(rows), second + 5)):
         calls = calls_in(rows[number])
@@ -189,7 +189,7 @@ def end_of_update(file: File, rows: list[cst.CSTNode], second: int) -> int:
     return second
 
 
-def parameters_of(file: File, name: str, at: cst.CSTNode) -> str:
+def parameters_of(file: ParsedFile, name: str, at: cst.CSTNode) -> str:
     """The parameters of an optimizer, as an expression: from where it is made, else from its groups."""
     for one in walk(file.module, cst.Assign):
         if dotted(one.targets[0].target) != name or not isinstance(one.value, cst.Call) or not one.value.args:
@@ -201,7 +201,7 @@ def parameters_of(file: File, name: str, at: cst.CSTNode) -> str:
     return f'[p for group in {name}.param_groups for p in group["params"]]'
 
 
-def _holds(file: File, row: cst.CSTNode, node: cst.CSTNode) -> bool:
+def _holds(file: ParsedFile, row: cst.CSTNode, node: cst.CSTNode) -> bool:
     return row is node or row in file.ancestors(node)
 
 
@@ -227,7 +227,7 @@ def _inner(row: cst.CSTNode) -> cst.CSTNode:
     return row.body[0] if isinstance(row, cst.SimpleStatementLine) else row
 
 
-def whole_lines(file: File, begin: int, stop: int) -> Edit:
+def whole_lines(file: ParsedFile, begin: int, stop: int) -> Edit:
     """Take lines out."""
     if stop >= len(file.starts):
         line, column = file.end_of_line(begin - 1)

@@ -18,7 +18,7 @@ Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
 @dataclass(frozen=True, eq=False)
-class File:
+class ParsedFile:
     """A source file, parsed. Positions go in and out as `Span`: lines and columns 1-based, in characters."""
 
     path: str
@@ -88,7 +88,7 @@ class File:
         return line, len(self.text[self.starts[line - 1] : end].rstrip("\r")) + 1
 
 
-def parse(path: str, text: str) -> File | None:
+def parse(path: str, text: str) -> ParsedFile | None:
     """A file, or None where its text is not Python that the installed libcst knows."""
     try:
         return _parse(path, text)
@@ -97,7 +97,7 @@ def parse(path: str, text: str) -> File | None:
 
 
 @lru_cache(maxsize=32)
-def _parse(path: str, text: str) -> File:
+def _parse(path: str, text: str) -> ParsedFile:
     wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     ranges = cast(Mapping[cst.CSTNode, CodeRange], wrapper.resolve(PositionProvider))
     parents: dict[cst.CSTNode, cst.CSTNode] = {}
@@ -109,7 +109,7 @@ def _parse(path: str, text: str) -> File:
     starts = [0]
     for line in text.split("\n")[:-1]:
         starts.append(starts[-1] + len(line) + 1)
-    return File(path, text, wrapper.module, ranges, parents, tuple(starts))
+    return ParsedFile(path, text, wrapper.module, ranges, parents, tuple(starts))
 
 
 def walk(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Node]:
@@ -126,12 +126,12 @@ def _children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
     return tuple(node.children)
 
 
-def replace(file: File, node: cst.CSTNode, text: str) -> Edit:
+def replace(file: ParsedFile, node: cst.CSTNode, text: str) -> Edit:
     """Put a text in the place of a node; parentheses around the node stay."""
     return Edit(file.span(node), text)
 
 
-def append(file: File, node: cst.BaseExpression, text: str) -> Edit:
+def append(file: ParsedFile, node: cst.BaseExpression, text: str) -> Edit:
     """Put a text such as `.clone()` behind an expression, in parentheses where the expression needs them."""
     atom = isinstance(node, (cst.Name, cst.Attribute, cst.Subscript, cst.Call, cst.List, cst.Dict))
     span = file.span(node)
@@ -144,7 +144,7 @@ def append(file: File, node: cst.BaseExpression, text: str) -> Edit:
     return Edit(span, f"({file.source(node)}){text}")
 
 
-def before(file: File, node: cst.CSTNode, *lines: str) -> Edit | None:
+def before(file: ParsedFile, node: cst.CSTNode, *lines: str) -> Edit | None:
     """Insert statements before the one that holds `node`; on the same line where that one shares its line."""
     statement = small(file, node)
     if statement is None:
@@ -154,7 +154,7 @@ def before(file: File, node: cst.CSTNode, *lines: str) -> Edit | None:
     return Edit(Span(file.path, span.line, span.column, span.line, span.column), "".join(one + joint for one in lines))
 
 
-def after(file: File, node: cst.CSTNode, *lines: str) -> Edit | None:
+def after(file: ParsedFile, node: cst.CSTNode, *lines: str) -> Edit | None:
     """Insert statements after the one that holds `node`, behind its comment."""
     statement = small(file, node)
     if statement is None:
@@ -167,7 +167,7 @@ def after(file: File, node: cst.CSTNode, *lines: str) -> Edit | None:
     return Edit(Span(file.path, line, column, line, column), "".join(f"\n{indent}{one}" for one in lines))
 
 
-def small(file: File, node: cst.CSTNode) -> cst.CSTNode | None:
+def small(file: ParsedFile, node: cst.CSTNode) -> cst.CSTNode | None:
     """The statement around a node: a simple one without its line, or a compound one; the first one of a whole line."""
     if isinstance(node, cst.SimpleStatementLine):
         return node.body[0]
@@ -175,7 +175,7 @@ def small(file: File, node: cst.CSTNode) -> cst.CSTNode | None:
     return file.around(node, *kinds)
 
 
-def remove(file: File, node: cst.CSTNode) -> Edit | None:
+def remove(file: ParsedFile, node: cst.CSTNode) -> Edit | None:
     """Take out the statement that holds `node` with its lines; `pass` where its block would be left empty."""
     statement = file.around(node, cst.SimpleStatementLine, cst.For, cst.With)
     if statement is None or file.indent(statement) is None:
@@ -190,7 +190,7 @@ def remove(file: File, node: cst.CSTNode) -> Edit | None:
     return Edit(Span(file.path, span.line, 1, span.end_line + 1, 1), "")
 
 
-def top(file: File, row: cst.CSTNode) -> int:
+def top(file: ParsedFile, row: cst.CSTNode) -> int:
     """The first line of a statement of a block, with the comments that stand right above it."""
     lines = file.text.split("\n")
     first = file.line(row.decorators[0] if isinstance(row, cst.FunctionDef) and row.decorators else row)
@@ -200,7 +200,7 @@ def top(file: File, row: cst.CSTNode) -> int:
     return first
 
 
-def with_comment(file: File, node: cst.CSTNode) -> str:
+def with_comment(file: ParsedFile, node: cst.CSTNode) -> str:
     """The text of a statement, and of the comment behind it."""
     span = file.span(node)
     rest = file.text[file.offset(span.end_line, span.end_column) : file.offset(*file.end_of_line(span.end_line))]

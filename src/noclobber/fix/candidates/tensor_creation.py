@@ -8,9 +8,9 @@ import libcst as cst
 
 from noclobber.fix.candidates.clones import definition
 from noclobber.fix.candidates.finding_source import Scene
-from noclobber.fix.candidates.syntax import File, append, called, dotted, in_tuple, replace, walk
+from noclobber.fix.candidates.syntax import ParsedFile, append, called, dotted, in_tuple, replace, walk
 from noclobber.fix.candidates.untracked_writes import OWN, copies_of
-from noclobber.fix.candidates.write_syntax import Written, parameters, reads, written
+from noclobber.fix.candidates.write_syntax import WriteSyntax, parameters, reads, written
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -30,7 +30,7 @@ def no_grad_instead(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
             yield Candidate("use `no_grad` instead of `inference_mode`", some, cost if len(some) == 1 else cost + 1)
 
 
-def with_grad(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate]:
+def with_grad(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
     """Take the decorator from a function that makes views; a list of views that it returns becomes a generator.
 
     A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
@@ -55,7 +55,7 @@ def with_grad(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate
                     yield Candidate(title, (gone, *lazy), cost)
 
 
-def own_bytes(scene: Scene, write: Written, cost: int = 2) -> Iterator[Candidate]:
+def own_bytes(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
     """`.clone()` behind `expand` where the tensor is made: in the function of the write, else anywhere."""
     file = write.file
     made = definition(file, write.base, write.statement) if write.base is not None else None
@@ -83,7 +83,7 @@ def not_shared(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
                 yield Candidate("give the tensor bytes of its own", (append(file, one, ".clone()"),), cost + 1)
 
 
-def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def mapped(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`torch.zeros(n, n)` as `x.new_zeros(n, n)`, with an argument `x` of the function that the written value uses."""
     file, scope = write.file, write.file.scope(write.statement)
     made = definition(file, write.base, write.statement) if write.base is not None else None
@@ -97,7 +97,7 @@ def mapped(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(f"make it from `{name}`, which is mapped", (edit,), cost)
 
 
-def closed_over(scene: Scene, write: Written, cost: int = 1) -> Iterator[Candidate]:
+def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
 
     So with a function or method of the same file that nobody else calls, and with what it reads as `self.s`.
@@ -167,7 +167,7 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
             yield Candidate(f"run `{net}` on {title}", (edit,), cost + more)
 
 
-def _region(file: File, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
+def _region(file: ParsedFile, call: cst.Call) -> cst.Lambda | cst.FunctionDef | None:
     """What a `checkpoint` runs, where it is a lambda, or a function of this file that is named nowhere else."""
     if called(call) != "checkpoint" or len(call.args) < 2:
         return None
@@ -191,12 +191,12 @@ def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
                 yield Candidate("do not broadcast the buffers", (Edit(here, ", broadcast_buffers=False"),), cost)
 
 
-def _modes(file: File) -> Sequence[cst.CSTNode]:
+def _modes(file: ParsedFile) -> Sequence[cst.CSTNode]:
     names = [one for one in walk(file.module, cst.Attribute) if one.attr.value == "inference_mode"]
     return [file.parents[one] if isinstance(file.parents[one], cst.Call) else one for one in names]
 
 
-def _as_no_grad(file: File, node: cst.CSTNode) -> Edit | None:
+def _as_no_grad(file: ParsedFile, node: cst.CSTNode) -> Edit | None:
     if isinstance(node, cst.Call):
         if node.args and [dotted(one.value) for one in node.args] != ["True"]:
             return None
@@ -204,7 +204,7 @@ def _as_no_grad(file: File, node: cst.CSTNode) -> Edit | None:
     return replace(file, node, f"{dotted(node).removesuffix('inference_mode')}no_grad()")
 
 
-def _lazy(file: File, node: cst.Return) -> list[Edit]:
+def _lazy(file: ParsedFile, node: cst.Return) -> list[Edit]:
     """The brackets of a returned list of views as parentheses."""
     value = node.value
     if not isinstance(value, cst.ListComp):

@@ -10,8 +10,8 @@ import libcst as cst
 from noclobber.fix.candidates.clones import before_write
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import out_of_guard, rebound
-from noclobber.fix.candidates.syntax import File, before, called, dotted, in_tuple, replace, walk
-from noclobber.fix.candidates.write_syntax import Written, is_read_again, written
+from noclobber.fix.candidates.syntax import ParsedFile, before, called, dotted, in_tuple, replace, walk
+from noclobber.fix.candidates.write_syntax import WriteSyntax, is_read_again, written
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
@@ -19,7 +19,7 @@ PASSING = "if the gradient should pass as if nothing had happened"
 """The meaning by which a write has no part in the gradient."""
 
 
-def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+def tracked(write: WriteSyntax, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
     file = write.file
     shown = [Edit(file.span(one), file.source(one.value)) for one in hides(write.target)]
@@ -40,7 +40,7 @@ def tracked(write: Written, scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     yield Candidate("let autograd see it", tuple(shown), cost + 3)
 
 
-def functional_call(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def functional_call(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`conv.weight.data = w` and then `conv(x)` as `torch.func.functional_call(conv, {"weight": w}, (x,))`."""
     file, statement, name = write.file, write.statement, write.name
     owner, _, short = name.rpartition(".")
@@ -62,7 +62,7 @@ def functional_call(write: Written, cost: int = 1) -> Iterator[Candidate]:
     yield Candidate(f"call `{owner}` with the new `{short}`", tuple(edits), cost)
 
 
-def straight_through(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def straight_through(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`h.data.copy_(h.round())` as `h = h + (h.round() - h).detach()`: the new values, and the gradient of the old."""
     file, name, value = write.file, write.name, _value(write.file, write)
     if value is None or not name or not is_read_again(file, name, write.statement):
@@ -118,13 +118,13 @@ def local_copy(scene: Scene, cost: int = 7) -> Iterator[Candidate]:
         yield Candidate(f"work on a local copy of `{net}`", tuple(one for one in edits if one is not None), cost)
 
 
-def _runs_once(file: File, call: cst.Call) -> bool:
+def _runs_once(file: ParsedFile, call: cst.Call) -> bool:
     """Whether a statement before the call is as good as the call's own place."""
     inner = file.around(call, cst.Lambda, cst.ListComp, cst.GeneratorExp, cst.DictComp, cst.SetComp, cst.While)
     return inner is None or isinstance(inner, cst.While)
 
 
-def _is_free(file: File, call: cst.Call, name: str) -> bool:
+def _is_free(file: ParsedFile, call: cst.Call, name: str) -> bool:
     return not any(one.value == name for one in walk(file.scope(call), cst.Name))
 
 
@@ -133,7 +133,7 @@ def hides(target: cst.BaseExpression | None) -> list[cst.Attribute]:
     return [one for one in walk(target, cst.Attribute) if one.attr.value == "data"] if target is not None else []
 
 
-def _value(file: File, write: Written) -> str | None:
+def _value(file: ParsedFile, write: WriteSyntax) -> str | None:
     if isinstance(write.statement, cst.Assign):
         return file.source(write.statement.value)
     if isinstance(write.statement, cst.Expr) and write.call is not None and called(write.call) == "copy_":

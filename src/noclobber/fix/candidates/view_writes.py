@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import libcst as cst
 
 from noclobber.fix.candidates.out_of_place import expression, rebound
-from noclobber.fix.candidates.syntax import File, before, called, dotted, remove, replace, walk
-from noclobber.fix.candidates.write_syntax import VIEWS, Written, is_loaded, keyword, parameters, writes
+from noclobber.fix.candidates.syntax import ParsedFile, before, called, dotted, remove, replace, walk
+from noclobber.fix.candidates.write_syntax import VIEWS, WriteSyntax, is_loaded, keyword, parameters, writes
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 
 
-def by_index(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def by_index(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
     file, loop = write.file, write.file.around(write.statement, cst.For)
     name = dotted(write.base)
@@ -38,7 +38,7 @@ def by_index(write: Written, cost: int = 1) -> Iterator[Candidate]:
         yield Candidate(f"index a clone of `{root}` instead of iterating", (clone, *edits), cost + 1)
 
 
-def into_new(write: Written, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
+def into_new(write: WriteSyntax, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
     """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
     file, loop = write.file, write.file.around(write.statement, cst.For)
     listed = write.statement.value if isinstance(write.statement, cst.Expr) else None
@@ -72,7 +72,7 @@ def into_new(write: Written, cost: int = 1, *, stacked: bool = False) -> Iterato
         yield Candidate("bind new tensors", (Edit(file.span(loop), f"{', '.join(names)} = {new}"),), cost)
 
 
-def one_by_one(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def one_by_one(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
     file, name = write.file, dotted(write.base)
     for one in walk(file.scope(write.statement), cst.Assign):
@@ -84,7 +84,7 @@ def one_by_one(write: Written, cost: int = 1) -> Iterator[Candidate]:
             yield Candidate("take the views one at a time", (replace(file, one.value, text),), cost)
 
 
-def inlined(write: Written, cost: int = 1) -> Iterator[Candidate]:
+def inlined(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written."""
     file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
     for one in walk(scope, cst.Assign):
@@ -105,7 +105,7 @@ def inlined(write: Written, cost: int = 1) -> Iterator[Candidate]:
             yield Candidate("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
 
 
-def cloned_parts(write: Written, cost: int = 4) -> Iterator[Candidate]:
+def cloned_parts(write: WriteSyntax, cost: int = 4) -> Iterator[Candidate]:
     """`a, b = x.chunk(2)` with `a = a.clone()` after it: right where nobody reads `x` itself afterwards."""
     file, name, scope = write.file, dotted(write.base), write.file.scope(write.statement)
     for one in walk(scope, cst.Assign):
@@ -123,7 +123,7 @@ def cloned_parts(write: Written, cost: int = 4) -> Iterator[Candidate]:
             yield Candidate(f"write into a clone of `{name}`", (edit,), cost)
 
 
-def _iterated(file: File, loop: cst.For, name: str) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+def _iterated(file: ParsedFile, loop: cst.For, name: str) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
     """The loop variable of a name, and the expression whose parts it goes through."""
     targets = [one.value for one in loop.target.elements] if isinstance(loop.target, cst.Tuple) else [loop.target]
     source = loop.iter
@@ -136,7 +136,7 @@ def _iterated(file: File, loop: cst.For, name: str) -> tuple[cst.BaseExpression,
     return next(((one, whole) for one, whole in zip(targets, sources, strict=True) if dotted(one) == name), None)
 
 
-def _indexable(file: File, whole: cst.BaseExpression) -> tuple[str, str] | None:
+def _indexable(file: ParsedFile, whole: cst.BaseExpression) -> tuple[str, str] | None:
     """How the part number `#` is written, and how many there are; None where that is not plain."""
     if dotted(whole):
         text = file.source(whole)
@@ -150,7 +150,7 @@ def _indexable(file: File, whole: cst.BaseExpression) -> tuple[str, str] | None:
     return None
 
 
-def _value(write: Written) -> str | None:
+def _value(write: WriteSyntax) -> str | None:
     """The new value of a write, as an expression."""
     if isinstance(write.statement, cst.Assign) and isinstance(write.target, cst.Attribute):
         return write.file.source(write.statement.value)
@@ -159,7 +159,7 @@ def _value(write: Written) -> str | None:
 
 
 def _wholes(
-    file: File,
+    file: ParsedFile,
     loop: cst.For,
     pair: tuple[cst.BaseExpression, cst.BaseExpression],
     value: str,
@@ -181,7 +181,7 @@ def _wholes(
             yield name, f"{name} = {{name: {value} for {into} in {source}}}"
 
 
-def _selected(file: File, value: cst.BaseExpression, count: int) -> str | None:
+def _selected(file: ParsedFile, value: cst.BaseExpression, count: int) -> str | None:
     """ "x[0], x[1]" for `x`, `x.unbind(0)`, `torch.unbind(x)`; None for what is divided in another way."""
     if dotted(value):
         return ", ".join(f"{file.source(value)}[{number}]" for number in range(count))
@@ -197,7 +197,7 @@ def _selected(file: File, value: cst.BaseExpression, count: int) -> str | None:
     )
 
 
-def _dim(file: File, call: cst.Call, position: int) -> str | None:
+def _dim(file: ParsedFile, call: cst.Call, position: int) -> str | None:
     given = keyword(call, "dim")
     if given is None and len(call.args) > position:
         given = call.args[position]
@@ -215,7 +215,7 @@ def _views(one: cst.Assign) -> dict[str, cst.BaseExpression]:
     return {name: b for name, b in named if isinstance(b, cst.Subscript) or called(b) in VIEWS}
 
 
-def _fresh(file: File, loop: cst.For) -> str:
+def _fresh(file: ParsedFile, loop: cst.For) -> str:
     used = {one.value for one in walk(file.scope(loop), cst.Name)}
     return next(one for one in ("i", "j", "k", "index", "number", "position") if one not in used)
 

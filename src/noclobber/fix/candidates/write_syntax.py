@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import File, called, dotted, small, walk
+from noclobber.fix.candidates.syntax import ParsedFile, called, dotted, small, walk
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 
@@ -23,10 +23,10 @@ VIEWS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteSyntax:
     """A write in the source. `target` is the expression written; `call` the writing call, None for an assignment."""
 
-    file: File
+    file: ParsedFile
     node: cst.CSTNode
     statement: cst.CSTNode
     target: cst.BaseExpression | None
@@ -43,7 +43,7 @@ class Written:
         return dotted(self.base)
 
 
-def written(scene: Scene) -> list[Written]:
+def written(scene: Scene) -> list[WriteSyntax]:
     """The writes of a finding: those at its labels, then those of its list at other lines."""
     found = [write_at(one) for one in scene.places("write")]
     lines = {(one.file.path, one.file.line(one.statement)) for one in found}
@@ -57,24 +57,24 @@ def written(scene: Scene) -> list[Written]:
     return found
 
 
-def write_at(place: Place) -> Written:
+def write_at(place: Place) -> WriteSyntax:
     """The write at a place: an augmented assignment, an assignment to a part, or a writing call."""
     file, node = place.file, place.node
     statement = small(file, node) or node
     if isinstance(statement, cst.AugAssign):
-        return Written(file, statement, statement, statement.target, None)
+        return WriteSyntax(file, statement, statement, statement.target, None)
     call = file.around(node, cst.Call)
     if call is not None and (isinstance(node, cst.Call) or writes(call)):
-        return Written(file, call, statement, _target(call), call)
+        return WriteSyntax(file, call, statement, _target(call), call)
     if isinstance(statement, cst.Assign):
         targets = [one.target for one in statement.targets]
         exact = [one for one in targets if one is node or file.span(one) == file.span(node)]
         part = [one for one in targets if isinstance(one, (cst.Subscript, cst.Attribute))]
         if exact or part:
-            return Written(file, node, statement, (exact or part)[0], None)
+            return WriteSyntax(file, node, statement, (exact or part)[0], None)
     if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call) and writes(statement.value):
-        return Written(file, statement.value, statement, _target(statement.value), statement.value)
-    return Written(file, node, statement, None, None)
+        return WriteSyntax(file, statement.value, statement, _target(statement.value), statement.value)
+    return WriteSyntax(file, node, statement, None, None)
 
 
 def writes(call: cst.Call) -> bool:
@@ -105,7 +105,7 @@ def keyword(call: cst.Call, name: str) -> cst.Arg | None:
     return next((one for one in call.args if one.keyword is not None and one.keyword.value == name), None)
 
 
-def unretained(file: File, call: cst.Call) -> Edit | None:
+def unretained(file: ParsedFile, call: cst.Call) -> Edit | None:
     """Take `retain_graph=True` out of a call; None where it is not there."""
     flag = keyword(call, "retain_graph")
     if flag is None or dotted(flag.value) != "True":
@@ -117,7 +117,7 @@ def unretained(file: File, call: cst.Call) -> Edit | None:
     return Edit(span, "") if len(call.args) == 1 else None
 
 
-def with_argument(file: File, call: cst.Call, text: str) -> Edit:
+def with_argument(file: ParsedFile, call: cst.Call, text: str) -> Edit:
     """Give a call one more argument, at its end."""
     close = file.span(call)
     here = Span(file.path, close.end_line, close.end_column - 1, close.end_line, close.end_column - 1)
@@ -151,12 +151,12 @@ def base_of(target: cst.BaseExpression | None) -> cst.BaseExpression | None:
     return target if dotted(target) else None
 
 
-def is_loaded(file: File, name: str, scope: cst.CSTNode, after: int) -> bool:
+def is_loaded(file: ParsedFile, name: str, scope: cst.CSTNode, after: int) -> bool:
     """Whether a dotted name is read in a scope in a line after `after`."""
     return any(file.line(one) > after for one in reads(file, name, scope))
 
 
-def is_read_again(file: File, name: str, statement: cst.CSTNode) -> bool:
+def is_read_again(file: ParsedFile, name: str, statement: cst.CSTNode) -> bool:
     """Whether a dotted name is read in lines after a statement, or elsewhere in a loop around it."""
     if is_loaded(file, name, file.scope(statement), file.line(statement)):
         return True
@@ -165,14 +165,14 @@ def is_read_again(file: File, name: str, statement: cst.CSTNode) -> bool:
     return any(one not in own for loop in loops for one in reads(file, name, loop))
 
 
-def reads(file: File, name: str, scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def reads(file: ParsedFile, name: str, scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Where a dotted name is read in a scope."""
     for one in walk(scope, cst.Name, cst.Attribute):
         if dotted(one) == name and not is_stored(file, one):
             yield one
 
 
-def is_stored(file: File, node: cst.CSTNode) -> bool:
+def is_stored(file: ParsedFile, node: cst.CSTNode) -> bool:
     """Whether a name is assigned to, by a loop or in a row of names too, or is only the end of a longer one."""
     parent = file.parents.get(node)
     if isinstance(parent, cst.Attribute):
@@ -201,7 +201,7 @@ def _target(call: cst.Call) -> cst.BaseExpression | None:
     return call.args[0].value if call.args and call.args[0].keyword is None else None
 
 
-def _starting(file: File, line: int) -> Iterator[cst.CSTNode]:
+def _starting(file: ParsedFile, line: int) -> Iterator[cst.CSTNode]:
     for one in walk(file.module, cst.BaseSmallStatement):  # type: ignore[type-abstract]
         span = file.span(one)
         if span.line <= line <= span.end_line:

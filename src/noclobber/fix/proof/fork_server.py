@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order
-from noclobber.fix.proof.trial import Trial
+from noclobber.fix.proof.trial import TrialProcess
 
 TICK = 0.02
 """Seconds between two looks at what has ended."""
@@ -62,7 +62,7 @@ def _fork(folder: str, words: list[str]) -> int:
     try:
         with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
             order = Order.from_json(file.read())
-        Trial(folder, order).carry_out(words)
+        TrialProcess(folder, order).carry_out(words)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -26,7 +26,7 @@ _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor 
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
 
 
-class Trial:
+class TrialProcess:
     """The run, from before the program's first line to where it ends or enough is known."""
 
     def __init__(self, folder: str, order: Order) -> None:

@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import arguments, captured_tensors, reruns, taint
-from noclobber.observe.checkpoint.regions import Packed, Region
+from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import OnDevice
@@ -61,11 +61,11 @@ def arm(context: Context, way: Way) -> None:
     _watch_reentrant(context, way, module.CheckpointFunction)
 
 
-def _region(context: Context, way: Way, frame: Any, *given: Any) -> Region:
-    return Region(context, way, place_of(frame), captured_tensors.tensors_read(*given))
+def _region(context: Context, way: Way, frame: Any, *given: Any) -> CheckpointRegion:
+    return CheckpointRegion(context, way, place_of(frame), captured_tensors.tensors_read(*given))
 
 
-def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
+def _preserve(region: CheckpointRegion, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
     """Run a region that is not reentrant anew with what it read in forward."""
     weak, native = ref(frame), frame.recompute_fn
 
@@ -96,7 +96,7 @@ def _preserve(region: Region, frame: Any, function: Any, args: Any, kwargs: Any)
     frame.recompute_fn = passed_over(recompute_fn)
 
 
-def _watch(region: Region, hooks: Any, frame: Any) -> None:
+def _watch(region: CheckpointRegion, hooks: Any, frame: Any) -> None:
     """Look at what passes through the hooks of a region that is not reentrant.
 
     PyTorch pairs what was saved in forward with what is computed anew, by a holder that it keeps in the place of the
@@ -124,7 +124,7 @@ def _watch(region: Region, hooks: Any, frame: Any) -> None:
 
 
 def _read(
-    region: Region, frame: Any, holder: Any, tensor: torch.Tensor, now: int, told: int, runs: int
+    region: CheckpointRegion, frame: Any, holder: Any, tensor: torch.Tensor, now: int, told: int, runs: int
 ) -> torch.Tensor:
     """What is read of a region, which may just have run anew. Raises ClobberError where bytes that were to be preserved
     are lost."""
@@ -142,7 +142,7 @@ def _read(
     return tensor
 
 
-def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> None:
+def _compare(region: CheckpointRegion, frame: Any, holder: Any, tensor: torch.Tensor) -> None:
     """Once a tensor is read that differs, tell of the first one of its region that does and will be read."""
     node, packed = private.current_node(), region.saved.get(holder)
     if packed is None:
@@ -161,7 +161,10 @@ def _compare(region: Region, frame: Any, holder: Any, tensor: torch.Tensor) -> N
         region.tell(node, clobbers.field_of(holder, node), packed, tensor)
 
 
-def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, Any, Any, Packed, torch.Tensor]]:
+_Recomputed = tuple[int, Any, Any, RegionSave, torch.Tensor]
+
+
+def _recomputed(region: CheckpointRegion, frame: Any, root: Any) -> Iterator[_Recomputed]:
     """What else of a region was computed anew and is still to be read: order, node, holder, then and now."""
     for node in graph.walk([root] if root is not None else []):
         for saved in graph.saves_of_or_gone(node):
@@ -177,7 +180,7 @@ def _recomputed(region: Region, frame: Any, root: Any) -> Iterator[tuple[int, An
                     yield packed.order, node, holder, packed, tensor
 
 
-def _matters(region: Region, node: Any, holder: Any, packed: Packed, tensor: torch.Tensor) -> bool:
+def _matters(region: CheckpointRegion, node: Any, holder: Any, packed: RegionSave, tensor: torch.Tensor) -> bool:
     """Whether what was computed anew differs, the node reads it, and all its bytes have a meaning."""
     if not region.differs(packed, tensor):
         return False
@@ -218,7 +221,7 @@ def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
             region.past = _past(region, run_function, args, lambda: bool(under_way))
         return region, before
 
-    def ended(ctx: Any, run_function: Any, outputs: Any, region: Region, before: taint.Before | None) -> None:
+    def ended(ctx: Any, run_function: Any, outputs: Any, region: CheckpointRegion, before: taint.Before | None) -> None:
         region.end = moment()
         packed = [region.output(one) for one in _tensors(outputs)]
         ctx.noclobber_region = (region, packed, before, run_function)
@@ -242,18 +245,18 @@ def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
     way.patches.put(function, "backward", staticmethod(watched_backward))
 
 
-_Begun = tuple[Region, "taint.Before | None"]
+_Begun = tuple[CheckpointRegion, "taint.Before | None"]
 
 
-def _past(region: Region, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
+def _past(region: CheckpointRegion, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
     reached = captured_tensors.tensors_read(run, [one for one in args if not isinstance(one, torch.Tensor)])
     return reruns.Past(region.context, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
 @passed_over
 def _run_anew(
-    region: Region,
-    packed: list[Packed],
+    region: CheckpointRegion,
+    packed: list[RegionSave],
     before: taint.Before | None,
     node: Callable[[], Any],
     run: Any,
@@ -292,7 +295,7 @@ class _Followed(NamedTuple):
 
 
 def _followed(
-    region: Region,
+    region: CheckpointRegion,
     before: taint.Before | None,
     ctx: Any,
     run: Any,
@@ -321,15 +324,15 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return [one for one in several if isinstance(one, torch.Tensor)]
 
 
-def _now(region: Region, before: taint.Before, ctx: Any, run: Any, args: Any) -> taint.Now | None:
+def _now(region: CheckpointRegion, before: taint.Before, ctx: Any, run: Any, args: Any) -> taint.Now | None:
     """What a region reads now that it is run anew; None where that need not or can't be known."""
     given = [one if kept is None else kept for one, kept in zip(args, ctx.inputs, strict=True)]
     return None if region.told else before.now(run, given)
 
 
 def _compare_outputs(
-    region: Region,
-    packed: list[Packed],
+    region: CheckpointRegion,
+    packed: list[RegionSave],
     outputs: list[torch.Tensor],
     derived: taint.Derived | None,
     moved: taint.Derived | None,
@@ -357,5 +360,5 @@ def _compare_outputs(
     first = None if derived is None else derived.first_changed(outputs)
     if first is not None:
         node, handle = first
-        was = Packed(handle.alias, handle.place, handle.digest)
+        was = RegionSave(handle.alias, handle.place, handle.digest)
         region.tell(node, clobbers.field_of(handle, node), was, handle.alias, reentrant=True)

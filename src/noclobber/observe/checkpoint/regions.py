@@ -23,7 +23,7 @@ from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
 
 
-class Packed:
+class RegionSave:
     """One tensor as it was in forward, without a reference to it."""
 
     is_copy = False
@@ -41,7 +41,7 @@ class Packed:
         """Whether the operator makes it only once all is saved (late_fills.py)."""
 
 
-class Region:
+class CheckpointRegion:
     """One call of `checkpoint`: where it is, what it reads from outside, and what it saved.
 
     Of what it computes only fingerprints are kept, for a checkpoint is there to give that memory back.
@@ -61,20 +61,20 @@ class Region:
                 self.memory.expect(reread)
         self.used: set[int] = set()
         """The storages among `outside` of which something was saved inside: the others may not matter."""
-        self.saved: WeakKeyDictionary[Any, Packed] = WeakKeyDictionary()
+        self.saved: WeakKeyDictionary[Any, RegionSave] = WeakKeyDictionary()
         """By the object that PyTorch keeps in the place of the tensor."""
         self.count = 0
         """How many tensors were saved."""
-        self._of_last: list[Packed] = []
+        self._of_last: list[RegionSave] = []
         """What the node has saved that saved last."""
         self.told = False
         self.past: reruns.Past | None = None
         """What it read in forward, where bytes are preserved."""
         self._digests = context.contents is not None
 
-    def output(self, tensor: torch.Tensor) -> Packed:
+    def output(self, tensor: torch.Tensor) -> RegionSave:
         """Note what a reentrant region returns in forward."""
-        packed = Packed(tensor, self.place, self.digest(tensor))
+        packed = RegionSave(tensor, self.place, self.digest(tensor))
         packed.rough = None if packed.digest is None else rough(tensor)
         return packed
 
@@ -89,7 +89,7 @@ class Region:
     def save(self, holder: Any, tensor: torch.Tensor, place: Place | None) -> None:
         """Note what is saved in forward."""
         self.count += 1
-        self.saved[holder] = packed = Packed(tensor, place, self.digest(tensor), self.count)
+        self.saved[holder] = packed = RegionSave(tensor, place, self.digest(tensor), self.count)
         self.end = moment()
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
@@ -101,12 +101,12 @@ class Region:
         history.nodes.append(packed.node)
         history.places.append(place)
 
-    def unfilled(self) -> list[Packed]:
+    def unfilled(self) -> list[RegionSave]:
         """What has no value where the region stops, run anew, once all has been saved: its operator makes it only then
         (torch 2.13; tests/observe/core/test_filled.py)."""
         return [one for one in self._of_last if one.filled_last]
 
-    def differs(self, packed: Packed, tensor: torch.Tensor) -> bool:
+    def differs(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
         """Whether a recomputed tensor is another than in forward: by its bytes, else by its version.
 
         A version alone says nothing where the writes that moved it are known and went elsewhere in the storage, nor
@@ -171,7 +171,7 @@ class Region:
         """Whether a write to one of these storages, `detach_` among them, is known since forward began."""
         return any(one.key in keys for one in write_history.since(self.memory, self.begin, self.again))
 
-    def returns_other(self, packed: Packed, tensor: torch.Tensor) -> bool:
+    def returns_other(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
         """Whether a reentrant region, run anew, returns something else.
 
         With gradients on, some operators compute by another algorithm (singular values, norms), so that bytes which
@@ -203,7 +203,7 @@ class Region:
         self,
         node: Any,
         field: str,
-        packed: Packed,
+        packed: RegionSave,
         tensor: torch.Tensor,
         *,
         reentrant: bool = False,
@@ -229,7 +229,7 @@ class Region:
             causes = () if unfilled else self.causes(tensor)
             self.context.bus.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
 
-    def ask_later(self, call: Backward, node: Any, field: str, packed: Packed, tensor: torch.Tensor) -> None:
+    def ask_later(self, call: Backward, node: Any, field: str, packed: RegionSave, tensor: torch.Tensor) -> None:
         """Compare what shows memory outside on a device once the call has ended, and tell then, as `tell` does. Holds
         nothing of the tensor."""
         digest = self.digest(tensor)

@@ -17,7 +17,7 @@ from noclobber.observe.core.records import Geometry, geometry
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.write_kernels import Written, tensors, written_by
 from noclobber.observe.describe import clobbers
-from noclobber.observe.detectors.user_save_hooks import Kept
+from noclobber.observe.detectors.user_save_hooks import UserSave
 from noclobber.observe.torch_api import graph, private
 
 Parts = dict[int, list[Geometry]]
@@ -215,7 +215,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._is(saved.alias) and clobbers.is_read(saved, node) and not _points_into_one(node, saved.alias)
         if isinstance(saved, torch.Tensor):  # a number, which no hook is given
             return private.storage_key(saved) in self._known and self._is(saved)
-        if isinstance(saved, Kept):
+        if isinstance(saved, UserSave):
             return saved.memory is None or (original := saved.memory.tensor()) is None or self._is(original)
         return True
 

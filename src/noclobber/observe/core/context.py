@@ -33,7 +33,7 @@ Meet = Callable[[list[Handle], torch.Tensor, Record], Callable[[], object] | Non
 """What happens when a write meets live saves of its storage; what it returns is to be called after the write."""
 
 
-class Untracked(Protocol):
+class UnseenWrites(Protocol):
     """Who looks at writes that autograd is kept from seeing (untracked_writes.py)."""
 
     @property
@@ -91,7 +91,7 @@ class Context:
     meet: Meet
     make_hooks: Callable[[tuple[Any, Any] | None], Hooks]
     """The hooks of a thread, which are to call the program's pair below them, if there is one."""
-    untracked: Untracked
+    untracked: UnseenWrites
     subscribe: Callable[[Any], object]
     """Begins to watch for a listener that says how much it needs (subscription.py); `unsubscribe` ends that."""
     unsubscribe: Callable[[Any], object]

@@ -35,7 +35,7 @@ class Reread:
         self.version = private.version_of(tensor) or 0
 
 
-class Watch(save_hooks.Watch, Protocol):
+class ForeignWriters(save_hooks.ForeignSaves, Protocol):
     """Who watches over saves whose memory foreign code may hold (exported_saves.py)."""
 
     def writes(
@@ -56,7 +56,7 @@ class Memory:
         """Where `backward()` was called, with the moment at its end."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
         """Memory that is read again though no handle of ours keeps it: writes to it are remembered as well."""
-        self.aliases: Watch | None = None
+        self.aliases: ForeignWriters | None = None
         """Who watches over saves whose memory foreign code may hold, where contents are watched."""
         self.thread = Thread()
         unlocked_in_child(self)

@@ -244,7 +244,7 @@ class History:
         return next((place for number, place in rows if number == node), None)
 
 
-class Watch(Protocol):
+class ForeignSaves(Protocol):
     """Who is told of saves while some memory is in the hands of foreign code."""
 
     handed: dict[int, Any]
@@ -276,7 +276,7 @@ def hooks(
     history: History,
     changed: Callable[[Handle, Digest], torch.Tensor | None],
     contents: Contents | None,
-    watch: Watch | None,
+    watch: ForeignSaves | None,
     failed: Callable[[Exception], None],
 ) -> Hooks:
     """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.

@@ -16,7 +16,7 @@ from noclobber.observe.core.write_kernels import WriteMode
 from noclobber.observe.torch_api import private
 
 
-class Packed(Protocol):
+class PackedSave(Protocol):
     """A save that hooks other than noclobber's have: its memory, the number of its node, its fingerprint."""
 
     key: int | None
@@ -47,7 +47,7 @@ class Thread(threading.local):
         self.muted = False
         self.given: list[list[Any]] = []
         """What the custom Functions whose forward is under way were given, innermost last (undeclared_writes.py)."""
-        self.packed: deque[ref[Packed]] = deque(maxlen=8)
+        self.packed: deque[ref[PackedSave]] = deque(maxlen=8)
         """The last saves that hooks other than noclobber's were given."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""

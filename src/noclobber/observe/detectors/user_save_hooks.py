@@ -30,7 +30,7 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
 
-class Kept:
+class UserSave:
     """What a save under the program's hooks becomes: `value`, which their pack hook returned, and how the tensor was.
 
     It holds no tensor of its own: hooks that move the data elsewhere do so to give its memory back. The weak reference
@@ -136,7 +136,7 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
         return value if kept is None else kept
 
     def unpack_and_compare(packed: Any) -> Any:
-        if type(packed) is not Kept:
+        if type(packed) is not UserSave:
             return unpack(packed)
         tensor = unpack(packed.value)
         if isinstance(tensor, torch.Tensor):
@@ -149,7 +149,7 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
-def _read(context: Context, packed: Kept, tensor: torch.Tensor) -> torch.Tensor | None:
+def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
     """Compare what their hooks give back; what was saved instead, where that was kept."""
     if packed.spare is not None and (old := _spared(packed, packed.spare, tensor)) is not None:
         return old
@@ -158,7 +158,7 @@ def _read(context: Context, packed: Kept, tensor: torch.Tensor) -> torch.Tensor 
     return None
 
 
-def _spared(packed: Kept, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
+def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
     """What was saved, where bytes are preserved and their hooks give back other ones: a copy, or the old memory of a
     tensor that was given other."""
     suspect, memory = spare.version, packed.memory
@@ -168,13 +168,13 @@ def _spared(packed: Kept, spare: Handle, tensor: torch.Tensor) -> torch.Tensor |
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
-def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | None) -> Kept | None:
+def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | None) -> UserSave | None:
     """The record of a save; None for a tensor without a storage."""
     key = private.storage_key(tensor)
     if key is None or private.version_of(tensor) is None:
         context.bus.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
         return None
-    kept = Kept()
+    kept = UserSave()
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
     kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
@@ -200,7 +200,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _compare(context: Context, kept: Kept, tensor: torch.Tensor) -> None:
+def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     """Tell if theirs gives back the very memory that was saved, and it holds something else now.
 
     Bytes that differ elsewhere are no clobber: hooks may quantise, compress or round. Raises where writes are stopped.
@@ -239,7 +239,7 @@ def _compare(context: Context, kept: Kept, tensor: torch.Tensor) -> None:
 
 def _clobber(
     context: Context,
-    kept: Kept,
+    kept: UserSave,
     memory: Reread,
     tensor: torch.Tensor,
     node: Any,

@@ -27,7 +27,7 @@ _BYTES_A_SECOND = 5e9
 """A guess at the cost of a comparison, before the first one has been timed."""
 
 
-class Change(NamedTuple):
+class ChangedBytes(NamedTuple):
     """Bytes were found changed after the line at `place`. They were last seen whole after `since`; None: just before.
 
     `seen` where a write that torch saw, or a moved version, explains it.
@@ -51,7 +51,7 @@ class Stretch:
         self.cost = handle.alias.nbytes / _BYTES_A_SECOND
         self.digest = digest
         self.handles: list[ref[Handle]] = []
-        self.changes: dict[int, Change] = {}
+        self.changes: dict[int, ChangedBytes] = {}
         self.whole: Place | None = None
         self.compared = 0
         self.mark(handle)
@@ -125,7 +125,7 @@ class Vigil:
         else:
             if now != stretch.digest:
                 before = None if stretch.compared == self._rounds else stretch.whole or handle.place
-                self._changed(stretch, handle, now, Change(here, before))
+                self._changed(stretch, handle, now, ChangedBytes(here, before))
             stretch.compared, stretch.whole = self._rounds, here
         stretch.add(handle)
         self._watched[name] = stretch
@@ -145,7 +145,7 @@ class Vigil:
         self._least = min((stretch.cost for stretch in list(self._watched.values())), default=0.0)
         return bool(self._watched)
 
-    def change(self, handle: Handle, here: Place | None) -> Change | None:
+    def change(self, handle: Handle, here: Place | None) -> ChangedBytes | None:
         """Where the bytes of a save that is being read changed, as far as it was watched."""
         stretch = self._known.get(_name(handle)) if isinstance(handle.digest, int) else None
         if stretch is None or not isinstance(handle.digest, int):
@@ -153,7 +153,7 @@ class Vigil:
         known = stretch.changes.get(handle.digest)
         if known is not None or stretch.digest != handle.digest:
             return known
-        return Change(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
+        return ChangedBytes(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
 
     def drop(self, handle: Handle) -> None:
         """Take back a `watch`."""
@@ -195,14 +195,14 @@ class Vigil:
             return False
         if digest != stretch.digest:
             before = None if stretch.compared == self._rounds - 1 else stretch.whole
-            self._changed(stretch, handle, digest, Change(place, before))
+            self._changed(stretch, handle, digest, ChangedBytes(place, before))
         else:
             stretch.mark(handle)
         stretch.compared, stretch.whole = self._rounds, place
         # Asked last: what was handed out for the length of this line only has been compared once.
         return self._is_out(stretch.key)
 
-    def _changed(self, stretch: Stretch, handle: Handle, digest: int, change: Change) -> None:
+    def _changed(self, stretch: Stretch, handle: Handle, digest: int, change: ChangedBytes) -> None:
         stretch.changes[stretch.digest] = change._replace(seen=stretch.seen())
         stretch.changes.pop(digest, None)
         stretch.digest = digest
