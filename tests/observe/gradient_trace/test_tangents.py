@@ -85,7 +85,7 @@ import torch
 from noclobber.observe.gradient_trace import forward_mode
 from noclobber.observe.torch_api import private
 private.require()
-mode = forward_mode.Tangents(updates=json.loads(sys.argv[1]))
+mode = forward_mode.ForwardMode(updates=json.loads(sys.argv[1]))
 mode.begin()
 found = []
 for text in json.loads(sys.stdin.read()):

@@ -20,7 +20,7 @@ from noclobber.session import Session
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Evidence
-    from noclobber.observe.gradient_trace.forward_mode import Tangents
+    from noclobber.observe.gradient_trace.forward_mode import ForwardMode
 
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
@@ -37,7 +37,7 @@ class TrialProcess:
         self._found_at: int | None = None
         self._process = os.getpid()
         self._lost = False
-        self._tangents: Tangents | None = None
+        self._tangents: ForwardMode | None = None
 
     def carry_out(self, words: list[str]) -> None:
         """Run the program and write what came of it; never returns."""
@@ -69,12 +69,12 @@ class TrialProcess:
 
     def _torch_is_there(self) -> None:
         from noclobber.observe.gradient_trace import evidence, right_gradients
-        from noclobber.observe.gradient_trace.forward_mode import Tangents
+        from noclobber.observe.gradient_trace.forward_mode import ForwardMode
 
         generators.begin_torch()
         order, mode = self._order, self._order.mode
         if mode in ("derivative", "updated"):
-            self._tangents = Tangents(updates=mode == "updated")
+            self._tangents = ForwardMode(updates=mode == "updated")
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,

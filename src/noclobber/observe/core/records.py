@@ -75,7 +75,7 @@ class Backward:
     explained: list[Site | None] = field(default_factory=list)
     """Where writes are that were told of in it."""
     later: list[Any] = field(default_factory=list)
-    """Reads whose bytes are on a device, to be compared at its end (testimony.Later)."""
+    """Reads whose bytes are on a device, to be compared at its end (describe/clobbers.Later)."""
     outer: Backward | None = None
     """The call in whose midst this one is made."""
     node: int = 0
@@ -151,7 +151,7 @@ def strided(geometry: Geometry | None) -> Strided | None:
 
 
 def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
-    """The tensor of a geometry on what `internals.storage_ref` gave for its storage; None once that is gone."""
+    """The tensor of a geometry on what `private.storage_ref` gave for its storage; None once that is gone."""
     memory: Any = private.storage_at(storage.cdata)
     if memory is None:
         return None

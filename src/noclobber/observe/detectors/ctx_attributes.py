@@ -35,7 +35,7 @@ UNCONNECTED = (
 )
 
 
-class Stash(Handle):
+class CtxSave(Handle):
     """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
 
     The tensor is looked up on the ctx when asked for: a weak reference to it would keep `swap_tensors` from working.
@@ -79,7 +79,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 def arm(context: Context, way: Way) -> None:
     """Compare what custom Functions keep as attributes of their ctx."""
-    stashes = Stashes(context, way)
+    stashes = CtxSaves(context, way)
 
     def begin(call: ForwardCall, args: tuple[Any, ...]) -> Callable[[bool], None]:
         def ended(returned: bool) -> None:
@@ -92,12 +92,12 @@ def arm(context: Context, way: Way) -> None:
     context.customs.watch(way, stashes.begins)
 
 
-class Stashes:
+class CtxSaves:
     """The stashes of every ctx alive. The table is weak: a stash lives as long as its ctx, or until it is unset."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self.way = context, way
-        self._held: WeakKeyDictionary[Any, list[Stash]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Any, list[CtxSave]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
         self._by_themselves: WeakSet[Any] = WeakSet()
 
@@ -123,12 +123,12 @@ class Stashes:
             if len(live.unsorted) > live.limit:
                 live.sweep()
 
-    def _stash(self, ctx: Any, name: str, key: Any, tensor: torch.Tensor, place: Place | None) -> Stash | None:
+    def _stash(self, ctx: Any, name: str, key: Any, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
         alias = save_hooks.alias_of(tensor)
         version = private.version_of(alias)
         if version is None or private.storage_key(alias) is None:
             return None
-        stash = Stash(alias)
+        stash = CtxSave(alias)
         stash.alias, stash.version, stash.place = alias, version, place
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
         stash.identity, stash.moment = id(tensor), latest[0]
@@ -158,13 +158,13 @@ class Stashes:
         if held:
             held[:] = [stash for stash in held if stash.name != name]
 
-    def of(self, ctx: Any) -> list[Stash]:
+    def of(self, ctx: Any) -> list[CtxSave]:
         """The stashes of a ctx."""
         return self._held.get(ctx, [])
 
-    def changed(self, ctx: Any) -> list[tuple[Stash, Clobber | Later]]:
+    def changed(self, ctx: Any) -> list[tuple[CtxSave, Clobber | Later]]:
         """Those whose bytes are not what they were, with what there is to say if they are read; on a device, all."""
-        context, found = self._context, list[tuple[Stash, Clobber | Later]]()
+        context, found = self._context, list[tuple[CtxSave, Clobber | Later]]()
         backward = reading()
         for stash in self.of(ctx):
             value = stash.tensor()
@@ -201,12 +201,12 @@ class Stashes:
         held[:] = [stash for stash in held if stash.tensor() is not None]
 
 
-def _state(stash: Stash) -> tuple[int, Any]:
+def _state(stash: CtxSave) -> tuple[int, Any]:
     suspect = stash.version
     return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
 
 
-def backward_begins(context: Context, kept: Stashes, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
+def backward_begins(context: Context, kept: CtxSaves, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
     """A backward is about to run that may read stashes: compare them now, and tell once it reads what was changed."""
     held = kept.of(ctx)
     if not held:
@@ -223,11 +223,11 @@ def backward_begins(context: Context, kept: Stashes, ctx: Any, args: tuple[Any, 
 
 
 @contextmanager
-def _given_what_was_kept(ctx: Any, held: list[Stash]) -> Iterator[None]:
+def _given_what_was_kept(ctx: Any, held: list[CtxSave]) -> Iterator[None]:
     """Where bytes are preserved, give a backward the copy of a stash that was overwritten. What it writes into that
     itself is meant for its next run. Raises ClobberError where the stash may be differentiated and can't be."""
     attributes, values = _attributes(ctx), dict[str, Any]()
-    given: list[tuple[Stash, torch.Tensor, int]] = []
+    given: list[tuple[CtxSave, torch.Tensor, int]] = []
     for stash in held:
         if (tensor := _old(stash)) is not None:
             values.setdefault(stash.name, attributes[stash.name])
@@ -244,7 +244,7 @@ def _given_what_was_kept(ctx: Any, held: list[Stash]) -> Iterator[None]:
                 attributes[name] = value
 
 
-def _old(stash: Stash) -> torch.Tensor | None:
+def _old(stash: CtxSave) -> torch.Tensor | None:
     """What a backward is to get instead of the tensor on the ctx: a copy, or the old memory of what was given other."""
     value = stash.tensor()
     if value is None or not isinstance(stash.version, Suspect):
@@ -261,20 +261,20 @@ def _old(stash: Stash) -> torch.Tensor | None:
     return old
 
 
-def _kept(stash: Stash) -> torch.Tensor | None:
+def _kept(stash: CtxSave) -> torch.Tensor | None:
     return stash.version.kept if isinstance(stash.version, Suspect) else None
 
 
-def _is_spared(stash: Stash) -> bool:
+def _is_spared(stash: CtxSave) -> bool:
     return isinstance(stash.version, Suspect) and stash.version.spared
 
 
-def _is_elsewhere(stash: Stash, value: torch.Tensor) -> bool:
+def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
     """Whether the tensor on the ctx lies on other memory than when forward had ended."""
     return private.storage_key(value) != private.storage_key(stash.alias)
 
 
-def _is_the_same(stash: Stash, value: torch.Tensor) -> bool:
+def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
     """Whether a tensor that lies elsewhere than the stash's alias is what was kept: it was seen to be given that other
     memory, or to be written there and a copy made. Its `id` alone says nothing, as it may have been used again."""
     suspect, version = stash.version, stash.alias._version
@@ -295,7 +295,7 @@ def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:
     return type(value)(tensor if index == key else one for index, one in enumerate(value))
 
 
-def _tell(context: Context, held: list[Stash], changed: list[tuple[Stash, Clobber | Later]], name: str) -> None:
+def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Clobber | Later]], name: str) -> None:
     """An attribute is read. Raises where writes are to be stopped and this one could not be."""
     asked = [one for one in changed if name in (one[0].name, "__dict__")]
     for one in asked:

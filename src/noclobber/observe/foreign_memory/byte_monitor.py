@@ -92,7 +92,7 @@ class Stretch:
             self.changes = {digest: change for digest, change in self.changes.copy().items() if digest in asked}
 
 
-class Vigil:
+class ByteMonitor:
     """Compares the stretches whose memory is handed out, as often as its share of the time allows."""
 
     def __init__(self, is_out: Callable[[int], bool]) -> None:

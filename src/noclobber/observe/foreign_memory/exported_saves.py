@@ -21,7 +21,7 @@ from noclobber.observe.core.records import Backward
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
-from noclobber.observe.foreign_memory.byte_monitor import Vigil
+from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
 from noclobber.observe.foreign_memory.exports import Handout
 from noclobber.observe.torch_api import private
 
@@ -32,18 +32,18 @@ MOST_OF_ONE = 16
 HAS_TRACER = "the lines of foreign writes, as the program has a tracer of its own (a debugger, coverage)"
 
 
-class Aliases:
+class ExportedSaves:
     """What is handed out, by the key of its storage, which means something only while that storage lives."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self.handed: dict[int, list[Handout]] = {}
-        self.vigil = Vigil(self.is_out)
+        self.monitor = ByteMonitor(self.is_out)
         self.lines = line_tracer.Lines(self._passed, self._failed)
         for callback in self.lines.callbacks():
             private.never_compile(callback)  # torch 2.10 ends a fullgraph compilation at one, later ones skip it
         self.processes = forked_children.Processes()
-        self.handouts = exports.Handouts(self.hand, way)
+        self.exports = exports.Exports(self.hand, way)
 
     def hand(self, tensor: torch.Tensor, by: str, frame: FrameType, held: Callable[[], bool]) -> None:
         """The code of `frame` has just handed out a tensor's memory."""
@@ -77,7 +77,7 @@ class Aliases:
 
         Where neither a line of this process nor another process is known, a window: from the save to the read.
         """
-        change, key = self.vigil.change(handle, self.lines.here()), private.storage_key(handle.alias)
+        change, key = self.monitor.change(handle, self.lines.here()), private.storage_key(handle.alias)
         if explained and (change is None or change.seen):
             return ()
         if told := self.processes.told(key, tensor):
@@ -96,19 +96,19 @@ class Aliases:
 
     def entered(self) -> None:
         """A thread begins."""
-        if self.vigil:
+        if self.monitor:
             self.lines.start(sys._getframe(1))
 
     def rest(self) -> None:
         """Watch nothing any more."""
         self.lines.end()
-        self.vigil.forget()
+        self.monitor.forget()
 
     def disarm(self) -> None:
         """Forget everything."""
         self.rest()
         self.handed.clear()
-        self.handouts.forget()
+        self.exports.forget()
         self.processes.close()
 
     def _blamed(self, key: int | None, storage: object) -> Handout | None:
@@ -117,14 +117,14 @@ class Aliases:
         return max(reversed(alive), key=lambda one: (one.storage() is storage, one.held()), default=None)
 
     def _watch(self, handle: Handle, key: int, frame: FrameType, *, fresh: bool) -> None:
-        if not self.vigil.watch(handle, key, place_of(frame), fresh=fresh) or self.lines.start(frame):
+        if not self.monitor.watch(handle, key, place_of(frame), fresh=fresh) or self.lines.start(frame):
             return
-        self.vigil.drop(handle)
+        self.monitor.drop(handle)
         if HAS_TRACER not in self._context.bus.unseen:
             self._context.bus.not_seen(HAS_TRACER)
 
     def _passed(self, place: Place) -> None:
-        if not self.vigil.passed(place):
+        if not self.monitor.passed(place):
             self.lines.stop()
 
     def _failed(self, failure: Exception) -> None:
@@ -144,8 +144,8 @@ def arm(context: Context, way: Way) -> None:
     """Watch over what is handed out until the recorder disarms, where contents are watched."""
     if context.contents is None:
         return
-    aliases = Aliases(context, way)
-    aliases.handouts.put()
+    aliases = ExportedSaves(context, way)
+    aliases.exports.put()
     interpose.around_threads(way, aliases.entered, lambda: None)
     if sys.version_info < (3, 12):
         # There a thread is followed only from within, and one that runs already must come by here.
@@ -156,7 +156,7 @@ def arm(context: Context, way: Way) -> None:
     context.memory.aliases = aliases
 
 
-def _disarm(context: Context, aliases: Aliases) -> None:
+def _disarm(context: Context, aliases: ExportedSaves) -> None:
     context.memory.aliases = None
     aliases.disarm()
 

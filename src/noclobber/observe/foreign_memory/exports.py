@@ -38,7 +38,7 @@ Hand = Callable[[torch.Tensor, str, FrameType, Callable[[], bool]], None]
 """Is told of a tensor, the name of the call, the frame that made it, and `Handout.held`."""
 
 
-class Handouts:
+class Exports:
     """Tells `hand` of every handout, from `put` until the way is ended and `forget` is called."""
 
     def __init__(self, hand: Hand, way: Way) -> None:

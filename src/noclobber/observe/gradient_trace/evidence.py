@@ -52,7 +52,7 @@ class Evidence:
         whole: int = 3,
         truncation: Truncation = "",
         retaining: bool = False,
-        forward: forward_mode.Tangents | None = None,
+        forward: forward_mode.ForwardMode | None = None,
         before: bool = False,
     ) -> None:
         self.events: list[dict[str, Any]] = []

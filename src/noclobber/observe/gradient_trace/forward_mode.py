@@ -30,7 +30,7 @@ Along = tuple[float, float, float]
 exact it is, relative to that."""
 
 
-class Tangents(TorchFunctionMode):
+class ForwardMode(TorchFunctionMode):
     """Gives each leaf a tangent as it is first used. Once begun it lasts as long as the process.
 
     `updates`: whether a write to a leaf is an update, after which it is another leaf, or part of what is computed.

@@ -35,7 +35,7 @@ def lookup(name: str) -> Any:
 
 
 def _not_yet(*_: Any) -> Any:
-    raise RuntimeError("nothing is armed: call `internals.require` first")
+    raise RuntimeError("nothing is armed: call `private.require` first")
 
 
 def _nothing_is(_: str) -> bool:
