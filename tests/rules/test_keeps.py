@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from noclobber.model.events import Save, Tensor
+from noclobber.model.operators import WITHOUT_TWIN
 from noclobber.rules.shared.keeps import ROWS, reason, row_of
-from noclobber.rules.shared.rewriting import NO_TWIN
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MAKES: dict[str, Make] = {
@@ -125,7 +125,7 @@ def test_what_may_be_overwritten_may_be_overwritten(key: str) -> None:
 
 def test_an_in_place_method_that_is_rewritten_has_a_twin() -> None:
     written = [name for name in dir(torch.Tensor) if name.endswith("_") and not name.startswith("_")]
-    missing = [name for name in written if name not in NO_TWIN and not hasattr(torch.Tensor, name[:-1])]
+    missing = [name for name in written if name not in WITHOUT_TWIN and not hasattr(torch.Tensor, name[:-1])]
     assert not missing
     assert len(written) > 150
 

@@ -7,7 +7,8 @@ import linecache
 
 import pytest
 
-from noclobber.rules.shared.rewriting import NO_TWIN, Form, form, out_of_place
+from noclobber.model.operators import WITHOUT_TWIN
+from noclobber.rules.shared.rewriting import Form, form, out_of_place
 
 from .places import Program
 
@@ -147,4 +148,4 @@ def test_forms(line: str, piece: str, wanted: Form) -> None:
 
 
 def test_names_without_a_twin_are_written_with_their_underscore() -> None:
-    assert all(name.endswith("_") for name in NO_TWIN)
+    assert all(name.endswith("_") for name in WITHOUT_TWIN)

@@ -10,6 +10,7 @@ from noclobber.fix.candidates.syntax import ParsedFile, called, dotted, replace
 from noclobber.fix.candidates.write_syntax import FUNCTIONS, WriteSyntax, chain, has_twin, is_flagged, keyword, writes
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
+from noclobber.model.operators import WITHOUT_TWIN
 from noclobber.model.source import Span
 
 TITLE = "write out of place"
@@ -21,11 +22,6 @@ _SYMBOLS: dict[type[cst.BaseAugOp], str] = {
 _ATOMS = (cst.Name, cst.Attribute, cst.Subscript, cst.Call, cst.Integer, cst.Float)
 _PRODUCTS = (cst.Multiply, cst.Divide, cst.MatrixMultiply, cst.FloorDivide, cst.Modulo, cst.Power)
 _SIGNS = {"add_": "+", "sub_": "-", "mul_": "*", "div_": "/"}
-NO_TWIN = {
-    "apply_", "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "fill_diagonal_", "geometric_", "log_normal_",
-    "map_", "normal_", "random_", "requires_grad_", "resize_", "set_", "share_memory_", "uniform_", "zero_",
-}  # fmt: skip
-"""Methods whose name without the underscore is missing or means something else."""
 
 
 def out_of_place(write: WriteSyntax) -> Iterator[Candidate]:
@@ -57,7 +53,7 @@ def untracked(text: str) -> str:
 def expression(file: ParsedFile, call: cst.Call) -> str | None:
     """`g * k` for `g.mul_(k)`, `g.clamp(0)` for `g.clamp_(0)`; None for a method that has no twin."""
     name = called(call)
-    if not name.endswith("_") or name in NO_TWIN or not isinstance(call.func, cst.Attribute) or not has_twin(call):
+    if not name.endswith("_") or name in WITHOUT_TWIN or not isinstance(call.func, cst.Attribute) or not has_twin(call):
         return None
     plain = len(call.args) == 1 and call.args[0].keyword is None and not call.args[0].star
     if name in _SIGNS and plain and isinstance(call.func.value, (cst.Name, cst.Attribute)):
@@ -86,7 +82,7 @@ def _without_underscore(write: WriteSyntax, call: cst.Call) -> list[Edit]:
     calls = chain(value) if value is not None else []
     outermost = value if call in calls and isinstance(value, cst.Call) else call
     writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]
-    if not writing or any(called(one) in NO_TWIN or not has_twin(one) for one in writing):
+    if not writing or any(called(one) in WITHOUT_TWIN or not has_twin(one) for one in writing):
         return []
     text = _stripped(file, outermost, writing)
     if not is_whole:

@@ -11,9 +11,9 @@ from noclobber.fix.candidates.syntax import block, called, dotted, remove, repla
 from noclobber.fix.candidates.write_syntax import WriteSyntax, reads
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
+from noclobber.model.operators import RANDOM_FILLS
 
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
-_RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_")
 
 
 def rebound_fill(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
@@ -82,5 +82,5 @@ def _new(write: WriteSyntax, call: cst.Call, target: str) -> Iterator[str]:
         yield f"torch.{_LIKE[op]}({target})"
     elif op == "fill_" and values:
         yield f"torch.full_like({target}, {values[0]})"
-    elif op in _RANDOM:
+    elif op in RANDOM_FILLS:
         yield f"torch.empty_like({target}).{op}({', '.join(file.source(one) for one in call.args)})"

@@ -7,6 +7,7 @@ from types import CodeType
 
 import torch
 
+from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.silent import Overwritten
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -16,14 +17,7 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api import private
 
-_ACTIVATIONS = frozenset(
-    f"aten::{name}_"
-    for name in """
-    relu relu6 leaky_relu elu celu selu silu mish hardtanh hardswish hardsigmoid threshold rrelu rrelu_with_noise
-    dropout feature_dropout alpha_dropout feature_alpha_dropout
-    """.split()  # noqa: SIM905
-)
-"""What `inplace=True` of torch.nn stands for: the caller goes on with the result, and may keep the input's name."""
+_ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
 
 
 def arm(context: Context, way: Way) -> None:

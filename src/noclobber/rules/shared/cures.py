@@ -7,19 +7,15 @@ import ast
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Applicability, Edit, Suggestion
+from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.rewriting import Form, form, in_loop, out_of_place, target_of
 from noclobber.rules.shared.sourcetext import path_to, source, statement, text_of
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
 
-_RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
-_WHOLE = (*_RANDOM, "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
-_ACTIVATIONS = (
-    "relu_", "relu6_", "leaky_relu_", "elu_", "celu_", "selu_", "silu_", "hardtanh_", "hardswish_", "hardsigmoid_",
-    "mish_", "sigmoid_", "tanh_", "threshold_", "rrelu_", "rrelu_with_noise_", "softplus_", "clamp_min_",
-    "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
-)  # fmt: skip
+_WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
+_ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
 
 
 _QUESTION = (
@@ -157,7 +153,7 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 
 def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
-    if op in _RANDOM:
+    if op in RANDOM_FILLS:
         return Suggestion(
             "draw into a new tensor each time: `torch.randn_like`, `torch.rand_like`, `torch.empty_like(t)`"
         )

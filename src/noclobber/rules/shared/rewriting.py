@@ -6,6 +6,7 @@ import ast
 from enum import Enum
 
 from noclobber.model.finding import Edit
+from noclobber.model.operators import WITHOUT_TWIN
 from noclobber.model.source import Site
 from noclobber.rules.shared.sourcetext import Path, bounds, path_to, source, span_in, statement, text_of
 
@@ -31,13 +32,6 @@ _FUNCTIONS = ("torch", "F", "functional")
 """The last name of what holds functions that take the tensor first and have a twin."""
 _NAMESPACES = (*_FUNCTIONS, "nn", "init", "utils")
 """The first name of what is no tensor: `torch.nn.init.ones_` has no twin that returns another."""
-NO_TWIN = {
-    "apply_", "as_strided_", "bernoulli_", "cauchy_", "copy_", "detach_", "exponential_", "fill_", "fill_diagonal_",
-    "geometric_", "log_normal_", "map_", "map2_", "normal_", "random_", "rename_", "requires_grad_", "resize_",
-    "resize_as_", "resize_as_sparse_", "set_", "share_memory_", "sparse_resize_", "sparse_resize_and_clear_",
-    "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "uniform_", "unsqueeze_", "zero_",
-}  # fmt: skip
-"""Methods whose name without the underscore is missing, means something else, or gives a view of the same bytes."""
 
 
 class Form(Enum):
@@ -185,7 +179,12 @@ def called(call: ast.Call) -> str:
 def has_twin(call: ast.Call) -> bool:
     """Whether the same call without the underscore returns what it would write."""
     name = called(call)
-    if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or name.startswith("_") or name in NO_TWIN:
+    if (
+        not isinstance(call.func, ast.Attribute)
+        or not name.endswith("_")
+        or name.startswith("_")
+        or name in WITHOUT_TWIN
+    ):
         return False
     owner = call.func.value
     return source_name(owner) in _FUNCTIONS or _first_name(owner) not in _NAMESPACES

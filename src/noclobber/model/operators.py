@@ -1,0 +1,28 @@
+"""The one table of what operators are, by name: plain data, which rules, rewrites, candidates and detectors share.
+
+A method that writes in place is named with its underscore, an activation without.
+"""
+
+ACTIVATIONS = frozenset(
+    """
+    alpha_dropout celu dropout elu feature_alpha_dropout feature_dropout hardsigmoid hardswish hardtanh leaky_relu mish
+    relu relu6 rrelu rrelu_with_noise selu silu threshold
+    """.split()  # noqa: SIM905
+)
+"""What `inplace=True` of torch.nn stands for: the caller goes on with the result, and may keep the input's name."""
+SMOOTH = frozenset({"sigmoid", "softplus", "tanh"})
+"""Activations that torch.nn has no such flag for."""
+RANDOM_FILLS = frozenset(
+    """
+    bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_
+    """.split()  # noqa: SIM905
+)
+"""Methods that fill a tensor with random numbers, whatever it held."""
+WITHOUT_TWIN = RANDOM_FILLS | frozenset(
+    """
+    apply_ as_strided_ copy_ detach_ fill_ fill_diagonal_ map2_ map_ rename_ requires_grad_ resize_ resize_as_
+    resize_as_sparse_ set_ share_memory_ sparse_resize_ sparse_resize_and_clear_ squeeze_ swapaxes_ swapdims_ t_
+    transpose_ unsqueeze_ zero_
+    """.split()  # noqa: SIM905
+)
+"""Methods whose name without the underscore is missing, means something else, or gives a view of the same bytes."""
