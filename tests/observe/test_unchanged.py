@@ -16,8 +16,10 @@ from torch.optim import optimizer as optim_module
 
 import noclobber
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
 
+ABSENT = object()
 WATCH, CONTENTS = noclobber.watch, functools.partial(noclobber.watch, contents=True)
 AROUND = pytest.mark.parametrize("around", [WATCH, CONTENTS, noclobber.install], ids=["watch", "contents", "install"])
 EITHER = pytest.mark.parametrize("around", [WATCH, CONTENTS], ids=["watch", "contents"])
@@ -73,6 +75,30 @@ def test_pytorch_is_left_as_it_was_found(around):
         assert snapshot() != before
         values(RIGHT[0])
     assert snapshot() == before
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """What is replaced from now on, with what was there before: every attribute, by its owner and name."""
+    found = {}
+
+    def put(self, owner, name, value):
+        found.setdefault((owner, name), vars(owner).get(name, ABSENT))
+        native(self, owner, name, value)
+
+    native = Patches.put
+    monkeypatch.setattr(Patches, "put", put)
+    return found
+
+
+@AROUND
+def test_all_that_was_replaced_is_there_again(around, replaced):
+    with around():
+        values(RIGHT[0])
+        assert any(vars(owner).get(name, ABSENT) is not was for (owner, name), was in replaced.items())
+    assert len(replaced) > (10 if around is noclobber.install else 30)
+    left = [name for (owner, name), was in replaced.items() if vars(owner).get(name, ABSENT) is not was]
+    assert not left
 
 
 def test_pytorch_is_left_as_it_was_found_after_an_error():
