@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from noclobber.model.report import Report
+from noclobber.render import render
 from noclobber.rules import Rule, catalogue
 
 HEADINGS = ["What happens", "Why", "Example", "Instead", "Notes"]
 RULES = catalogue()
 CODES = [rule.CODE for rule in RULES]
+REPORTS = Path(__file__).parent / "reports"
 
 
 def sections(rule: Rule) -> dict[str, str]:
@@ -59,6 +63,24 @@ def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path) ->
         labels = finding["labels"]
         assert sum(one["primary"] for one in labels) == 1
         assert all(one["path"].endswith("program.py") for one in labels if one["role"] != "inside")
+    check_report(rule, report, tmp_path)
+
+
+def check_report(rule: Rule, report: dict[str, Any], folder: Path) -> None:
+    """Compare with the report as it is to be read in review: `NOCLOBBER_UPDATE_GOLDEN=1 pytest tests/rules` writes it.
+
+    Only with the release of the lock: others name nodes and keep tensors otherwise, which the findings are checked for.
+    """
+    text = render(Report.from_json(json.dumps(report)), "full").replace(f"{folder}{os.sep}", "")
+    if torch.__version__.startswith("2.13.") and sys.version_info[:2] == (3, 11):
+        path = REPORTS / f"{rule.CODE}.txt"
+        if os.environ.get("NOCLOBBER_UPDATE_GOLDEN"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_report_is_left_over() -> None:
+    assert {path.stem for path in REPORTS.iterdir()} == set(CODES)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
