@@ -62,7 +62,7 @@ def test_a_step_between_two_losses() -> None:
     )
     help_ = finding.suggestions[0].message
     assert help_.startswith(
-        "run every backward before the steps: move `opt.step()` below line 4; with `inputs=` its own"
+        "run every backward before the steps: move `opt.step()` below line 4; no `zero_grad()` may come between"
     )
     assert "run the forward again" in helped(finding)
     assert "detach" in helped(finding)

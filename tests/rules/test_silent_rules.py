@@ -166,7 +166,7 @@ def test_a_region_reads_a_tensor_that_was_written() -> None:
     assert not any(one.edits for one in finding.suggestions), (
         "a region that closes over `scale` reads what it is bound to"
     )
-    assert "`scale.clone()` as an argument of `checkpoint`" in helped(finding)
+    assert "give it a clone as an argument of `checkpoint`" in helped(finding)
 
 
 DRAWING = Program("""

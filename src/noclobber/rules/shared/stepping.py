@@ -66,8 +66,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
                 f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
             ),
             Suggestion(
-                "where nothing is carried, something was computed before the loop: detach what is meant as a constant "
-                "(old log-probabilities, advantages, targets), and run the forward of the rest inside the loop"
+                "where nothing is carried, run the forward inside the loop, or every backward before the first step; "
+                "and detach what was computed before the loop as a constant (targets, old log-probabilities)"
             ),
         )
     if now == "built once":
