@@ -20,9 +20,10 @@ RANDOM_FILLS = frozenset(
 """Methods that fill a tensor with random numbers, whatever it held."""
 WITHOUT_TWIN = RANDOM_FILLS | frozenset(
     """
-    apply_ as_strided_ copy_ detach_ fill_ fill_diagonal_ map2_ map_ rename_ requires_grad_ resize_ resize_as_
-    resize_as_sparse_ set_ share_memory_ sparse_resize_ sparse_resize_and_clear_ squeeze_ swapaxes_ swapdims_ t_
-    transpose_ unsqueeze_ zero_
+    apply_ copy_ fill_ fill_diagonal_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_
+    share_memory_ sparse_resize_ sparse_resize_and_clear_ zero_
     """.split()  # noqa: SIM905
 )
-"""Methods whose name without the underscore is missing, means something else, or gives a view of the same bytes."""
+"""Methods whose name without the underscore is missing or means something else."""
+TWIN_IS_VIEW = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # noqa: SIM905
+"""Methods whose twin gives a view of the same bytes."""
