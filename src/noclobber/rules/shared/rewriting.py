@@ -6,7 +6,7 @@ import ast
 from enum import Enum
 
 from noclobber.model.finding import Edit
-from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
+from noclobber.model.operators import WITHOUT_TWIN
 from noclobber.model.source import Site
 from noclobber.rules.shared.sourcetext import Path, bounds, path_to, source, span_in, statement, text_of
 
