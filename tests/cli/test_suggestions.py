@@ -72,10 +72,14 @@ def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> N
     [(QUIET, [], False), (BROKEN, ["--format", "concise"], False), (BROKEN, [], True)],
     ids=["nothing found", "concise", "found"],
 )
-def test_libcst_is_imported_only_for_findings(tmp_path: Path, text: str, options: list[str], imported: bool) -> None:
+def test_the_candidates_are_imported_only_for_findings(
+    tmp_path: Path, text: str, options: list[str], imported: bool
+) -> None:
     write(tmp_path, {"train.py": text})
     words = ["run", *options, "train.py", "2"]
-    code = f"import sys; from noclobber.cli import main; main({words}); print('libcst' in sys.modules)"
+    code = (
+        f"import sys; from noclobber.cli import main; main({words}); print('noclobber.fix.candidates' in sys.modules)"
+    )
     assert call([sys.executable, "-c", code], tmp_path).stdout.splitlines()[-1] == str(imported)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -169,21 +168,12 @@ def test_the_command_has_the_arguments_as_they_were_given(
     program: Path, words: list[str], command: list[str] | None
 ) -> None:
     found = told(made(program), words=tuple(words)).program.get("fix")
-    assert found == (command and {"command": ["noclobber", "fix", *command], "install": None})
+    assert found == (command and {"command": ["noclobber", "fix", *command]})
 
 
 def test_where_nothing_is_suggested_there_is_nothing_to_prove(program: Path) -> None:
     assert "fix" not in told(made(program, "nothing known")).program
     assert told() == Report(program={"status": 1})
-
-
-def test_without_libcst_the_rules_speak_for_themselves(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libcst", None)
-    words = (Suggestion("write into a clone: `h = h.clone()`"),)
-    report = told(made(program, suggestions=words))
-    assert report.findings[0].suggestions == words
-    last = render(report, "full").splitlines()[-1]
-    assert last == 'mend with proof: pip install "noclobber[fix]" && noclobber fix train.py'
 
 
 def test_a_file_that_takes_long_to_parse_is_left_to_the_command(program: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from noclobber.fix.candidates import candidates
-from noclobber.model.finding import Edit, Finding, Label, Suggestion
-from tests.fix.mending import changes, mended, span
+from tests.fix.mending import changes, mended
 
 MEMORY = """
     class Memory(nn.Module):
@@ -135,24 +133,15 @@ def test_a_change_that_is_put_off_takes_its_heading_along() -> None:
     assert "loss.backward()\n# follow slowly\nupdate(target, q)\n" in found[0]
 
 
-def first_suggested(source: str, snippet: str, replacement: str) -> Edit:
-    """The first candidate where a rule suggests to replace a snippet."""
-    place = span(source, snippet)
-    suggestion = Suggestion("do it", (Edit(place, replacement),))
-    label = Label("write", place, "", True)
-    found = Finding("NC301", "leaf", "error", "m", (label,), suggestions=(suggestion,))
-    return candidates(found, lambda path: source)[0].edits[0]
-
-
-def test_a_guard_that_a_rule_suggests_is_as_deep_as_the_blocks_of_the_file() -> None:
+def test_a_guard_is_as_deep_as_the_blocks_of_the_file() -> None:
     source = "def clip(net):\n  for w in net.w:\n    w.clamp_(0, 1)\n"
-    edit = first_suggested(source, "w.clamp_(0, 1)", "with torch.no_grad():\n        w.clamp_(0, 1)")
-    assert edit.replacement == "with torch.no_grad():\n      w.clamp_(0, 1)"
+    found = mended("NC301", source, write="w.clamp_(0, 1)", kind="parameter")
+    assert found[0] == "def clip(net):\n  for w in net.w:\n    with torch.no_grad():\n      w.clamp_(0, 1)\n"
 
 
-def test_a_flag_that_a_rule_turns_off_is_taken_out() -> None:
+def test_a_flag_is_taken_out() -> None:
     source = "y = F.relu(h, inplace=True)\n"
-    assert first_suggested(source, "True", "False") == Edit(span(source, ", inplace=True"), "")
+    assert changes("NC101", source, write="F.relu(h, inplace=True)")[0] == "y = F.relu(h)"
 
 
 def test_a_function_that_writes_its_argument_is_given_a_clone_of_that_argument() -> None:

@@ -18,7 +18,7 @@ from noclobber.fix.proof.search import Mended, Mending
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
 from noclobber.model.source import Span
-from tests.cli.running import call, noclobber
+from tests.cli.running import noclobber
 from tests.fix import programs
 
 
@@ -99,13 +99,6 @@ def test_what_cannot_be_run_is_refused_in_words(words, text, told, tmp_path):
     assert done.status == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_libcst_is_asked_for_in_words(tmp_path):
-    code = "import sys; sys.modules['libcst'] = None\nfrom noclobber.cli import main\nsys.exit(main(['fix', 'a.py']))"
-    done = call([sys.executable, "-c", code], tmp_path)
-    assert (done.status, done.stdout) == (2, "")
-    assert 'pip install "noclobber[fix]"' in done.stderr
 
 
 def test_an_interrupt_ends_every_process_and_changes_nothing(tmp_path):

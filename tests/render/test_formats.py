@@ -156,10 +156,10 @@ def test_a_long_diff_is_cut_in_an_annotation() -> None:
     assert text.endswith("%0A7 + y = 6%0A... 13 more\n")
 
 
-def fixing(*words: str, install: str | None = None) -> Report:
+def fixing(*words: str) -> Report:
     file = File("a.py", {1: "y += 1"})
     one = stale(file.write(1, "y += 1", ""), suggestions=advice("do it", file.edit(1, "y += 1", "y = y + 1")))
-    return Report((one,), program={"fix": {"command": ["noclobber", "fix", *words], "install": install}})
+    return Report((one,), program={"fix": {"command": ["noclobber", "fix", *words]}})
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,6 @@ def test_the_command_gives_a_shell_the_words_as_they_were(words: tuple[str, ...]
         assert command != line
         printed = subprocess.run(["bash", "-c", rf"printf '%s\0' {command}"], capture_output=True, check=True).stdout
         assert printed == b"".join(os.fsencode(word) + b"\0" for word in words)
-
-
-def test_the_command_says_what_to_install() -> None:
-    last = footer(fixing("a.py", install="noclobber[fix]")).splitlines()[-1]
-    assert last == 'mend with proof: pip install "noclobber[fix]" && noclobber fix a.py'
 
 
 @pytest.mark.parametrize("fix", [None, "x", [], {"command": "x"}, {"command": [1]}, {}])

@@ -35,7 +35,7 @@ REPORTS = {
         program={
             "argv": ["train.py"],
             "status": 1,
-            "fix": {"command": ["noclobber", "fix", "train.py"], "install": None},
+            "fix": {"command": ["noclobber", "fix", "train.py"]},
         },
     ),
     "nothing": Report(),

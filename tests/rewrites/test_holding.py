@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from noclobber.rewrites.code import _file
 from noclobber.rewrites.holding import holds_alone
+from noclobber.syntax.tree import parse
 
 CLASS = """
 outer = nn.Linear(2, 2)
@@ -80,7 +80,7 @@ SHARED = {
 
 def holds(body):
     text = CLASS.format(body="\n".join(f"        {line}" for line in body.split("\n")))
-    file = _file("net.py", text)
+    file = parse("net.py", text)
     (write,) = [node for node in ast.walk(file.tree) if isinstance(node, ast.AugAssign)]
     return holds_alone(file, write.target.id, write)
 

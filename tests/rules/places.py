@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import count
 from types import CodeType
 
+from noclobber.fix.candidates import candidates
+from noclobber.fix.edits.source import Source
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.finding import Finding, Label
@@ -41,13 +43,10 @@ class Program:
         before = self.text[:offset]
         return before.count("\n") + 1, len(before.rpartition("\n")[2].encode())
 
-    def edited(self, finding: Finding) -> str:
-        """The text after the first edit among the suggestions."""
-        edit = next(edit for one in finding.suggestions for edit in one.edits)
-        lines = self.text.split("\n")
-        start, end = edit.span.line - 1, edit.span.end_line - 1
-        head, tail = lines[start][: edit.span.column - 1], lines[end][edit.span.end_column - 1 :]
-        return "\n".join([*lines[:start], head + edit.replacement + tail, *lines[end + 1 :]])
+    def mended(self, finding: Finding) -> list[str]:
+        """The text after each change that `fix` would try for a finding, in their order."""
+        found = candidates(finding, {self.path: self.text}.__getitem__)
+        return [Source(self.path, self.text, "utf-8").edited(one.edits).text for one in found]
 
 
 def _placed(code: CodeType) -> Iterator[tuple[CodeType, int, tuple[int | None, ...]]]:

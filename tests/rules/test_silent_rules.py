@@ -70,7 +70,7 @@ def test_hooks_hide_an_ordinary_write() -> None:
     assert finding.message.startswith("silent in-place write to a tensor that backward needs, unchecked")
     assert finding.notes[0] == "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
     assert told(finding, "write").text == "`mul_` overwrites it here (version 0 -> 1)"
-    assert PLAIN.edited(finding).splitlines()[1] == "h = h * keep"
+    assert "h = h * keep" in [text.splitlines()[1] for text in PLAIN.mended(finding)]
 
 
 def test_compiled_code_keeps_an_alias_so_the_write_is_an_ordinary_one() -> None:
@@ -115,11 +115,11 @@ def test_a_function_keeps_its_input_on_its_context() -> None:
     assert told(finding, "save").text == "`h` is saved here: `Square` keeps it as `ctx.x` (version 0)"
     assert told(finding, "save").span.line == 4
     assert "of `ctx.x` it knows nothing" in finding.notes[0]
-    assert STASH.edited(finding).splitlines()[12] == "h = h + 1"
-    (stash,) = [one for one in finding.suggestions if "save_for_backward" in one.message]
-    assert [(edit.span.line, edit.replacement) for edit in stash.edits] == [
-        (4, "ctx.save_for_backward(x)"),
-        (9, "ctx.saved_tensors[0]"),
+    assert "save_for_backward" in helped(finding)
+    texts = [text.splitlines() for text in STASH.mended(finding)]
+    assert texts[0][12] == "h = h + 1"
+    assert ["ctx.save_for_backward(x)", "x = ctx.saved_tensors[0]"] in [
+        [one[3].strip(), one[8].strip()] for one in texts
     ]
 
 
@@ -134,8 +134,8 @@ def test_a_class_that_saves_something_already_gets_words_only() -> None:
     program = Program(STASH.text.replace("return x * x", "ctx.save_for_backward(x)\n        return x * x"))
     kept = save("SquareBackward", "ctx.x", stored(program), unchecked="ctx")
     finding = the(clobber(kept, write("aten::add_", program.at("h += 1")), raised=False))
-    (stash,) = [one for one in finding.suggestions if "save_for_backward" in one.message]
-    assert not stash.edits
+    assert "save_for_backward" in helped(finding)
+    assert not any(text.count("save_for_backward") > 1 for text in program.mended(finding))
 
 
 REGION = Program("""
@@ -163,9 +163,6 @@ def test_a_region_reads_a_tensor_that_was_written() -> None:
     assert kept[1].text == "the region is checkpointed here"
     assert told(finding, "write").text == "`mul_` overwrites `scale` here (version 0 -> 1)"
     assert f"backward reads it at line 4 of {REGION.path}, in ReluBackward0" in finding.notes
-    assert not any(one.edits for one in finding.suggestions), (
-        "a region that closes over `scale` reads what it is bound to"
-    )
     assert "give it a clone as an argument of `checkpoint`" in helped(finding)
 
 
@@ -193,17 +190,8 @@ def test_a_region_that_stops_before_its_noise_is_drawn() -> None:
     )
     assert told(finding, "save").text == "rrelu_with_noise keeps its `noise` here, and fills it afterwards"
     assert told(finding, "save").primary
-    (edit,) = finding.suggestions[0].edits
-    assert edit.replacement == "False, early_stop=False"
+    assert "`early_stop=False`" in helped(finding)
     assert "set_checkpoint_early_stop(False)" in helped(finding)
-
-
-@pytest.mark.parametrize(
-    "call", ["checkpoint(*given)", "checkpoint(block, x, **how)", "checkpoint(block, x, early_stop=True)"]
-)
-def test_a_call_that_may_say_something_of_stopping_gets_words_only(call: str) -> None:
-    finding = stopped(call)
-    assert bool(finding.suggestions[0].edits) == (call == "checkpoint(*given)")
 
 
 def test_a_step_changes_the_weights_of_a_region() -> None:
@@ -230,7 +218,7 @@ def test_a_region_differs_and_no_write_is_known() -> None:
     finding = the(drift())
     assert finding.message == "a checkpointed region gives other bytes when backward computes it anew"
     assert [one.primary for one in finding.labels if one.role == "save"] == [True, False]
-    assert REGION.edited(finding).splitlines()[0] == "y = checkpoint(block, x, preserve_rng_state=True)"
+    assert "`preserve_rng_state=True`" in helped(finding)
 
 
 HOOKS = Program("""
@@ -252,7 +240,7 @@ HOOKS = Program("""
     [
         ("g.mul_(k)", 1, "h.register_hook(lambda g: g * k)"),
         ("g *= 2", 3, "    return g * 2"),
-        ("grad.mul_(ctx.k)", 5, "    grad = grad.mul(ctx.k)"),
+        ("grad.mul_(ctx.k)", 5, "    grad = grad * ctx.k"),
         ("g.clamp_(-1, 1)", 8, "    return g.clamp(-1, 1)"),
     ],
 )
@@ -270,7 +258,7 @@ def test_a_gradient_is_written(piece: str, line: int, edited: str) -> None:
     assert finding.message == f"{who} writes into a gradient that another part of the graph still gets"
     assert told(finding, "write").text == "`mul_` overwrites the gradient here"
     assert told(finding, "write").primary
-    assert HOOKS.edited(finding).splitlines()[line - 1] == edited
+    assert HOOKS.mended(finding)[0].splitlines()[line - 1] == edited
 
 
 def test_a_hook_is_labelled_where_it_is_registered_unless_that_is_the_write() -> None:

@@ -41,19 +41,17 @@ def test_a_function_does_not_mark_its_input() -> None:
     assert told(finding, "write").text == "`mul_` writes the input here (version 0 -> 1)"
     assert told(finding, "create").text == "`Triple` is applied here"
     assert "as if `Triple` had not run" in finding.notes[0]
-    assert FUNCTION.edited(finding).splitlines()[3:5] == ["        ctx.mark_dirty(t)", "        t.mul_(3)"]
+    assert FUNCTION.mended(finding)[0].splitlines()[3:5] == ["        ctx.mark_dirty(t)", "        t.mul_(3)"]
 
 
 def test_a_function_whose_write_has_no_line_is_blamed_where_it_is_applied() -> None:
     finding = the(Undeclared("Triple", write("", None), FUNCTION.at("Triple.apply(h)")))
     assert told(finding, "create").primary
-    assert not any(one.edits for one in finding.suggestions)
 
 
 def test_a_function_that_returns_something_else_gets_words_only() -> None:
     program = Program(FUNCTION.text.replace("return t\n", "return other\n"))
     finding = the(Undeclared("Triple", write("aten::mul_", program.at("t.mul_(3)")), None))
-    assert not any(one.edits for one in finding.suggestions)
     assert "`ctx.mark_dirty`" in helped(finding)
 
 
@@ -100,7 +98,6 @@ def test_a_mask_under_no_grad() -> None:
     assert told(finding, "write").text == "`mul_` changes `h` here"
     assert told(finding, "read").text == "backward goes through it here"
     assert "without the derivative of `mul_`" in finding.notes[0]
-    assert not any(one.edits for one in finding.suggestions)
     assert "`h = h + (new - h).detach()`" in helped(finding)
 
 
@@ -113,7 +110,6 @@ def test_a_mask_under_inference_mode() -> None:
 def test_a_change_through_data() -> None:
     finding = untracked("g.data *= 2", "aten::mul_", "data", Tensor((4,), name="g"))
     assert finding.message == "`g` is changed through `.data`: the gradient is as if that had not happened"
-    assert not any(one.edits for one in finding.suggestions)
 
 
 def test_values_of_another_tensor_are_cut_off() -> None:
@@ -134,7 +130,6 @@ def test_a_generated_weight_is_assigned() -> None:
 def test_an_inner_step_on_a_leaf() -> None:
     finding = untracked("w.data -= lr * d", "aten::sub_", "data", Tensor((4,), name="w"), Tensor((4,)))
     assert told(finding, "write").text == "`sub_` cuts the value written off its graph here"
-    assert not any(one.edits for one in finding.suggestions)
 
 
 @pytest.mark.parametrize("value", ["h.data + noise", "noise + h", "h.detach() - noise", "h.data - 2"])
@@ -176,7 +171,7 @@ def test_a_gradient_of_an_overwritten_tensor() -> None:
         ("read", "`autograd.grad` asks for its gradient here"),
     ]
     assert "let `relu` write a new tensor" in helped(finding)
-    assert "F.relu(feat, inplace=False)" in INPUT.edited(finding)
+    assert any("F.relu(feat)" in text for text in INPUT.mended(finding))
 
 
 def test_a_gradient_of_a_tensor_that_a_module_overwrites() -> None:

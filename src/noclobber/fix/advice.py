@@ -13,11 +13,10 @@ from noclobber.fix.edits.source import Misfit, Source
 from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of
+from noclobber.syntax.tree import LONGEST
 
 MOST = 20
 """Findings for which a candidate is looked for. A report of more is read from its start."""
-LONGEST = 50_000
-"""Bytes of a file that is parsed for a candidate: at this length it takes about a second."""
 Apart = Callable[[], AbstractContextManager[None]]
 
 
@@ -28,33 +27,23 @@ def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     which keeps from the report what goes wrong there.
     """
     findings, can_mend = list(report.findings), False
-    has_libcst = bool(findings) and _has_libcst()
     for number, finding in enumerate(findings):
         with apart():
-            findings[number], found = _advised(finding, has_libcst and number < MOST and not can_mend)
+            findings[number], found = _advised(finding, number < MOST and not can_mend)
             can_mend |= found
     told = replace(report, findings=tuple(findings))
-    if words[0] in ("-", "-c") or not findings or (has_libcst and not can_mend):
+    if words[0] in ("-", "-c") or not can_mend:
         return told
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
-    fix = {"command": ["noclobber", "fix", *script], "install": None if has_libcst else "noclobber[fix]"}
-    return replace(told, program={**report.program, "fix": fix})
+    return replace(told, program={**report.program, "fix": {"command": ["noclobber", "fix", *script]}})
 
 
-def _has_libcst() -> bool:
-    try:
-        import libcst  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _advised(finding: Finding, has_libcst: bool) -> tuple[Finding, bool]:
+def _advised(finding: Finding, ask: bool) -> tuple[Finding, bool]:
     """A finding with edits that fit the files as they are, and whether there is anything for `noclobber fix` to try."""
     is_current = all(map(_is_current, finding.labels))
     own = tuple(_fitting(one, is_current) for one in finding.suggestions)
     long = is_current and any(_is_long(one.span.path) for one in finding.labels)
-    can_mend = long or any(one.edits for one in own) or bool(has_libcst and is_current and _has_candidate(finding))
+    can_mend = long or any(one.edits for one in own) or (ask and is_current and _has_candidate(finding))
     return replace(finding, suggestions=own), can_mend
 
 

@@ -67,10 +67,6 @@ def _require(words: Sequence[str]) -> None:
         raise CannotFix("`noclobber fix` mends files, and `-c` has none: put the code into a script")
     if words[0] == "-":
         raise CannotFix("`noclobber fix` mends files, and stdin is none: put the code into a script")
-    try:
-        import libcst  # noqa: F401
-    except ImportError:
-        raise CannotFix('`noclobber fix` needs libcst: pip install "noclobber[fix]"') from None
 
 
 def _nothing(search: Result, seconds: float) -> Fixed | None:

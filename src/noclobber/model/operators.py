@@ -27,3 +27,14 @@ WITHOUT_TWIN = RANDOM_FILLS | frozenset(
 """Methods whose name without the underscore is missing or means something else."""
 TWIN_IS_VIEW = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # noqa: SIM905
 """Methods whose twin gives a view of the same bytes."""
+VIEWS = frozenset(
+    """
+    data detach diagonal expand expand_as flatten H imag movedim mT narrow permute real reshape select squeeze swapaxes
+    swapdims T t transpose unflatten unsqueeze view view_as
+    """.split()  # noqa: SIM905
+)
+"""Methods and attributes that give a view of the same bytes; `flatten` and `reshape` do where they can."""
+SPLITS = frozenset("chunk split tensor_split unbind".split())  # noqa: SIM905
+"""Methods that give several views at once."""
+MAYBE_SAME = frozenset("contiguous float to".split())  # noqa: SIM905
+"""Methods that give the tensor itself where it is what they are asked for."""

@@ -100,9 +100,7 @@ def fix_command(program: Mapping[str, Any]) -> str:
     words = fix.get("command") if isinstance(fix, Mapping) else None
     if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):
         return ""
-    command = " ".join(map(_quoted, words))
-    needed = fix.get("install")
-    return f'pip install "{visible(needed)}" && {command}' if isinstance(needed, str) else command
+    return " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:

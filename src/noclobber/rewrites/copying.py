@@ -1,4 +1,4 @@
-"""Copy what a refused write reads or writes: the rule that tells of the refusal knows the operand.
+"""Copy what a refused write reads or writes.
 
 Sound because a refused write never happened, so there is nothing to keep but values.
 - The value that overlaps what it is written to is read from a clone, so it is what it was before the write.
@@ -9,59 +9,77 @@ Sound because a refused write never happened, so there is nothing to keep but va
 from __future__ import annotations
 
 import ast
+import re
 
 from noclobber.model.finding import Edit, Finding
-from noclobber.rewrites.code import File, ends, file_at, starts, within
+from noclobber.rewrites.finding import blamed, place
 from noclobber.rewrites.holding import root_of
 from noclobber.rewrites.sound import Sound
+from noclobber.syntax.edits import append, before
+from noclobber.syntax.names import called
+from noclobber.syntax.tree import File, Place, ends, starts, within
 
-_VALUE, _ARGUMENT = ("NC307",), ("NC301", "NC302", "NC305", "NC313")
+_APPLIED = ("NC301", "NC302", "NC305", "NC313")
+_PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+_OVERLAPS = re.compile(r"memory that the same operation reads")
 
 
 def copied(finding: Finding) -> Sound | None:
-    """The rule's own change, where it clones an operand and does nothing else."""
-    for one in finding.suggestions:
-        edit = one.edits[0] if len(one.edits) == 1 else None
-        file = file_at(edit.span.path) if edit is not None else None
-        path = file.at(edit.span) if edit is not None and file is not None else ()
-        if edit is None or file is None or not path:
-            continue
-        node = path[-1]
-        if finding.code == "NC302" and isinstance(node, ast.Assign) and _is_cloned_first(file, node, edit):
-            return Sound("write into a clone, so that the gradient flows through", (edit,))
-        if not isinstance(node, ast.expr) or edit.replacement != f"{file.source(node)}.clone()":
-            continue
-        if finding.code in _VALUE and isinstance(file.above[node], (ast.Assign, ast.AugAssign)):
-            return Sound("clone the value that is read", (edit,))
-        if finding.code in _ARGUMENT and _is_applied(file, node):
-            return Sound("give the Function a clone", (edit,))
+    """A clone of an operand, where nothing else is to change."""
+    write = blamed(finding)
+    if finding.code in _APPLIED:
+        for one in (write, place(finding, "read")):
+            edit = _argument_cloned(one) if one is not None else None
+            if edit is not None:
+                return Sound("give the Function a clone", (edit,))
+    if finding.code == "NC302" and write is not None and (edit := _cloned_first(write)) is not None:
+        return Sound("write into a clone, so that the gradient flows through", (edit,))
+    if finding.code == "NC307" and write is not None and _OVERLAPS.search(finding.message):
+        edit = _value_cloned(write)
+        return Sound("clone the value that is read", (edit,)) if edit is not None else None
     return None
 
 
-def _is_cloned_first(file: File, write: ast.Assign, edit: Edit) -> bool:
-    """`h = h.clone()` before `h[i] = e`, where `h` is a view that the function made, and what it is a view of is not
-    read after the write."""
-    target = write.targets[0]
+def _value_cloned(write: Place) -> Edit | None:
+    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`."""
+    found = write.statement
+    if not isinstance(found, (ast.Assign, ast.AugAssign)) or isinstance(write.node, ast.Call):
+        return None
+    return append(write.file, found.value, ".clone()") if isinstance(found.value, _PLAIN) else None
+
+
+def _cloned_first(write: Place) -> Edit | None:
+    """`h = h.clone()` before `h[i] = e`: where the function made the view `h` and reads it later on, and nobody reads
+    what it is a view of."""
+    file, found = write.file, write.statement
+    target = found.targets[0] if isinstance(found, ast.Assign) else None
     name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
-    if not name or not edit.replacement.startswith(f"{name} = {name}.clone()\n") or file.loops(write):
-        return False
-    names = [one for one in within(file.scope(write)) if isinstance(one, ast.Name)]
+    if found is None or not name or file.loops(found) or file.own_lines(found) is None:
+        return None
+    names = [one for one in within(file.scope(found)) if isinstance(one, ast.Name)]
     bound = [one for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
     binding = file.above[bound[0]] if len(bound) == 1 else None
     root = root_of(binding.value) if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
-    if not isinstance(root, ast.Name):
-        return False
-    return not any(one.id == root.id and starts(one) >= ends(write) for one in names)
+    later = {one.id for one in names if starts(one) >= ends(found) and isinstance(one.ctx, ast.Load)}
+    if not isinstance(root, ast.Name) or root.id in later or name not in later:
+        return None
+    return before(file, found, f"{name} = {name}.clone()")
 
 
-def _is_applied(file: File, node: ast.expr) -> bool:
-    """`F.apply(h[:, 1:])`, whose result is used, and after which nobody reads those elements of `h`."""
-    call, root = file.above[node], root_of(node)
-    if not isinstance(call, ast.Call) or node not in call.args[:1] or not isinstance(root, ast.Name):
-        return False
+def _argument_cloned(applied: Place) -> Edit | None:
+    """`F.apply(h[:, 1:])` as `F.apply(h[:, 1:].clone())`, where its result is used, and nobody reads `h` afterwards."""
+    file, call = applied.file, applied.node
+    first = call.args[0] if isinstance(call, ast.Call) and called(call) == "apply" and call.args else None
+    root = root_of(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else None
+    if first is None or not isinstance(root, ast.Name) or not _is_last_use(file, call, root.id):
+        return None
+    return append(file, first, ".clone()")
+
+
+def _is_last_use(file: File, call: ast.AST, name: str) -> bool:
     statement = file.statement(call)
     if statement is None or isinstance(statement, ast.Expr):
         return False
-    after = (one for one in within(file.scope(node)) if isinstance(one, ast.Name) and one.id == root.id)
+    after = (one for one in within(file.scope(call)) if isinstance(one, ast.Name) and one.id == name)
     read = any(starts(one) >= ends(statement) and isinstance(one.ctx, ast.Load) for one in after)
     return isinstance(statement, ast.Return) or not (read or file.loops(statement))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 
 from noclobber.model.finding import Finding, Role
-from noclobber.rewrites.code import File, file_at
-from noclobber.rules.shared.sourcetext import Path
-
-Place = tuple[File, Path]
+from noclobber.model.source import Owner, owner_of
+from noclobber.syntax.tree import File, Place, Placed, file_at
 
 
 def place(finding: Finding, role: Role) -> Place | None:
-    """The file and the syntax at the first label of a role."""
+    """The syntax at the first label of a role; None where that is a library's, or not known."""
     for one in finding.labels:
         if one.role == role:
-            file = file_at(one.span.path)
-            path = file.at(one.span) if file is not None else ()
-            return (file, path) if file is not None and path else None
+            file = file_at(one.span.path) if owner_of(one.span.path) is Owner.USER else None
+            node = file.at(one.span) if file is not None else None
+            return Place(file, node) if file is not None and isinstance(node, Placed) else None
     return None
 
 

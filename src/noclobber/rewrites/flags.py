@@ -12,31 +12,31 @@ import ast
 from collections.abc import Iterable
 
 from noclobber.model.finding import Edit, Finding
-from noclobber.model.source import Span
-from noclobber.rewrites.code import File, ends, starts, within
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import holds_alone, is_new
 from noclobber.rewrites.making import module_writes, parts_of
 from noclobber.rewrites.resolving import module_called
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.rewriting import called, flag_of
-from noclobber.rules.shared.sourcetext import span_in
+from noclobber.syntax.edits import replace, without_argument
+from noclobber.syntax.names import arguments, called, keyword
+from noclobber.syntax.tree import File, ends, starts, within
+from noclobber.syntax.writes import is_flagged
 
 
 def without_flag(finding: Finding) -> Sound | None:
     """The flag taken out where the module is made, or from the call."""
     place = blamed(finding)
-    if place is None or not isinstance(place[1][-1], ast.Call):
+    if place is None or not isinstance(place.node, ast.Call):
         return None
-    file, call = place[0], place[1][-1]
-    if flag_of(call) is not None:
+    file, call = place.file, place.node
+    if is_flagged(call):
         found = dropped(file, call)
         fits = found is not None and bool(call.args) and _is_last_use(file, call, call.args[0])
         return Sound(f"let `{called(call)}` write a new tensor", (found,)) if fits and found else None
     made = module_called(file, call)
     if made is None or not all(_fits(file, one, module_writes(made)) for one in _calls_of(file, call)):
         return None
-    flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and flag_of(one) is not None]
+    flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and is_flagged(one)]
     edits = [edit for one in flagged if (edit := dropped(file, one)) is not None]
     if not flagged or len(edits) != len(flagged):
         return None
@@ -87,18 +87,10 @@ def _is_read_after(file: File, name: str, write: ast.stmt) -> bool:
 
 
 def dropped(file: File, call: ast.Call) -> Edit | None:
-    """The edit that takes the flag out of a call, with the comma before it."""
-    number = next((n for n, one in enumerate(call.keywords) if one.arg == "inplace"), None)
-    if number is None:
+    """The edit that takes the flag out of a call; where another argument stands behind it, `False` in its place."""
+    flag = keyword(call, "inplace")
+    if flag is None:
         return None
-    flag = call.keywords[number]
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    others = [one for one in arguments if one is not flag]
-    before = [one for one in others if starts(one) < starts(flag)]
-    span = span_in(file.path, file.text, flag)
-    if before:
-        last = span_in(file.path, file.text, max(before, key=starts))
-        return Edit(Span(file.path, last.end_line, last.end_column, span.end_line, span.end_column), "")
-    if not others:
-        return Edit(span, "")
-    return file.edit(flag.value, "False")
+    if starts(flag) == min(map(starts, arguments(call))) and len(arguments(call)) > 1:
+        return replace(file, flag.value, "False")
+    return without_argument(file, call, flag)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import ast
 import re
 
-from noclobber.model.finding import Edit, Finding
-from noclobber.model.source import Span
-from noclobber.rewrites.code import File, within
+from noclobber.model.finding import Finding
 from noclobber.rewrites.finding import blamed, kind_of
 from noclobber.rewrites.holding import arguments_of
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.editing import indent_of
-from noclobber.rules.shared.rewriting import called, source_name
+from noclobber.syntax.edits import under_no_grad
+from noclobber.syntax.names import called, last_name
+from noclobber.syntax.tree import File, last_line, within
 
 _METHODS = (
     "add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "addcdiv_", "addcmul_", "fill_", "zero_",
@@ -35,8 +34,7 @@ def guarded(finding: Finding) -> Sound | None:
     place = blamed(finding)
     if place is None or finding.code not in ("NC301", "NC302", "NC304"):
         return None
-    file, path = place
-    write = file.statement(path[-1])
+    file, write = place.file, place.statement
     if (
         write is None
         or "ctx" in arguments_of(file.scope(write))
@@ -56,15 +54,10 @@ def guarded(finding: Finding) -> Sound | None:
     together = rows[first : last + 1]
     if _descends(write) and any(one not in together and not _is_guarded(file, one) for one in like):
         return None
-    edits = []
-    for number, one in enumerate(together):
-        blanks = indent_of(file.text, one)
-        if blanks is None or one.lineno != one.end_lineno:
-            return None
-        column = len(blanks) + 1
-        deeper = f"with torch.no_grad():\n{blanks}    " if number == 0 else "    "
-        edits.append(Edit(Span(file.path, one.lineno, column, one.lineno, column), deeper))
-    return Sound("update it inside `with torch.no_grad():`", tuple(edits))
+    edits = under_no_grad(file, together)
+    if not edits or any(one.lineno != last_line(one) for one in together):
+        return None
+    return Sound("update it inside `with torch.no_grad():`", edits)
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:
@@ -118,7 +111,7 @@ def _is_number(file: File, value: ast.expr) -> bool:
     if isinstance(value, ast.UnaryOp):
         return _is_number(file, value.operand)
     if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Attribute) and source_name(value.func.value) in ("math", "random")
+        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
     if isinstance(value, ast.Name):
         scope = file.scope(value)
         bound = [one for one in (*within(scope), *within(file.tree)) if _binds(one, value.id)]

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeGuard
 
-from noclobber.rewrites.code import File, Scope, ends, nested, starts, within
 from noclobber.rewrites.making import (
     BUILTINS,
+    HANDING_ON,
     KEEPING_NOTHING,
     METHODS,
     TAKING,
-    VIEWS,
     is_function,
     is_method,
     module_gives_new,
@@ -24,7 +23,8 @@ from noclobber.rewrites.making import (
     passes_on,
 )
 from noclobber.rewrites.resolving import forward_of, function_called, module_called
-from noclobber.rules.shared.rewriting import called
+from noclobber.syntax.names import called
+from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -151,7 +151,7 @@ def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bo
     """The same for `h.shape`, `h.mean()`, `h.add_(1)` and `h.view(-1)`."""
     call = file.above[use]
     if not isinstance(call, ast.Call) or call.func is not use:
-        if use.attr in VIEWS and isinstance(use.ctx, ast.Load):
+        if use.attr in HANDING_ON and isinstance(use.ctx, ast.Load):
             return keeps_nothing(file, use, returned=returned)
         return use.attr in _ABOUT
     if only_reads(file, call):
@@ -253,7 +253,7 @@ def root_of(value: ast.expr) -> ast.expr:
 
 def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
     scope = file.scope(node)
-    return (o for o in file.around(node) if isinstance(o, (ast.With, ast.AsyncWith)) and file.scope(o) is scope)
+    return (o for o in file.around(node) if isinstance(o, WITH) and file.scope(o) is scope)
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
@@ -331,7 +331,7 @@ def _is_written(file: File, name: ast.Name) -> bool:
         if isinstance(above, ast.Attribute) and isinstance(call, ast.Call) and call.func is above:
             if above.attr.endswith("_") and not above.attr.startswith("_") and above.attr not in KEEPING_NOTHING:
                 return True
-            if above.attr not in VIEWS:
+            if above.attr not in HANDING_ON:
                 return False
             node, above = call, file.above[call]
             continue

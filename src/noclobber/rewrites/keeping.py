@@ -14,13 +14,15 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.finding import Finding
-from noclobber.rewrites.code import File
 from noclobber.rewrites.finding import blamed, kind_of, name_of, place
 from noclobber.rewrites.holding import arguments_of, writes_through
 from noclobber.rewrites.resolving import function_called, module_called
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.rewriting import called, flag_of, source_name
 from noclobber.rules.shared.wording import listed, stem
+from noclobber.syntax.edits import append
+from noclobber.syntax.names import called, has_stars, keyword, last_name
+from noclobber.syntax.tree import File
+from noclobber.syntax.writes import NAMESPACES, is_flagged
 
 _OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {
     ast.Mult: ("Mul",),
@@ -58,9 +60,8 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     found = place(finding, "save")
     if finding.code not in _CODES or found is None or finding.save is None:
         return None
-    file, path = found
+    file, save = found.file, found.node
     node, field = stem(str(finding.save.get("node", ""))), str(finding.save.get("field", ""))
-    save = path[-1]
     if not isinstance(save, ast.expr) or _is_meant(finding):
         return None
     fields = finding.save.get("fields", (field,))
@@ -68,14 +69,12 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     if None not in operands:
         kept = list(dict.fromkeys(one for one in operands if one is not None))
         texts = [file.source(one) for one in kept]
-        edits = [file.edit(one, f"{_held(one, text)}.clone()") for one, text in zip(kept, texts, strict=True)]
+        edits = [append(file, one, ".clone()") for one in kept]
         clones = "a clone" if len(kept) == 1 else "clones"
         return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits))
     if field in ("result", "output") and _gives_what_it_saves(file, save, node):
-        text = file.source(save)
         return Sound(
-            "write into a clone of the result, and let autograd keep the original",
-            (file.edit(save, f"{text}.clone()"),),
+            "write into a clone of the result, and let autograd keep the original", (append(file, save, ".clone()"),)
         )
     return None
 
@@ -92,7 +91,7 @@ def _is_meant(finding: Finding) -> bool:
     if writes and writes[0].get("via") == "data" and kind_of(finding) == "tensor":
         return True
     found = blamed(finding)
-    write = found[0].statement(found[1][-1]) if found is not None else None
+    write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
     if isinstance(target, ast.Subscript) or finding.save is None:
         return False
@@ -123,26 +122,26 @@ def _operands(file: File, save: ast.expr, node: str) -> list[ast.expr]:
         if node not in _OPERATORS.get(type(save.op), ()) or isinstance(save.left, (ast.Constant, ast.UnaryOp)):
             return []
         return [save.left, save.right]
-    if not isinstance(save, ast.Call) or any(isinstance(one, ast.Starred) for one in save.args) or flag_of(save):
+    if not isinstance(save, ast.Call) or has_stars(save) or is_flagged(save):
         return []
     made = module_called(file, save)
     if made is not None:
         return save.args[:1] if node in _MODULES.get(called(made), ()) else []
-    if node not in _FUNCTIONS.get(called(save), ()) or any(one.arg == "out" for one in save.keywords):
+    if node not in _FUNCTIONS.get(called(save), ()) or keyword(save, "out") is not None:
         return []
     if not isinstance(save.func, ast.Attribute):
         return []
-    if source_name(save.func.value) in ("torch", "F", "functional"):
+    if last_name(save.func.value) in NAMESPACES:
         return list(save.args)
     return [save.func.value, *save.args]
 
 
 def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
-    if not isinstance(save, ast.Call) or flag_of(save) is not None or any(one.arg == "out" for one in save.keywords):
+    if not isinstance(save, ast.Call) or is_flagged(save) or keyword(save, "out") is not None:
         return False
     made = module_called(file, save)
     if made is not None:
-        return _RESULTS.get(called(made)) == node and flag_of(made) is None
+        return _RESULTS.get(called(made)) == node and not is_flagged(made)
     return isinstance(save.func, ast.Attribute) and _RESULTS.get(called(save)) == node
 
 
@@ -153,11 +152,5 @@ def _applied_to(file: File, save: ast.expr, finding: Finding) -> ast.expr | None
     function, last = function_called(file, save.func, save), name_of(finding).rpartition(".")[2]
     if function is None or any(True for name in arguments_of(function) for _ in writes_through(file, function, name)):
         return None
-    found = [one for one in save.args if last and source_name(one) == last]
+    found = [one for one in save.args if last and last_name(one) == last]
     return found[0] if len(found) == 1 else None
-
-
-def _held(operand: ast.expr, text: str) -> str:
-    """The operand as a method can be called on it."""
-    plain = isinstance(operand, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
-    return text if plain else f"({text})"

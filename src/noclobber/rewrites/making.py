@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.rewrites.code import File
+from noclobber.model.operators import MAYBE_SAME, VIEWS
 from noclobber.rewrites.resolving import module_called
-from noclobber.rules.shared.rewriting import called, flag_of, source_name
+from noclobber.syntax.names import called, last_name
+from noclobber.syntax.tree import File
+from noclobber.syntax.writes import NAMESPACES, is_flagged
 
 FUNCTIONS = frozenset(
     """
@@ -42,12 +44,7 @@ KEEPING_NOTHING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Methods of tensors that keep nothing of them."""
-VIEWS = frozenset(
-    """
-    contiguous detach expand flatten float mT narrow permute reshape select squeeze T t to transpose unflatten unsqueeze
-    view data
-    """.split()  # noqa: SIM905
-)
+HANDING_ON = VIEWS | MAYBE_SAME
 """Methods and attributes of a tensor that may give the tensor or a view of it."""
 MODULES = frozenset(
     """
@@ -62,19 +59,18 @@ MODULES = frozenset(
 PASSING = frozenset("AlphaDropout Dropout Dropout1d Dropout2d Dropout3d Flatten Identity Unflatten".split())  # noqa: SIM905
 """Of `torch.nn`: a call may give its argument, or a view of it."""
 BUILTINS = frozenset("print len float int bool str repr isinstance type id range".split())  # noqa: SIM905
-NAMESPACES = ("torch", "F", "functional")
 
 
 def is_function(call: ast.Call) -> bool:
     """Whether it is a function of the table, and neither in place nor into `out=`."""
-    if not isinstance(call.func, ast.Attribute) or source_name(call.func.value) not in NAMESPACES:
+    if not isinstance(call.func, ast.Attribute) or last_name(call.func.value) not in NAMESPACES:
         return False
     return called(call) in FUNCTIONS and not any(one.arg in ("out", "inplace", None) for one in call.keywords)
 
 
 def is_method(call: ast.Call, *, of: frozenset[str] = METHODS) -> bool:
     """Whether it is a method of a table, on what is no namespace and no `self`."""
-    if not isinstance(call.func, ast.Attribute) or source_name(call.func.value) in (*NAMESPACES, "nn", "np", "self"):
+    if not isinstance(call.func, ast.Attribute) or last_name(call.func.value) in (*NAMESPACES, "nn", "np", "self"):
         return False
     return called(call) in of and not any(one.arg in ("out", None) for one in call.keywords)
 
@@ -88,7 +84,7 @@ def module_gives_new(made: ast.Call) -> bool:
     """Whether a module of `torch.nn` gives a new tensor, whatever it is called with."""
     parts = parts_of(made)
     return module_passes(made) and any(
-        isinstance(one, ast.Call) and called(one) in MODULES and flag_of(one) is None for one in parts
+        isinstance(one, ast.Call) and called(one) in MODULES and not is_flagged(one) for one in parts
     )
 
 
@@ -103,7 +99,7 @@ def module_passes(made: ast.Call) -> bool:
 def module_writes(made: ast.Call) -> bool:
     """Whether a module of `torch.nn` may write what it is called with."""
     for one in parts_of(made):
-        if isinstance(one, ast.Call) and flag_of(one) is not None:
+        if isinstance(one, ast.Call) and is_flagged(one):
             return True
         if isinstance(one, ast.Call) and called(one) in MODULES:
             return False
@@ -113,26 +109,26 @@ def module_writes(made: ast.Call) -> bool:
 def passes_on(file: File, value: ast.expr) -> ast.expr | None:
     """What an expression may hand on as it is, or as a view: `h` of `h.view(-1)`, `self.drop(h)` and `F.relu(h, True)`;
     None where it is no such expression."""
-    if isinstance(value, ast.Attribute) and value.attr in VIEWS:
+    if isinstance(value, ast.Attribute) and value.attr in HANDING_ON:
         return value.value
     if not isinstance(value, ast.Call):
         return None
     owner = value.func.value if isinstance(value.func, ast.Attribute) else None
-    if owner is not None and source_name(owner) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
+    if owner is not None and last_name(owner) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
         return owner
     made = module_called(file, value)
     if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
-    flagged = flag_of(value) is not None and source_name(value.func) in FUNCTIONS | {"dropout"}
+    flagged = is_flagged(value) and last_name(value.func) in FUNCTIONS | {"dropout"}
     return value.args[0] if value.args and (flagged or _is_passing_function(value)) else None
 
 
 def _is_passing_function(call: ast.Call) -> bool:
     """`F.dropout(h)`, `torch.relu_(h)`."""
-    named = isinstance(call.func, ast.Attribute) and source_name(call.func.value) in NAMESPACES
+    named = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
     return named and called(call) in ("dropout", "dropout2d", "relu_", "sigmoid_", "tanh_", "elu_", "leaky_relu_")
 
 
 def _hands_on(method: str) -> bool:
     """Whether a method may give its tensor or a view of it: those that write in place do."""
-    return method in VIEWS or (method.endswith("_") and not method.startswith("_"))
+    return method in HANDING_ON or (method.endswith("_") and not method.startswith("_"))

@@ -16,12 +16,14 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.finding import Edit, Finding
-from noclobber.rewrites.code import File, starts
 from noclobber.rewrites.finding import blamed, kind_of, lines_written
 from noclobber.rewrites.flags import dropped
 from noclobber.rewrites.holding import holds_alone, root_of, writes_through
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.rewriting import Form, called, form_at, out_of_place_at, target_at
+from noclobber.syntax.edits import before, replace
+from noclobber.syntax.names import called, dotted, names_used
+from noclobber.syntax.tree import File, Place, starts
+from noclobber.syntax.writes import is_flagged, out_of_place, write_at, written_by
 
 _CODES = ("NC101", "NC102", "NC201", "NC203", "NC204", "NC209", "NC210", "NC305", "NC399")
 _WIDE = ("float32", "float64", "complex64", "complex128")
@@ -32,8 +34,7 @@ def rebound(finding: Finding) -> Sound | None:
     place = blamed(finding)
     if place is None or finding.code not in _CODES or kind_of(finding) == "parameter":
         return None
-    file, path = place
-    write = file.statement(path[-1])
+    file, write = place.file, place.statement
     name = _name_written(file, write) if write is not None else None
     if write is None or name is None:
         return None
@@ -45,7 +46,7 @@ def rebound(finding: Finding) -> Sound | None:
         if not holds_alone(file, name, one):
             return None
         edit = _out_of_place(finding, file, one)
-        if edit is not None and "=" in edit.replacement and not edit.replacement.startswith(f"{name} = "):
+        if edit is not None and not isinstance(one, ast.Assign) and not edit.replacement.startswith(f"{name} = "):
             return None  # `h.data` and `h.grad` are other names
         if edit is None:
             edit, cloned = _into_clone(file, one, name), True
@@ -61,7 +62,7 @@ def _name_written(file: File, write: ast.stmt) -> str | None:
     part: ast.expr | None = getattr(write, "value", None)
     if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
         part = write.targets[0]
-    target = target_at((write,) if part is None else (write, part))
+    target = write_at(Place(file, write if part is None else part)).target
     root = root_of(target) if target is not None else None
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
@@ -76,26 +77,25 @@ def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
 def _out_of_place(finding: Finding, file: File, write: ast.stmt) -> Edit | None:
     if str((finding.tensor or {}).get("dtype")).removeprefix("torch.") not in _WIDE:
         return None
-    place: tuple[ast.stmt | ast.expr, ...] = (write,)
+    call = write.value if isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call) else None
     if isinstance(write, ast.AugAssign):
         if not isinstance(write.target, ast.Name):
             return None
-    elif isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call):
-        place = (write, write.value)
-        if called(write.value) == "detach_" and isinstance(write.value.func, ast.Attribute) and not write.value.args:
-            owner = file.source(write.value.func.value)
-            return file.edit(write, f"{owner} = {owner}.detach()") if owner.isidentifier() else None
-        if form_at(place) is Form.FLAG:
-            return dropped(file, write.value) if _is_bound_anew(write) else None
-    return out_of_place_at(file.path, file.text, place)
+    elif call is None or (isinstance(write, ast.Assign) and not _is_bound_anew(write, call)):
+        return None
+    elif called(call) == "detach_" and isinstance(call.func, ast.Attribute) and not call.args:
+        owner = dotted(call.func.value)
+        return replace(file, write, f"{owner} = {owner}.detach()") if owner and "." not in owner else None
+    elif is_flagged(call):
+        return dropped(file, call) if isinstance(write, ast.Assign) else None
+    found = out_of_place(write_at(Place(file, call or write)))
+    return found[0] if len(found) == 1 else None
 
 
-def _is_bound_anew(write: ast.stmt) -> bool:
-    """`h = F.relu(h, inplace=True)`."""
-    if not isinstance(write, ast.Assign) or not isinstance(write.value, ast.Call) or not write.value.args:
-        return False
-    target, first = write.targets[0], write.value.args[0]
-    return isinstance(target, ast.Name) and isinstance(first, ast.Name) and target.id == first.id
+def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
+    """`h = F.relu(h, inplace=True)` and `h = h.add_(1)`: the result takes the name of what is written."""
+    target = written_by(call)
+    return len(write.targets) == 1 and isinstance(target, ast.Name) and dotted(write.targets[0]) == target.id
 
 
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
@@ -112,9 +112,9 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
         values = [*write.value.args, *(one.value for one in write.value.keywords)]
         if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
             return None
-    if any(isinstance(one, ast.Name) and one.id == name for value in values for one in ast.walk(value)):
+    if any(name in names_used(value) for value in values) or file.own_lines(write) is None:
         return None
-    return file.line_before(write, f"{name} = {name}.clone()")
+    return before(file, write, f"{name} = {name}.clone()")
 
 
 _SAVING_NOTHING = (

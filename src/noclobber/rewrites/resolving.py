@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.rewrites.code import File, Scope, within
-from noclobber.rules.shared.rewriting import called, source_name
+from noclobber.syntax.names import called, last_name
+from noclobber.syntax.tree import File, Scope, within
 
 _UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
@@ -41,7 +41,7 @@ def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
 def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:
     """What binds an attribute of `self` in its class, or a name in the innermost scope that binds it."""
     if isinstance(callee, ast.Attribute):
-        around = file.class_of(where) if source_name(callee.value) == "self" else None
+        around = file.class_of(where) if last_name(callee.value) == "self" else None
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
         return [one for one in ast.walk(around) if _binds(one, callee)]
@@ -55,7 +55,7 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
 def _is_set_from_outside(file: File, attribute: str) -> bool:
     """Whether anything but `self` has an attribute of this name set."""
     stored = (one for one in ast.walk(file.tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
-    return any(one.attr == attribute and source_name(one.value) != "self" for one in stored)
+    return any(one.attr == attribute and last_name(one.value) != "self" for one in stored)
 
 
 def _is_global(file: File, name: str) -> bool:
@@ -70,8 +70,8 @@ def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.Functio
     if isinstance(callee, ast.Name) and bound_to(file, callee, where) is None:
         found = _functions(file.tree, callee.id)
     elif isinstance(callee, ast.Attribute) and callee.attr == "apply":
-        found = _functions(_class(file, source_name(callee.value)), "forward")
-    elif isinstance(callee, ast.Attribute) and source_name(callee.value) == "self":
+        found = _functions(_class(file, last_name(callee.value)), "forward")
+    elif isinstance(callee, ast.Attribute) and last_name(callee.value) == "self":
         found = _functions(file.class_of(where), callee.attr)
     made = _module(file, callee, where)
     if not found and made is not None:
@@ -111,4 +111,4 @@ def _binds(node: ast.AST, name: ast.Attribute | ast.Name) -> bool:
 def _is(node: ast.AST, name: ast.Attribute | ast.Name) -> bool:
     if isinstance(name, ast.Name):
         return isinstance(node, ast.Name) and node.id == name.id
-    return isinstance(node, ast.Attribute) and node.attr == name.attr and source_name(node.value) == "self"
+    return isinstance(node, ast.Attribute) and node.attr == name.attr and last_name(node.value) == "self"

@@ -12,12 +12,12 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.finding import Finding
-from noclobber.rewrites.code import File
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import arguments_of, is_held_by_engine, root_of, writes_through
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.editing import SHAPE_OPS
-from noclobber.rules.shared.rewriting import called, chain_of, has_twin, out_of_place_at, twins
+from noclobber.syntax.edits import replace
+from noclobber.syntax.tree import File, Place
+from noclobber.syntax.writes import chain, has_twin, out_of_place, without_underscores, write_at
 
 _IN_BACKWARD = ("NC206", "NC101", "NC201", "NC203", "NC204")
 _REFUSED = ("NC206", "NC303", "NC307", "NC399")
@@ -28,11 +28,10 @@ def returned_new(finding: Finding) -> Sound | None:
     place = blamed(finding)
     if place is None:
         return None
-    file, path = place
-    if finding.code in _REFUSED and isinstance(path[-1], ast.Call) and (found := _valued(file, path[-1])) is not None:
+    file, node = place.file, place.node
+    if finding.code in _REFUSED and isinstance(node, ast.Call) and (found := _valued(file, node)) is not None:
         return found
-    write = file.statement(path[-1])
-    scope = file.scope(path[-1])
+    write, scope = place.statement, file.scope(node)
     if finding.code not in _IN_BACKWARD or write is None or isinstance(scope, (ast.Module, ast.Lambda)):
         return None
     if scope.name != "backward" or "ctx" not in arguments_of(scope):
@@ -50,11 +49,10 @@ def _bound(file: File, write: ast.stmt) -> Sound | None:
         return None
     edits = []
     for one in dict.fromkeys(writes_through(file, file.scope(write), target.id)):
-        place = (one, one.value) if isinstance(one, ast.Expr) else (one,)
-        edit = out_of_place_at(file.path, file.text, place)
-        if edit is None:
+        found = out_of_place(write_at(Place(file, one)))
+        if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
-        edits.append(edit)
+        edits += found
     return Sound(f"make a new tensor of `{target.id}`, and leave what autograd handed in as it is", tuple(edits))
 
 
@@ -65,7 +63,8 @@ def _valued(file: File, call: ast.Call) -> Sound | None:
         outer = file.above[outer]
     if not isinstance(outer, ast.Call) or not isinstance(file.above[outer], (ast.Return, ast.Lambda, ast.ListComp)):
         return None
-    chain = chain_of(outer)
-    if not all(isinstance(one.func, ast.Attribute) and (has_twin(one) or called(one) in SHAPE_OPS) for one in chain):
+    calls = chain(outer) or [outer]
+    if not all(map(has_twin, calls)):
         return None
-    return Sound("give a new tensor instead of writing into this one", (file.edit(outer, twins(file.text, chain)),))
+    text = without_underscores(file, outer, calls)
+    return Sound("give a new tensor instead of writing into this one", (replace(file, outer, text),))

@@ -15,23 +15,21 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.finding import Edit, Finding
-from noclobber.model.source import Span
-from noclobber.rewrites.code import File, within
 from noclobber.rewrites.finding import blamed, place
 from noclobber.rewrites.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
 from noclobber.rewrites.resolving import bound_to, module_called
 from noclobber.rewrites.sound import Sound
-from noclobber.rules.shared.editing import indent_of
-from noclobber.rules.shared.rewriting import called, source_name
+from noclobber.syntax.edits import insert, whole_lines, with_argument
+from noclobber.syntax.names import called, first_name, last_name
+from noclobber.syntax.tree import File, last_line, within
 
 
 def stepped_later(finding: Finding) -> Sound | None:
     """The step moved behind the backward, which is given the parameters that it is for."""
     write, read = blamed(finding), place(finding, "read")
-    if finding.code not in ("NC103", "NC203", "NC201") or write is None or read is None or write[0] is not read[0]:
+    if finding.code not in ("NC103", "NC203", "NC201") or write is None or read is None or write.file is not read.file:
         return None
-    file = write[0]
-    step, back = file.statement(write[1][-1]), file.statement(read[1][-1])
+    file, step, back = write.file, write.statement, read.statement
     if step is None or back is None or step is back or back not in file.block(step):
         return None
     rows = file.block(step)
@@ -75,7 +73,7 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
     """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
     values: list[ast.expr] = []
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and source_name(row.value.func) == "print":
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and last_name(row.value.func) == "print":
         values = [*row.value.args, *(one.value for one in row.value.keywords)]
     elif isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
         values = [row.value]
@@ -120,27 +118,19 @@ def _given(file: File, name: ast.expr, where: ast.AST) -> str | None:
     first = made.args[0] if made is not None and _makes_optimizer(made) and made.args else None
     if not isinstance(first, ast.Call) or called(first) != "parameters" or first.args or first.keywords:
         return None
-    root = first.func.value if isinstance(first.func, ast.Attribute) else None
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    if not isinstance(root, ast.Name) or made is None:
+    root = first_name(first.func)
+    if not root or made is None:
         return None
     same = file.scope(made) is file.scope(where) or isinstance(file.scope(made), ast.Module)
-    of_self = root.id == "self" and file.class_of(made) is file.class_of(where)
-    bound = [one for one in within(file.scope(made)) if isinstance(one, ast.Name) and one.id == root.id]
+    of_self = root == "self" and file.class_of(made) is file.class_of(where)
+    bound = [one for one in within(file.scope(made)) if isinstance(one, ast.Name) and one.id == root]
     once = sum(isinstance(one.ctx, ast.Store) for one in bound) <= 1
     return file.source(first) if (same and once) or of_self else None
 
 
 def _moved(file: File, step: ast.stmt, back: ast.stmt, call: ast.Call, argument: str) -> tuple[Edit, ...]:
     """The step taken from its line and put below the backward."""
-    lines = file.text.split("\n")
-    if None in (indent_of(file.text, step), indent_of(file.text, back)) or step.lineno != step.end_lineno:
+    if file.own_lines(step) is None or file.own_lines(back) is None or step.lineno != last_line(step):
         return ()
-    whole = lines[step.lineno - 1]
-    end = back.end_lineno or back.lineno
-    out = Edit(Span(file.path, step.lineno, 1, step.lineno + 1, 1), "")
-    text = file.source(call)
-    given = f"{text[:-1].rstrip()}{', ' if call.keywords else ''}{argument})"
-    below = Edit(Span(file.path, end, len(lines[end - 1]) + 1, end, len(lines[end - 1]) + 1), f"\n{whole}")
-    return (out, file.edit(call, given), below)
+    below = insert(file, *file.end_of_line(last_line(back)), f"\n{file.line(step.lineno)}")
+    return (whole_lines(file, step.lineno, step.lineno), with_argument(file, call, argument), below)

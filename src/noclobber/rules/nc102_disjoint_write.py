@@ -40,8 +40,8 @@ from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
-from noclobber.rules.shared.rewriting import in_loop
 from noclobber.rules.shared.story import story
+from noclobber.rules.shared.writetext import in_loop
 
 CODE = "NC102"
 NAME = "disjoint-write"

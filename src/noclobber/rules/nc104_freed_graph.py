@@ -39,8 +39,8 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.labels import inside_label
-from noclobber.rules.shared.rewriting import target_of
 from noclobber.rules.shared.wording import node_in_words
+from noclobber.rules.shared.writetext import target_of
 
 CODE = "NC104"
 NAME = "freed-graph"

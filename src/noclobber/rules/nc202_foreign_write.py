@@ -51,8 +51,6 @@ from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import TAKEN_IN, handed_label, same_line
-from noclobber.rules.shared.mending import call_then
-from noclobber.rules.shared.refusing import suggest
 from noclobber.rules.shared.story import story
 
 CODE = "NC202"
@@ -109,13 +107,10 @@ def _cures(write: Write) -> tuple[Suggestion, ...]:
             Suggestion("or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not"),
         )
     if handed.by in TAKEN_IN:
-        edit = call_then(handed.site, TAKEN_IN, "clone")
-        return (suggest(f"give the tensor bytes of its own: {_copied(handed)}", edit),)
+        return (Suggestion(f"give the tensor bytes of its own: {_copied(handed)}"),)
     if handed.by in _GIVEN_OUT:
-        # On the line of the write, the copy would take the effect of that line away.
-        edit = None if same_line(handed.site, write.site) else call_then(handed.site, ("numpy",), "copy")
         return (
-            suggest("write into a copy: `t.numpy().copy()`", edit),
+            Suggestion("write into a copy: `t.numpy().copy()`"),
             Suggestion("or write with torch and out of place, so that autograd keeps the old bytes"),
         )
     return (

@@ -45,13 +45,12 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Applicability, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import same_line
-from noclobber.rules.shared.mending import saved_for_backward
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import node_in_words
@@ -96,6 +95,4 @@ def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
     """For a `ctx` the save that is checked, so that the next such write is loud."""
     if clobber.save.unchecked != "ctx":
         return ()
-    words = "and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"
-    edits = saved_for_backward(clobber.save.site)
-    return (Suggestion(words, edits, Applicability.UNPROVEN) if edits else Suggestion(words),)
+    return (Suggestion("and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)

@@ -52,17 +52,18 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Severity, Suggestion, label
 from noclobber.model.silent import Drift, Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.causes import is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import same_line, subject, writer_in_words
-from noclobber.rules.shared.refusing import finding, messages, recognised, suggest
-from noclobber.rules.shared.sourcetext import path_to, source, span_of, text_of
+from noclobber.rules.shared.refusing import finding, messages, recognised
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
+from noclobber.syntax.names import keyword
+from noclobber.syntax.tree import place_of
 
 CODE = "NC205"
 NAME = "recompute-drift"
@@ -150,7 +151,7 @@ def _stopped(event: Drift) -> Finding:
             f"{node} saves its `{save.field}` first and fills it then, so backward reads memory that nobody wrote"
         ],
         suggestions=(
-            suggest("let the region run to its end: `early_stop=False`", _to_its_end(event.region)),
+            Suggestion("let the region run to its end: `early_stop=False`"),
             Suggestion(
                 "or, where a library calls checkpoint: run the forward inside "
                 "`torch.utils.checkpoint.set_checkpoint_early_stop(False)`"
@@ -160,26 +161,10 @@ def _stopped(event: Drift) -> Finding:
     )
 
 
-def _to_its_end(region: Site | None) -> Edit | None:
-    """`early_stop=False`, in a call that does not say anything of it yet."""
-    path = path_to(region)
-    if region is None or not path or not isinstance(path[-1], ast.Call):
-        return None
-    call = path[-1]
-    if not call.args or any(keyword.arg in (None, "early_stop") for keyword in call.keywords):
-        return None
-    last = max(
-        (*call.args, *(keyword.value for keyword in call.keywords)), key=lambda one: (one.lineno, one.col_offset)
-    )
-    text = text_of(region)
-    return Edit(span_of(region, last), f"{source(text, last)}, early_stop=False")
-
-
 def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     if not clobber.writes:
-        edit = _preserved(drift.region)
-        if edit is not None:
-            return (suggest("let checkpoint bring the random state back", edit),)
+        if _forgets_random_state(drift.region):
+            return (Suggestion("let checkpoint bring the random state back: `preserve_rng_state=True`"),)
         return (
             Suggestion("the region must give the same when it runs again: no counters, no globals that change"),
             Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` brings that back"),
@@ -204,13 +189,8 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     )
 
 
-def _preserved(region: Site | None) -> Edit | None:
-    """`preserve_rng_state=False` as `True`."""
-    path = path_to(region)
-    if region is None or not path or not isinstance(path[-1], ast.Call):
-        return None
-    for keyword in path[-1].keywords:
-        value = keyword.value
-        if keyword.arg == "preserve_rng_state" and isinstance(value, ast.Constant) and value.value is False:
-            return Edit(span_of(region, value), "True")
-    return None
+def _forgets_random_state(region: Site | None) -> bool:
+    """Whether the call that runs the region says `preserve_rng_state=False`."""
+    place = place_of(region)
+    flag = keyword(place.node, "preserve_rng_state") if place and isinstance(place.node, ast.Call) else None
+    return flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False

@@ -47,8 +47,6 @@ from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, read_label, same_line, write_label, writer_in_words
-from noclobber.rules.shared.mending import returned
-from noclobber.rules.shared.refusing import suggest
 from noclobber.rules.shared.story import account, story
 
 CODE = "NC206"
@@ -84,7 +82,6 @@ def _gradient(event: GradientWrite) -> Finding:
     where = "runs the hook" if by_hook else f"runs {who}"
     read = read_label(event.read, after=write.site, verb=where)
     behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
-    edit = returned(write.site, by_hook=by_hook)
     words = "return a new gradient from the hook" if by_hook else "make a new tensor, and leave `grad_output` as it is"
     return account(
         (CODE, NAME, SEVERITY),
@@ -97,7 +94,7 @@ def _gradient(event: GradientWrite) -> Finding:
             "is written into it reaches those that run later",
             "no version is compared for gradients, so PyTorch raises nothing",
         ],
-        suggestions=[suggest(words, edit), *_otherwise(event)],
+        suggestions=[Suggestion(words), *_otherwise(event)],
     )
 
 

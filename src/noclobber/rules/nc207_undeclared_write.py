@@ -63,8 +63,6 @@ from noclobber.model.silent import Event, Undeclared
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, same_line, write_label, writer_in_words
-from noclobber.rules.shared.mending import marked_dirty
-from noclobber.rules.shared.refusing import suggest
 from noclobber.rules.shared.story import account, story
 from noclobber.rules.shared.wording import name_in_words
 
@@ -109,7 +107,6 @@ def _function(event: Undeclared) -> Finding:
     if event.call is not None and not same_line(event.call, write.site):
         labels.append(label("create", event.call, f"{name} is applied here"))
     behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
-    edit = marked_dirty(write.site)
     what = name_in_words(write.tensor, "the input")
     return account(
         (CODE, NAME, SEVERITY),
@@ -122,7 +119,7 @@ def _function(event: Undeclared) -> Finding:
             f"from it later is differentiated as if {name} had not run"
         ],
         suggestions=[
-            suggest("call `ctx.mark_dirty` on the input, and return it", edit),
+            Suggestion("call `ctx.mark_dirty` on the input, and return it"),
             Suggestion(f"or leave the input as it is, and let {name} write a new tensor"),
         ],
     )

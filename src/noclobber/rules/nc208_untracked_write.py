@@ -45,9 +45,9 @@ from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Untracked
 from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
-from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
+from noclobber.syntax.tree import statement_of
 
 CODE = "NC208"
 NAME = "untracked-write"
@@ -99,7 +99,7 @@ def find(event: Event) -> Finding | None:
 
 def _only_shifts(event: Untracked) -> bool:
     """Whether the source reads `h.data = h.data + constant`, which leaves the gradient as it is."""
-    assigned = statement(path_to(event.write.site)) if event.how == "assigned" and event.source is None else None
+    assigned = statement_of(event.write.site) if event.how == "assigned" and event.source is None else None
     if not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
         return False
     shift, target = assigned.value, _bare(assigned.targets[0])

@@ -40,7 +40,6 @@ import ast
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import cloned_argument, computes, guarded, renamed
 from noclobber.rules.shared.refusing import (
     APPLIED,
     blamed,
@@ -49,13 +48,14 @@ from noclobber.rules.shared.refusing import (
     named,
     recognised,
     says,
-    suggest,
     words_at,
     writes_it,
 )
-from noclobber.rules.shared.rewriting import Form, called, form, out_of_place
-from noclobber.rules.shared.sourcetext import path_to
 from noclobber.rules.shared.wording import op_in_words
+from noclobber.rules.shared.writetext import computes, form
+from noclobber.syntax.names import called
+from noclobber.syntax.tree import place_of
+from noclobber.syntax.writes import Form
 
 CODE = "NC301"
 NAME = "leaf-write"
@@ -95,9 +95,7 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     why = ["the gradient of a leaf belongs to the value it had in the forward; a recorded write would take its place"]
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
-        return [note], [
-            suggest("give the Function a clone: `Function.apply(x.clone())`", cloned_argument(refusal.site))
-        ]
+        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`")]
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
         note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
@@ -106,13 +104,13 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
         ]
     if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
-        return why, [suggest(f"{first}: an operation out of place", renamed(site))]
-    guard, edit = _update(op, text), None if computes(site) and not parameter else guarded(site)
+        return why, [Suggestion(f"{first}: an operation out of place")]
+    guard = _update(op, text)
     if guard is not None:
-        return why, [suggest(guard, edit)]
+        return why, [Suggestion(guard)]
     if parameter or form(site) in (Form.CALL, Form.OTHER):
-        return why, [suggest(f"where the write is not to be differentiated, do it {_GUARD}", edit)]
-    aside = suggest("write out of place, so that the gradient flows through", out_of_place(site))
+        return why, [Suggestion(f"where the write is not to be differentiated, do it {_GUARD}")]
+    aside = Suggestion("write out of place, so that the gradient flows through")
     return why, [aside, Suggestion(f"or, where the write is not to be differentiated, do it {_GUARD}")]
 
 
@@ -147,8 +145,8 @@ def _perhaps_a_view(refusal: Refusal) -> bool:
 
 def _of_a_view(refusal: Refusal) -> bool:
     """Whether the so-called leaf was made by taking a view."""
-    path = path_to(refusal.created)
-    if refusal.tensor.kind == "parameter" or not path:
+    place = place_of(refusal.created)
+    if refusal.tensor.kind == "parameter" or place is None:
         return False
-    made = path[-1]
+    made = place.node
     return isinstance(made, ast.Subscript) or (isinstance(made, ast.Call) and called(made) in _VIEWS)

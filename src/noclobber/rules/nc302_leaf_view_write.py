@@ -37,7 +37,6 @@ import re
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.shared.editing import cloned_argument, cloned_first, computes, guarded, writes_numbers
 from noclobber.rules.shared.refusing import (
     APPLIED,
     blamed,
@@ -45,10 +44,10 @@ from noclobber.rules.shared.refusing import (
     messages,
     named,
     recognised,
-    suggest,
     words_at,
     writes_it,
 )
+from noclobber.rules.shared.writetext import is_applied, writes_part_of_result
 
 CODE = "NC302"
 NAME = "leaf-view-write"
@@ -65,15 +64,14 @@ def find(event: Event) -> Finding | None:
         return None
     site = blamed(refusal)
     parameter = refusal.tensor.kind == "parameter"
-    meant = parameter or writes_numbers(site) or (_surgery(site) and not computes(site))
-    guard = suggest("set the values inside `with torch.no_grad():`", guarded(site) if meant else None)
-    clone = suggest("write into a clone, so that the gradient flows through", cloned_first(site))
-    if called_apply := cloned_argument(refusal.site):
-        helps = [suggest("give the Function a clone", called_apply)]
+    guard = Suggestion("set the values inside `with torch.no_grad():`")
+    clone = Suggestion("write into a clone, so that the gradient flows through")
+    if is_applied(refusal.site):
+        helps = [Suggestion("give the Function a clone")]
     elif parameter:
         helps = [guard]
     else:
-        helps = [clone, _or(guard)] if clone.edits and not _surgery(site) else [guard, _or(clone)]
+        helps = [clone, _or(guard)] if writes_part_of_result(site) and not _surgery(site) else [guard, _or(clone)]
     headline = f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}"
     if parameter and refusal.tensor.name:
         headline = f"in-place write to a view of {named(refusal, 'a leaf tensor that requires grad')}"
@@ -82,7 +80,7 @@ def find(event: Event) -> Finding | None:
         headline,
         refusal,
         told=writes_it(refusal, "through the view"),
-        surfaced=APPLIED if cloned_argument(refusal.site) else "",
+        surfaced=APPLIED if is_applied(refusal.site) else "",
         notes=["a view shares its bytes with the leaf, whose gradient belongs to the value it had in the forward"],
         suggestions=helps,
     )

@@ -34,10 +34,11 @@ from __future__ import annotations
 
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.operators import TWIN_IS_VIEW
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import SHAPE_OPS, by_iteration, renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
+from noclobber.rules.shared.writetext import by_iteration, is_rebindable
 
 CODE = "NC303"
 NAME = "multi-view-write"
@@ -76,18 +77,19 @@ def _told(refusal: Refusal, below: bool) -> str:
 
 
 def _below(refusal: Refusal) -> list[Suggestion]:
-    edit = renamed(refusal.written)
     words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
-    return [suggest("write out of place", edit), Suggestion(f"or {words}")] if edit else [Suggestion(words)]
+    if is_rebindable(refusal.written, refused=True):
+        return [Suggestion("write out of place"), Suggestion(f"or {words}")]
+    return [Suggestion(words)]
 
 
 def _cure(refusal: Refusal) -> list[Suggestion]:
     site = blamed(refusal)
-    op, edit = op_in_words(refusal.op) if refusal.op else "", renamed(site)
-    if op in SHAPE_OPS:
-        return [suggest(f"use `{op.rstrip('_')}`, which leaves the view as it is", edit)]
-    if edit is not None:
-        return [suggest("write out of place", edit)]
+    op = op_in_words(refusal.op) if refusal.op else ""
+    if op in TWIN_IS_VIEW:
+        return [Suggestion(f"use `{op.rstrip('_')}`, which leaves the view as it is")]
+    if is_rebindable(site, refused=True):
+        return [Suggestion("write out of place")]
     if by_iteration(site):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [Suggestion(index), Suggestion("or work on the whole tensor at once, out of place")]

@@ -36,8 +36,7 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import guarded, writes_numbers
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
 
 CODE = "NC304"
 NAME = "no-grad-view-write"
@@ -58,8 +57,6 @@ def find(event: Event) -> Finding | None:
     told = writes_it(refusal, "below the view" if below else "the view")
     if below and refusal.written is None:
         told = "the view is used here, after the write below it"
-    site = blamed(refusal)
-    edit = guarded(site) if writes_numbers(site) else None
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
@@ -69,6 +66,6 @@ def find(event: Event) -> Finding | None:
         notes=["the view says that the write is not to be tracked, the mode at the write says that it is"],
         suggestions=[
             Suggestion(f"where the write is to be tracked, make the view outside of `{mode}`"),
-            suggest("where it is not, write inside `with torch.no_grad():` too", edit),
+            Suggestion("where it is not, write inside `with torch.no_grad():` too"),
         ],
     )

@@ -40,9 +40,9 @@ import re
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.shared.rewriting import Form, form
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.writetext import form, is_rebindable
+from noclobber.syntax.writes import Form
 
 CODE = "NC305"
 NAME = "function-view-write"
@@ -81,13 +81,13 @@ def find(event: Event) -> Finding | None:
 
 def _cures(refusal: Refusal, hooked: bool) -> list[Suggestion]:
     site = blamed(refusal)
-    edit, kind = renamed(site), form(site)
+    aside = is_rebindable(site, refused=True)
     if hooked:
         words = "write out of place"
-        if edit is None and kind in (Form.CALL, Form.OTHER):
+        if not aside and form(site) in (Form.CALL, Form.OTHER):
             words = "build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"
-        return [suggest(words, edit)]
+        return [Suggestion(words)]
     clone = Suggestion("return a clone from the Function's `forward`: `return x.clone()`")
-    if edit is None:
+    if not aside:
         return [clone, Suggestion("or clone its result before the write")]
-    return [suggest("write out of place", edit), Suggestion(f"or {clone.message}")]
+    return [Suggestion("write out of place"), Suggestion(f"or {clone.message}")]

@@ -36,8 +36,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.writetext import is_rebindable
 
 CODE = "NC306"
 NAME = "inference-tensor"
@@ -66,9 +66,12 @@ def find(event: Event) -> Finding | None:
         headline, told = "a tensor made in inference mode is kept for backward", "autograd has to keep it here"
     elif says(refusal, "In-?place update"):
         headline, told = "in-place write to an inference tensor outside of inference mode", writes_it(refusal)
-        edit = renamed(blamed(refusal))
-        words = "write out of place" if edit else "write to a clone: `t = t.clone()` first"
-        helps = [suggest(words, edit), Suggestion(f"or {_NO_GRAD.message}")]
+        words = (
+            "write out of place"
+            if is_rebindable(blamed(refusal), refused=True)
+            else "write to a clone: `t = t.clone()` first"
+        )
+        helps = [Suggestion(words), Suggestion(f"or {_NO_GRAD.message}")]
     elif says(refusal, "requires_grad=True on"):
         headline, told = "an inference tensor is to require grad", "`requires_grad` is set here"
     else:

@@ -34,8 +34,8 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import cloned_value, renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.writetext import is_rebindable
 
 CODE = "NC307"
 NAME = "overlap-write"
@@ -53,17 +53,16 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
-    site = blamed(refusal)
     if says(refusal, "input tensors? (?:and the written-to|cannot refer)"):
         headline = "in-place write to memory that the same operation reads"
         note = "the value and the tensor written share memory; the result would depend on the order of the elements"
-        helps = [suggest("clone the value that is read", cloned_value(site))]
+        helps = [Suggestion("clone the value that is read")]
     else:
         headline = "in-place write to a tensor whose elements share memory"
         note = "several elements stand for one place in memory, as after `expand`; their order would decide the result"
         cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
-        edit = renamed(site)
-        helps = [suggest("write out of place", edit), Suggestion(f"or {cloned.message}")] if edit else [cloned]
+        aside = is_rebindable(blamed(refusal), refused=True)
+        helps = [Suggestion("write out of place"), Suggestion(f"or {cloned.message}")] if aside else [cloned]
     return finding(
         (CODE, NAME, SEVERITY),
         headline,

@@ -33,11 +33,11 @@ from __future__ import annotations
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
-from noclobber.rules.shared.rewriting import Form, form
-from noclobber.rules.shared.sourcetext import path_to
+from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
+from noclobber.rules.shared.writetext import form
+from noclobber.syntax.tree import place_of
+from noclobber.syntax.writes import Form
 
 CODE = "NC308"
 NAME = "cast-or-broadcast"
@@ -55,8 +55,7 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None or not _writes(refusal):
         return None
-    edit = renamed(blamed(refusal))
-    aside = suggest("write out of place: the result gets a tensor of its own", edit)
+    aside = Suggestion("write out of place: the result gets a tensor of its own")
     if says(refusal, "can.t be cast|dtypes match"):
         headline = "the result of an in-place write has a type that the tensor cannot hold"
         note = "in place the element type stays what it is; out of place the result would get the type it needs"
@@ -79,7 +78,7 @@ def _writes(refusal: Refusal) -> bool:
     if op_in_words(op).endswith("_") or op.removeprefix("aten.").partition(".")[2].endswith("out"):
         return True
     site = blamed(refusal)
-    inner = site.inside if site is not None and site.inside is not None and path_to(site.inside) else site
-    if not path_to(inner):
+    inner = site.inside if site is not None and place_of(site.inside) is not None else site
+    if place_of(inner) is None:
         return refusal.op is None
     return form(inner) in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)

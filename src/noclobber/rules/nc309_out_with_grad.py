@@ -31,8 +31,7 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import without_out
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, suggest
+from noclobber.rules.shared.refusing import finding, messages, recognised
 
 CODE = "NC309"
 NAME = "out-with-grad"
@@ -55,7 +54,7 @@ def find(event: Event) -> Finding | None:
         told="the result is written into `out` here",
         notes=["`out=` replaces what the tensor held; autograd has no node for that"],
         suggestions=[
-            suggest("take the result as a new tensor, without `out=`", without_out(blamed(refusal))),
+            Suggestion("take the result as a new tensor, without `out=`"),
             Suggestion("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
         ],
     )

@@ -40,8 +40,7 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import renamed
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, suggest, writes_it
+from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
 
 CODE = "NC310"
 NAME = "vmap-write"
@@ -64,8 +63,7 @@ def find(event: Event) -> Finding | None:
         return None
     told, note = writes_it(refusal), _ONCE
     headline = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
-    edit = renamed(blamed(refusal))
-    helps = [Suggestion(_CANVAS), suggest("or write out of place", edit)]
+    helps = [Suggestion(_CANVAS), Suggestion("or write out of place")]
     if says(refusal, "inplace randomness"):
         headline = "random in-place write to a tensor that is not mapped by `vmap`"
         note = 'with `randomness="different"` each sample needs memory of its own'

@@ -41,8 +41,7 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import cloned_argument
-from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says, suggest
+from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says
 
 CODE = "NC313"
 NAME = "mark-dirty-misuse"
@@ -65,13 +64,11 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
-    edit = None
     if says(refusal, "were not returned"):
         headline = "`ctx.mark_dirty` on an input that the Function does not return"
         helps = ["return the very tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
         headline = "a Function of several results writes in place to an input that is a view"
-        edit = cloned_argument(refusal.site)
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",
@@ -89,5 +86,5 @@ def find(event: Event) -> Finding | None:
         told=applied(refusal),
         surfaced=APPLIED,
         notes=[_BECOMES],
-        suggestions=[suggest(helps[0], edit), *(Suggestion(one) for one in helps[1:])],
+        suggestions=[Suggestion(one) for one in helps],
     )

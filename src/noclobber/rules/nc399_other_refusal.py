@@ -30,11 +30,10 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity
+from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.editing import renamed
 from noclobber.rules.shared.othertexts import TEXTS
-from noclobber.rules.shared.refusing import blamed, finding, recognised, suggest, writes_it
+from noclobber.rules.shared.refusing import finding, recognised, writes_it
 from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC399"
@@ -57,7 +56,6 @@ def find(event: Event) -> Finding | None:
         return None
     text = next(one for one in TEXTS if one.pattern.search(refusal.message))
     wrote = refusal.written is not None or refusal.call == "write"
-    edit = renamed(blamed(refusal)) if text.edit == "renamed" and wrote else None
     return finding(
         (CODE, NAME, SEVERITY),
         text.headline,
@@ -65,7 +63,7 @@ def find(event: Event) -> Finding | None:
         told=_told(refusal) if wrote else _WORDS[refusal.call],
         created="it is made here",
         notes=[text.note],
-        suggestions=[suggest(text.help, edit)],
+        suggestions=[Suggestion(text.help)],
     )
 
 

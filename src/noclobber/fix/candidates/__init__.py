@@ -9,9 +9,7 @@ from dataclasses import replace
 from noclobber import rewrites
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.registry import KINDS
-from noclobber.fix.candidates.suggested import suggested
 from noclobber.fix.candidates.untracked_writes import straight_through
-from noclobber.fix.candidates.write_syntax import written
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Finding
 
@@ -25,7 +23,7 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     `read` gives the text of a file, with plain line ends; it raises OSError where there is none.
     """
     scene = Scene(finding, read)
-    found = [*suggested(scene), *(one for kind in KINDS.get(finding.code, ()) for one in kind(scene)), *_sound(scene)]
+    found = [*(one for kind in KINDS.get(finding.code, ()) for one in kind(scene)), *_sound(scene)]
     ranked = sorted(_distinct(found), key=lambda one: one.cost)
     return ranked[:MOST]
 
@@ -47,7 +45,7 @@ def readings(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     """Changes that each make one meaning of a write outside of autograd plain: to ask about, not to try as cures."""
     finding = replace(finding, code="NC208")
     scene = Scene(finding, read)
-    passing = [one for write in written(scene) for one in straight_through(write)]
+    passing = [one for write in scene.writes() for one in straight_through(write)]
     part = [
         replace(one, title=f"if the write is part of the function: {one.title}") for one in candidates(finding, read)
     ]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
-from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import ParsedFile, append, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import (
-    WriteSyntax,
-    base_of,
-    is_namespace,
-    parameters,
-    write_at,
-    writes,
-    written,
-)
+from noclobber.fix.candidates.finding_source import Scene, argument_named
 from noclobber.fix.edits.candidate import Candidate
-from noclobber.model.finding import Edit
+from noclobber.syntax.edits import append, before
+from noclobber.syntax.names import called, definition, dotted, names_bound, parameters
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, walk
+from noclobber.syntax.writes import WriteSyntax, base_of, is_namespace, write_at, writes
 
 _RESULTS = ("result", "output", "out")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
-_OPERATORS = (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison)
+_TENSORS = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+"""What may be a tensor, beside a name."""
 
 
 def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Candidate]:
@@ -34,15 +27,24 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Ca
     if not name or name.endswith(("torch", "self")):
         return
     line = f"{name} = {name}.clone()"
-    first = _first_of_batch(write)
-    loop = _loop_around(file, write.statement)
-    inside = before(file, first, line)
+    loop = next(iter(reversed(file.loops(write.statement))), None)
+    inside = before(file, _first_of_batch(write), line)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
     outside = before(file, loop, line) if loop is not None and not _is_loop_variable(loop, name) else None
-    if loop is not None and outside is not None and not any(loop in file.ancestors(one.node) for one in saves):
+    if loop is not None and outside is not None and not any(loop in file.around(one.node) for one in saves):
         yield Candidate(f"write into a clone of `{name}`, made before the loop", (outside,), cost)
     if inside is not None:
         yield Candidate(f"write into a clone of `{name}`", (inside,), cost if loop is None else cost + 2)
+
+
+def of_value(write: WriteSyntax, cost: int = 0) -> Iterator[Candidate]:
+    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
+    found = write.statement
+    value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
+    if write.call is not None and called(write.call).endswith("_") and write.call.args:
+        value = write.call.args[0]
+    if isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        yield Candidate("clone the value that is read", (append(write.file, value, ".clone()"),), cost)
 
 
 def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
@@ -63,54 +65,53 @@ def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
                 names = ", ".join(f"`{place.file.source(one)}`" for one in edits)
                 yield Candidate(f"let autograd keep a clone of {names}", clones, cost)
         if not any(place.file.source(one).endswith(".clone()") for one in operands):
-            other = [one for one in operands if dotted(one) not in {write.name for write in written(scene)}]
+            other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
             yield from _of_definitions(place, other, cost)
 
 
 def _of_result(place: Place, cost: int) -> Iterator[Candidate]:
     node = place.node
-    if isinstance(node, cst.BaseExpression) and not _is_target(place):
+    if isinstance(node, ast.expr) and not _is_target(place):
         yield Candidate("go on with a clone of what autograd keeps", (append(place.file, node, ".clone()"),), cost)
 
 
-def _of_definitions(place: Place, operands: list[cst.BaseExpression], cost: int) -> Iterator[Candidate]:
+def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Candidate]:
     """Where an operand is a name of a view, the clone at the place where the view is made."""
     file = place.file
     for one in operands:
         made = definition(file, one, place.node)
-        if isinstance(made, (cst.Call, cst.Subscript)) and not file.source(made).endswith(".clone()"):
+        if isinstance(made, (ast.Call, ast.Subscript)) and not file.source(made).endswith(".clone()"):
             title = f"let `{file.source(one)}` be a clone"
             yield Candidate(title, (append(file, made, ".clone()"),), cost)
 
 
-def _operands(place: Place, is_target: bool) -> list[cst.BaseExpression]:
+def _operands(place: Place, is_target: bool) -> list[ast.expr]:
     """The tensors that an operation takes, for all that the text shows; of a part that is written, its index."""
-    file, node = place.file, place.node
-    if isinstance(node, cst.BinaryOperation):
-        found: list[cst.BaseExpression] = [node.left, node.right]
-    elif isinstance(node, cst.UnaryOperation):
-        found = [node.expression]
-    elif isinstance(node, cst.AugAssign):
+    node = place.node
+    if isinstance(node, ast.BinOp):
+        found: list[ast.expr] = [node.left, node.right]
+    elif isinstance(node, ast.UnaryOp):
+        found = [node.operand]
+    elif isinstance(node, ast.AugAssign):
         found = [node.value]
-    elif isinstance(node, cst.Call) and called(node) not in ("grad", "backward"):
-        found = [one.value for one in node.args if not one.star]
-        if isinstance(node.func, cst.Attribute) and not is_namespace(node.func.value):
-            owner = node.func.value
-            if _is_method(node):
-                found = [owner, *found]
-    elif isinstance(node, cst.Subscript):
+    elif isinstance(node, ast.Call) and called(node) not in ("grad", "backward"):
+        given = [*node.args, *(one.value for one in node.keywords if one.arg is not None)]
+        found = [one for one in given if not isinstance(one, ast.Starred)]
+        if isinstance(node.func, ast.Attribute) and not is_namespace(node.func.value) and _is_method(node):
+            found = [node.func.value, *found]
+    elif isinstance(node, ast.Subscript):
         found = _indexes(node) if is_target else [node.value]
     else:
         return []
-    return [one for one in found if _may_be_tensor(file, one)]
+    return [one for one in found if _may_be_tensor(one)]
 
 
-def _indexes(node: cst.Subscript) -> list[cst.BaseExpression]:
-    parts = [one.slice for one in node.slice]
-    return [one.value for one in parts if isinstance(one, cst.Index) and not isinstance(one.value, cst.Ellipsis)]
+def _indexes(node: ast.Subscript) -> list[ast.expr]:
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return [one for one in parts if not isinstance(one, (ast.Slice, ast.Constant))]
 
 
-def _kept(operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[cst.BaseExpression]:
+def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
     """The operand that the saved field names; by the tensor's own name where that is in the text.
 
     A weight or buffer that the text does not name is one of a module called here: no operand is it.
@@ -124,87 +125,54 @@ def _kept(operands: list[cst.BaseExpression], field: str, scene: Scene) -> list[
     return operands[:1]
 
 
-def definition(file: ParsedFile, use: cst.BaseExpression, at: cst.CSTNode) -> cst.BaseExpression | None:
-    """The value last assigned to a plain name before a node, in the same function; None where it is not plain."""
-    if not isinstance(use, cst.Name):
-        return None
-    scope, line, found = file.scope(at), file.line(at), None
-    assigned: list[cst.Assign | cst.AnnAssign] = [*walk(scope, cst.Assign), *walk(scope, cst.AnnAssign)]
-    for one in sorted(assigned, key=file.line):
-        targets = [each.target for each in one.targets] if isinstance(one, cst.Assign) else [one.target]
-        plain = len(targets) == 1 and isinstance(targets[0], cst.Name)
-        if plain and file.line(one) < line and dotted(targets[0]) == use.value:
-            found = one.value
-    return found
-
-
 def arguments(place: Place, cost: int = 3, name: str = "") -> Iterator[Candidate]:
     """`Function.apply(x)` as `Function.apply(x.clone())`: of the argument of a name, else of the first one."""
-    call = place.file.around(place.node, cst.Call)
-    if call is not None and call.args and not call.args[0].star:
-        chosen = next((one for one in call.args if name and dotted(one.value) == name), call.args[0])
-        edit = append(place.file, chosen.value, ".clone()")
-        yield Candidate(f"give `{called(call)}` a clone", (edit,), cost)
+    call = place.file.nearest(place.node, ast.Call)
+    chosen = argument_named(call, name) if call is not None else None
+    if chosen is not None:
+        yield Candidate(f"give `{called(call)}` a clone", (append(place.file, chosen, ".clone()"),), cost)
 
 
-def _first_of_batch(write: WriteSyntax) -> cst.CSTNode:
+def _first_of_batch(write: WriteSyntax) -> ast.stmt:
     """The first of the statements in a row, in one block, that write the same tensor."""
-    file = write.file
-    line = file.around(write.statement, cst.SimpleStatementLine)
-    siblings = list(block(file.parents[line])) if line is not None else []
-    first = line or write.statement
-    for one in reversed(siblings[: siblings.index(line)] if line is not None else []):
-        inner = one.body[0] if isinstance(one, cst.SimpleStatementLine) and len(one.body) == 1 else None
-        if inner is None or not _writes_part(file, inner, write.name):
+    siblings = write.file.block(write.statement)
+    first = write.statement
+    for one in reversed(siblings[: siblings.index(first)]):
+        if hasattr(one, "body") or not _writes_part(write.file, one, write.name):
             break
         first = one
     return first
 
 
-def _writes_part(file: ParsedFile, statement: cst.CSTNode, name: str) -> bool:
+def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+        return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
     earlier = write_at(Place(file, statement))
-    if isinstance(statement, cst.Assign):
-        target = statement.targets[0].target
-        return isinstance(target, cst.Subscript) and dotted(base_of(target)) == name
-    return earlier.name == name and (isinstance(statement, cst.AugAssign) or earlier.call is not None)
+    return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
 
 
-def _loop_around(file: ParsedFile, node: cst.CSTNode) -> cst.For | cst.While | None:
-    """The outermost loop around a node in its function."""
-    found = None
-    for one in file.ancestors(node):
-        if isinstance(one, (cst.FunctionDef, cst.Lambda)):
-            break
-        if isinstance(one, (cst.For, cst.While)):
-            found = one
-    return found
+def _is_loop_variable(loop: Loop, name: str) -> bool:
+    return any(name.split(".")[0] in names_bound(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
 
 
-def _is_loop_variable(loop: cst.CSTNode, name: str) -> bool:
-    loops = walk(loop, cst.For)
-    return any(name.split(".")[0] == one.value for each in loops for one in walk(each.target, cst.Name))
-
-
-def _is_method(call: cst.Call) -> bool:
+def _is_method(call: ast.Call) -> bool:
     """Whether a method is one of tensors, not a module kept as an attribute: `x.mul(y)`, not `self.net(y)`."""
-    owner = call.func.value if isinstance(call.func, cst.Attribute) else None
-    return not (dotted(owner) == "self" or (isinstance(owner, cst.Name) and owner.value[:1].isupper()))
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return not (dotted(owner) == "self" or (isinstance(owner, ast.Name) and owner.id[:1].isupper()))
 
 
-def _may_be_tensor(file: ParsedFile, node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.Name):
-        return node.value not in ("True", "False", "None")
-    return isinstance(node, (cst.Attribute, cst.Subscript, cst.Call, *_OPERATORS)) and not writes_any(node)
+def _may_be_tensor(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, _TENSORS) and not _has_write(node))
 
 
-def writes_any(node: cst.CSTNode) -> bool:
-    """Whether an expression holds a writing call."""
-    return any(writes(one) for one in walk(node, cst.Call))
+def _has_write(node: ast.expr) -> bool:
+    return any(writes(one) for one in walk(node, ast.Call))
 
 
 def _is_target(place: Place) -> bool:
-    statement = small(place.file, place.node)
-    return isinstance(statement, cst.Assign) and any(one.target is place.node for one in statement.targets)
+    statement = place.row
+    return isinstance(statement, ast.Assign) and place.node in statement.targets
 
 
 def _words(scene: Scene, role: str) -> str:
@@ -212,13 +180,8 @@ def _words(scene: Scene, role: str) -> str:
 
 
 def cloned_argument(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
-    """A parameter of the function cloned as its first statement, where the write goes through a view of it."""
+    """A parameter of the function cloned where the view of it is taken that the write goes through."""
     file, scope = write.file, write.file.scope(write.statement)
-    made = definition(file, write.base, write.statement) if write.base is not None else None
-    root = base_of(made)
-    if isinstance(scope, cst.FunctionDef) and root is not None and dotted(root).split(".")[0] in parameters(scope):
-        yield Candidate(f"write into a clone of `{dotted(root)}`", (_root_cloned(file, root),), cost)
-
-
-def _root_cloned(file: ParsedFile, root: cst.BaseExpression) -> Edit:
-    return append(file, root, ".clone()")
+    root = base_of(definition(file, write.base, write.statement))
+    if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
+        yield Candidate(f"write into a clone of `{dotted(root)}`", (append(file, root, ".clone()"),), cost)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 from collections.abc import Iterator
 
-import libcst as cst
-
-from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import ParsedFile, after, append, before, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import keyword, unretained, with_argument, written
+from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
+from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
+from noclobber.syntax.names import called, dotted, is_stored, keyword, named
+from noclobber.syntax.tree import File, Loop, Scope, functions, last_line, walk
 
 
 def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
@@ -20,15 +20,15 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     With `retain_graph=True` taken away where it is there, and then without that.
     """
     read = scene.place("read")
-    loop = _loop(read) if read is not None else None
-    if read is None or loop is None or not isinstance(loop.body, cst.IndentedBlock):
+    loops = read.file.loops(read.row) if read is not None else []
+    if read is None or not loops or read.file.indent(loops[0].body[0]) is None:
         return
-    file, last = read.file, loop.body.body[-1]
-    retained = _unretained(file, read)
-    found = _carried_names(file, loop)
-    lines = [*_forms(file, found), *_attributes(scene, file, loop)]
+    file, loop = read.file, loops[0]
+    calls = (without_retaining(file, one) for one in walk(read.row, ast.Call))
+    retained = next((edit for edit in calls if edit is not None), None)
+    lines = [*_forms(file, _carried_names(file, loop)), *_attributes(scene, file, loop)]
     for text in dict.fromkeys(lines):
-        edit = after(file, last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last, text)
+        edit = after(file, loop.body[-1], text)
         if edit is None:
             continue
         title = f"detach what is carried to the next iteration: `{text}`"
@@ -41,7 +41,7 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
 
 def kept_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     """`self.centre = self.centre.detach()` before the line that writes the state in place."""
-    for write in written(scene):
+    for write in scene.writes():
         edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
         if edit is not None:
             yield Candidate(f"detach `{write.name}` before it is written again", (edit,), cost)
@@ -52,24 +52,22 @@ def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     step, read = scene.place("write"), scene.place("read")
     if step is None or read is None:
         return
-    scope = step.file.scope(step.statement)
-    if scope is not read.file.scope(read.statement):
-        for back in walk(scope, cst.Return):
-            values = [back.value] if back.value is not None else []
-            if isinstance(back.value, cst.Tuple):
-                values = [element.value for element in back.value.elements]
-            names = [value for value in values if isinstance(value, (cst.Name, cst.Attribute))]
+    scope = step.file.scope(step.row)
+    if scope is not read.file.scope(read.row):
+        for back in walk(scope, ast.Return):
+            values = back.value.elts if isinstance(back.value, ast.Tuple) else [back.value] if back.value else []
+            names = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]
             for some in dict.fromkeys((*((name,) for name in names), tuple(names))):
                 edits = tuple(append(step.file, name, ".detach()") for name in some)
                 if edits:
                     yield Candidate("return it detached", edits, cost)
         return
     file = read.file
-    taken = _sources(file, scope, _losses(file, scope, step.statement))
-    for loss in _losses(file, scope, read.statement, of=read.statement):
-        for one in walk(loss, cst.Name):
-            if one.value in taken and one is not loss and _is_value(file, one):
-                yield Candidate(f"detach `{one.value}` for this loss", (append(file, one, ".detach()"),), cost)
+    taken = _sources(file, scope, _losses(scope, step.row))
+    for loss in _losses(scope, read.row, of=read.row):
+        for one in walk(loss, ast.Name):
+            if one.id in taken and one is not loss and _is_value(file, one):
+                yield Candidate(f"detach `{one.id}` for this loss", (append(file, one, ".detach()"),), cost)
 
 
 def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
@@ -77,49 +75,47 @@ def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
     read = scene.place("read")
     if read is None:
         return
-    file, scope = read.file, read.file.scope(read.statement)
-    calls = [one for one in walk(scope, cst.Call) if called(one) == "backward" and keyword(one, "retain_graph") is None]
-    earlier = [one for one in calls if file.line(one) < file.line(read.statement)]
-    for one in [*earlier[-1:], *[one for one in calls if one not in earlier and one in walk(read.statement, cst.Call)]]:
+    file, scope = read.file, read.file.scope(read.row)
+    calls = [one for one in walk(scope, ast.Call) if called(one) == "backward" and not keyword(one, "retain_graph")]
+    earlier = [one for one in calls if one.lineno < read.row.lineno]
+    own = list(walk(read.row, ast.Call))
+    for one in [*earlier[-1:], *[one for one in calls if one not in earlier and one in own]]:
         edit = with_argument(file, one, "retain_graph=True")
         yield Candidate("keep the graph for the second backward", (edit,), cost)
 
 
-def _loop(place: Place) -> cst.For | cst.While | None:
-    inner = (
-        one for one in place.file.ancestors(place.statement) if isinstance(one, (cst.For, cst.While, cst.FunctionDef))
-    )
-    found = next(inner, None)
-    return found if isinstance(found, (cst.For, cst.While)) else None
-
-
-def _carried_names(file: ParsedFile, loop: cst.For | cst.While) -> list[str]:
+def _carried_names(file: File, loop: Loop) -> list[str]:
     """Names that the loop reads before it assigns them, and assigns: what one turn leaves for the next."""
     stored: dict[str, int] = {}
     read: dict[str, int] = {}
-    statements: list[cst.Assign | cst.AugAssign] = [*walk(loop.body, cst.Assign), *walk(loop.body, cst.AugAssign)]
-    for statement in sorted(statements, key=file.line):
-        targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
-        if isinstance(statement, cst.AugAssign) and isinstance(statement.value, cst.Integer):
-            continue
-        for target in targets:
+    rows = [one for row in loop.body for one in walk(row, ast.stmt)]
+    for one in rows:
+        if isinstance(one, ast.AugAssign) and not _is_count(one.value):
+            for name in _names(one.target):
+                stored.setdefault(name, one.lineno)
+                read.setdefault(name, one.lineno)
+        for target in one.targets if isinstance(one, ast.Assign) else ():
             for name in _names(target):
-                stored.setdefault(name, file.line(statement))
-                if isinstance(statement, cst.AugAssign):
-                    read.setdefault(name, file.line(statement))
-    for one in walk(loop.body, cst.Name, cst.Attribute):
-        if dotted(one) in stored and _is_value(file, one):
-            read[dotted(one)] = min(read.get(dotted(one), file.line(one)), file.line(one))
+                stored.setdefault(name, one.lineno)
+    for row in loop.body:
+        for use in named(row):
+            name = dotted(use)
+            if name in stored and _is_value(file, use):
+                read[name] = min(read.get(name, use.lineno), use.lineno)
     return [name for name, line in stored.items() if read.get(name, line + 1) <= line]
 
 
-def _names(target: cst.BaseExpression) -> list[str]:
-    if isinstance(target, (cst.Tuple, cst.List)):
-        return [name for one in target.elements for name in _names(one.value)]
+def _is_count(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, int)
+
+
+def _names(target: ast.expr) -> list[str]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for one in target.elts for name in _names(one)]
     return [dotted(target)] if dotted(target) else []
 
 
-def _forms(file: ParsedFile, names: list[str]) -> list[str]:
+def _forms(file: File, names: list[str]) -> list[str]:
     """How names are detached: each as a tensor, as the tuple of an LSTM, all together."""
     singles = {name: [f"{name} = {name}.detach()", f"{name} = tuple(t.detach() for t in {name})"] for name in names}
     if "LSTM(" in file.text:
@@ -131,83 +127,70 @@ def _forms(file: ParsedFile, names: list[str]) -> list[str]:
     return found
 
 
-def _attributes(scene: Scene, file: ParsedFile, loop: cst.CSTNode) -> list[str]:
+def _attributes(scene: Scene, file: File, loop: Loop) -> list[str]:
     """`net.h = net.h.detach()` for attributes that the method which saved assigns, on what the loop calls."""
     found = []
     for place in scene.places("save"):
-        owner = place.file.around(place.statement, cst.ClassDef)
+        owner = place.file.class_of(place.row)
         stored = _stored_attributes(owner) if owner is not None else []
-        for name in dict.fromkeys(dotted(one.func) for one in walk(loop, cst.Call)):
+        for name in dict.fromkeys(dotted(one.func) for one in walk(loop, ast.Call)):
             is_object = name and not name.startswith(("torch", "F.", "nn.")) and not hasattr(builtins, name)
             if is_object and not name.rpartition(".")[2].endswith(("backward", "step", "zero_grad")):
                 found += _forms(file, [f"{name}.{one}" for one in stored])
     return found
 
 
-def _stored_attributes(owner: cst.ClassDef) -> list[str]:
-    found = []
-    for function in walk(owner, cst.FunctionDef):
-        if function.name.value == "__init__":
-            continue
-        for one in walk(function, cst.Assign):
-            names = [name for target in one.targets for name in _names(target.target)]
-            found += [name[5:] for name in names if name.startswith("self.") and name.count(".") == 1]
-    return list(dict.fromkeys(found))
+def _stored_attributes(owner: ast.ClassDef) -> list[str]:
+    names = [name for one in _assignments(owner) for target in one.targets for name in _names(target)]
+    own = [name[5:] for name in names if name.startswith("self.") and name.count(".") == 1]
+    return list(dict.fromkeys(own))
+
+
+def _assignments(owner: ast.ClassDef) -> Iterator[ast.Assign]:
+    """The assignments of a class's methods, but for those of `__init__`."""
+    for function in functions(owner):
+        if function.name != "__init__":
+            yield from walk(function, ast.Assign)
 
 
 def _stores(scene: Scene) -> Iterator[Edit]:
     """`self.h = h` as `self.h = h.detach()`, in the class that saved."""
     for place in scene.places("save"):
-        owner = place.file.around(place.statement, cst.ClassDef)
-        for function in walk(owner, cst.FunctionDef) if owner is not None else ():
-            for one in walk(function, cst.Assign) if function.name.value != "__init__" else ():
-                if dotted(one.targets[0].target).startswith("self.") and isinstance(
-                    one.value, (cst.Name, cst.Call, cst.Subscript)
-                ):
-                    yield append(place.file, one.value, ".detach()")
+        owner = place.file.class_of(place.row)
+        for one in _assignments(owner) if owner is not None else ():
+            plain = isinstance(one.value, (ast.Name, ast.Call, ast.Subscript))
+            if dotted(one.targets[0]).startswith("self.") and plain:
+                yield append(place.file, one.value, ".detach()")
 
 
-def _unretained(file: ParsedFile, read: Place) -> Edit | None:
-    """Take `retain_graph=True` out of the backward."""
-    calls = walk(small(file, read.node) or read.node, cst.Call)
-    return next((edit for call in calls if (edit := unretained(file, call)) is not None), None)
-
-
-def _losses(
-    file: ParsedFile, scope: cst.CSTNode, until: cst.CSTNode, of: cst.CSTNode | None = None
-) -> list[cst.BaseExpression]:
+def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[ast.expr]:
     """What the backwards before a statement (or of the statement `of`) begin from, with what defines those names."""
-    calls = [one for one in walk(of if of is not None else scope, cst.Call) if called(one) in ("backward", "grad")]
-    line = file.span(until).end_line
-    owners = [one.func.value for one in calls if isinstance(one.func, cst.Attribute) and file.line(one) <= line]
-    found: list[cst.BaseExpression] = []
+    calls = [one for one in walk(of if of is not None else scope, ast.Call) if called(one) in ("backward", "grad")]
+    line = last_line(until)
+    owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute) and one.lineno <= line]
+    found: list[ast.expr] = []
     for owner in owners:
         found.append(owner)
-        names = {one.value for one in walk(owner, cst.Name)}
-        found += [one.value for one in walk(scope, cst.Assign) if set(_names(one.targets[0].target)) & names]
+        names = {one.id for one in walk(owner, ast.Name)}
+        found += [one.value for one in walk(scope, ast.Assign) if set(_names(one.targets[0])) & names]
     return found
 
 
-def _sources(file: ParsedFile, scope: cst.CSTNode, values: list[cst.BaseExpression]) -> set[str]:
+def _sources(file: File, scope: Scope, values: list[ast.expr]) -> set[str]:
     """The names in expressions, with those that the definitions of these names use."""
-    names = {one.value for value in values for one in walk(value, cst.Name)}
+    names = {one.id for value in values for one in walk(value, ast.Name)}
+    assigned = list(walk(scope, ast.Assign))
     for _ in range(3):
-        for one in walk(scope, cst.Assign):
-            if set(_names(one.targets[0].target)) & names:
-                names |= {each.value for each in walk(one.value, cst.Name) if _is_value(file, each)}
-    assigned = {name for one in walk(scope, cst.Assign) for name in _names(one.targets[0].target)}
-    return names & assigned
+        for one in assigned:
+            if set(_names(one.targets[0])) & names:
+                names |= {each.id for each in walk(one.value, ast.Name) if _is_value(file, each)}
+    return names & {name for one in assigned for name in _names(one.targets[0])}
 
 
-def _is_value(file: ParsedFile, node: cst.CSTNode) -> bool:
-    """Whether a name is read as a value: not called, not assigned to, not a keyword, not part of a longer name."""
-    parent = file.parents.get(node)
-    if isinstance(parent, cst.Element):
-        holder = file.parents[parent]
-        return not isinstance(file.parents.get(holder), cst.AssignTarget)
-    if isinstance(parent, (cst.AssignTarget, cst.AugAssign)):
-        return isinstance(parent, cst.AugAssign) and parent.value is node
-    called_as = isinstance(parent, cst.Call) and parent.func is node
-    named = isinstance(parent, cst.Arg) and parent.keyword is node
-    part = isinstance(parent, cst.Attribute) and parent.attr is node
-    return not (called_as or named or part)
+def _is_value(file: File, node: ast.expr) -> bool:
+    """Whether a name is read as a value: not called, not bound, not part of a longer name."""
+    above = file.above[node]
+    if isinstance(above, ast.AugAssign):
+        return above.value is node
+    called_as = isinstance(above, ast.Call) and above.func is node
+    return not (called_as or is_stored(file, node))

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import libcst as cst
-
-from noclobber.fix.candidates.syntax import ParsedFile, parse, small, walk
 from noclobber.model.finding import Finding, Role
+from noclobber.syntax.names import dotted
+from noclobber.syntax.tree import File, Place, last_line, parse, walk
+from noclobber.syntax.writes import WriteSyntax, write_at
 
 Read = Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A label resolved to the syntax: the node at its span and the statement around that."""
-
-    file: ParsedFile
-    node: cst.CSTNode
-
-    @property
-    def statement(self) -> cst.CSTNode:
-        """The simple or compound statement that holds the node."""
-        return small(self.file, self.node) or self.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +22,7 @@ class Scene:
     finding: Finding
     read: Read
 
-    def file(self, path: str) -> ParsedFile | None:
+    def file(self, path: str) -> File | None:
         """The parsed file of a path; None where it is missing or cannot be parsed."""
         try:
             return parse(path, self.read(path))
@@ -54,6 +42,19 @@ class Scene:
         """The first place of a role."""
         return next(iter(self.places(role)), None)
 
+    def writes(self) -> list[WriteSyntax]:
+        """The writes of the finding: those at its labels, then those of its list at other lines."""
+        found = [write_at(one) for one in self.places("write")]
+        lines = {(one.file.path, one.statement.lineno) for one in found}
+        for one in self.finding.writes:
+            path, line = str(one.get("path") or ""), one.get("line")
+            file = self.file(path) if path and isinstance(line, int) and (path, line) not in lines else None
+            statement = _statement_on(file, line) if file is not None and isinstance(line, int) else None
+            if file is not None and statement is not None:
+                found.append(write_at(Place(file, statement)))
+                lines.add((path, statement.lineno))
+        return found
+
     def ops(self) -> list[str]:
         """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
         names = [str(one.get("op") or "").split("::")[-1].split(".default")[0] for one in self.finding.writes]
@@ -67,7 +68,7 @@ class Scene:
         """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
         return str((self.finding.tensor or {}).get("name") or "")
 
-    def files(self) -> list[ParsedFile]:
+    def files(self) -> list[File]:
         """The files of the user's own labels, then the modules that these import from beside them."""
         paths = list(dict.fromkeys(one.span.path for one in self.finding.labels if one.role != "inside"))
         own = [file for path in paths if (file := self.file(path)) is not None]
@@ -75,14 +76,26 @@ class Scene:
         return list({file.path: file for file in (*own, *near)}.values())
 
 
-def _imported(file: ParsedFile) -> Iterator[str]:
+def _statement_on(file: File, line: int) -> ast.stmt | None:
+    """The first simple statement that stands on a line."""
+    simple = (one for one in walk(file.tree, ast.stmt) if not hasattr(one, "body"))
+    return next((one for one in simple if one.lineno <= line <= last_line(one)), None)
+
+
+def _imported(file: File) -> Iterator[str]:
     """Paths that the imports of a file may lead to, in its own folder and below."""
     folder = os.path.dirname(file.path)
-    imports: list[cst.ImportFrom | cst.Import] = [*walk(file.module, cst.ImportFrom), *walk(file.module, cst.Import)]
-    for one in imports:
-        listed = [] if isinstance(one.names, cst.ImportStar) else [alias.name for alias in one.names]
-        names = [one.module] if isinstance(one, cst.ImportFrom) and one.module is not None else listed
-        for name in names:
-            parts = file.source(name).split(".")
+    for one in walk(file.tree, ast.stmt):
+        names = [alias.name for alias in one.names] if isinstance(one, (ast.Import, ast.ImportFrom)) else []
+        for name in [one.module] if isinstance(one, ast.ImportFrom) and one.module else names:
+            parts = name.split(".")
             yield os.path.join(folder, *parts) + ".py"
             yield os.path.join(folder, *parts, "__init__.py")
+
+
+def argument_named(call: ast.Call, name: str) -> ast.expr | None:
+    """The argument of a call that has a dotted name, else the first one; None where that is unpacked or missing."""
+    given = [*call.args, *(one.value for one in call.keywords)]
+    if not given or isinstance(given[0], ast.Starred):
+        return None
+    return next((one for one in given if name and dotted(one) == name), given[0])

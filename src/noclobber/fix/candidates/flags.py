@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
-from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import ParsedFile, after, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import is_flagged, keyword
+from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
-from noclobber.model.source import Span
+from noclobber.syntax.edits import after, replace, without_argument
+from noclobber.syntax.names import arguments, called, dotted, is_true, keyword
+from noclobber.syntax.tree import File, Place, walk
+from noclobber.syntax.writes import is_flagged
 
 _FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
 _SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
@@ -29,7 +29,7 @@ TITLE = "build this module without `inplace=True`"
 
 def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidate]:
     """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
-    built = [(file, one) for file in scene.files() for one in walk(file.module, cst.Call) if _is_builder(one)]
+    built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if _is_builder(one)]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops() or [_op_in(scene)]))
     names = {name for place in places for name in _modules(place)}
     named = [(file, one) for file, one in built if _bound_to(file, one) & names]
@@ -45,58 +45,52 @@ def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidat
             yield from _switched_off(place, cost + 1)
 
 
-def _is_builder(call: cst.Call) -> bool:
+def _is_builder(call: ast.Call) -> bool:
     name = called(call)
     if not name[:1].isupper():
         return False
     if is_flagged(call):
         return True
     at = 0 if name in _FIRST else 1 if name in _SECOND else None
-    given = len(call.args) == at + 1 if at is not None else False
-    return given and call.args[-1].keyword is None and dotted(call.args[-1].value) == "True"
+    return at is not None and len(call.args) == at + 1 and not call.keywords and is_true(call.args[-1])
 
 
-def _unflagged(file: ParsedFile, call: cst.Call) -> Edit | None:
-    """Take the flag out, with the comma before it."""
-    flag = keyword(call, "inplace") or call.args[-1]
-    index = list(call.args).index(flag)
-    span = file.span(flag)
-    if index:
-        start = file.span(call.args[index - 1].value)
-        return Edit(Span(file.path, start.end_line, start.end_column, span.end_line, span.end_column), "")
-    if len(call.args) > 1:
-        return Edit(file.span(flag.value), "False")
-    return Edit(file.span(flag), "")
+def _unflagged(file: File, call: ast.Call) -> Edit | None:
+    """Take the flag out; where another argument stands behind it, `False` in its place."""
+    flag, given = keyword(call, "inplace"), arguments(call)
+    if flag is not None and len(given) > 1 and given[0] is flag:
+        return replace(file, flag.value, "False")
+    return without_argument(file, call, flag or call.args[-1])
 
 
 def _modules(place: Place) -> set[str]:
     """The names by which modules are called in the statement of a place: {"act"} for `h = self.act(h)`."""
-    calls = walk(place.node if isinstance(place.node, cst.Call) else place.statement, cst.Call)
+    calls = walk(place.node if isinstance(place.node, ast.Call) else place.row, ast.Call)
     return {name for one in calls if (name := called(one))}
 
 
-def _bound_to(file: ParsedFile, call: cst.Call) -> set[str]:
+def _bound_to(file: File, call: ast.Call) -> set[str]:
     """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
-    statement = small(file, call)
-    if not isinstance(statement, cst.Assign):
+    statement = file.statement(call)
+    if not isinstance(statement, ast.Assign):
         return set()
-    return {dotted(one.target).rpartition(".")[2] for one in statement.targets if dotted(one.target)}
+    return {dotted(one).rpartition(".")[2] for one in statement.targets if dotted(one)}
 
 
 def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
     """Where a library builds the modules: a loop that switches their flags off, once the net is there."""
     file = place.file
-    called_at = place.node.func if isinstance(place.node, cst.Call) else None
-    name = dotted(called_at)
+    name = dotted(place.node.func) if isinstance(place.node, ast.Call) else ""
     if not name or name.startswith(("torch.", "F.")):
         return
+    blanks = file.indentation()
     loop = [
         f"for module in {name}.modules():",
-        f'{file.module.default_indent}if getattr(module, "inplace", False):',
-        f"{file.module.default_indent * 2}module.inplace = False",
+        f'{blanks}if getattr(module, "inplace", False):',
+        f"{blanks * 2}module.inplace = False",
     ]
-    for one in walk(file.module, cst.Assign):
-        if any(dotted(target.target) == name for target in one.targets) and isinstance(one.value, cst.Call):
+    for one in walk(file.tree, ast.Assign):
+        if any(dotted(target) == name for target in one.targets) and isinstance(one.value, ast.Call):
             edit = after(file, one, *loop)
             if edit is not None and file.indent(one) is not None:
                 yield Candidate(f"switch `inplace` off in the modules of `{name}`", (edit,), cost)

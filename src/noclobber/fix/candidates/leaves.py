@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
 from noclobber.fix.candidates.clones import cloned_argument
-from noclobber.fix.candidates.finding_source import Place
-from noclobber.fix.candidates.syntax import ParsedFile, before, block, called, dotted, small, walk
-from noclobber.fix.candidates.write_syntax import WriteSyntax, is_loaded, write_at, writes
+from noclobber.fix.candidates.functions import returns_value
 from noclobber.fix.edits.candidate import Candidate
-from noclobber.model.finding import Edit
-from noclobber.model.source import Span
+from noclobber.syntax.edits import before, insert, under_no_grad
+from noclobber.syntax.names import called, dotted, is_read_after
+from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
+from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
 TITLE = "write inside `with torch.no_grad():`"
-BEFORE_SUGGESTED = -1
-"""The cost of one block for several updates, which is better than a block for each, as the rule suggests."""
 _NUMBERS = {
     "item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
     "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy",
@@ -28,33 +25,27 @@ def guarded(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
 
     Not where the value written comes of a call that may give a tracked tensor: that gradient would be lost.
     """
-    file = write.file
-    line = file.around(write.statement, cst.SimpleStatementLine)
-    if line is None or file.indent(line) is None or is_tracked(write):
+    file, found = write.file, write.statement
+    if hasattr(found, "body") or file.own_lines(found) is None or is_tracked(write):
         return
-    if file.indent(small(file, write.statement) or line) is None:
-        return
-    rows = [line, *_following(file, line, write.name)]
+    rows = [found, *_following(file, found, write.name)]
     if len(rows) > 1:
-        yield Candidate(TITLE, tuple(_guard(file, rows)), BEFORE_SUGGESTED)
-    yield Candidate(TITLE, tuple(_guard(file, [line])), cost)
-    scope = file.scope(line)
-    if isinstance(scope, cst.FunctionDef) and not _returns(scope):
-        indent, span = file.indent(scope) or "", file.span(scope)
-        at = file.line(scope.decorators[0]) if scope.decorators else span.line
-        decorator = Edit(Span(file.path, at, 1, at, 1), f"{indent}@torch.no_grad()\n")
-        yield Candidate(f"put `{scope.name.value}` under `torch.no_grad()`", (decorator,), cost + 1)
+        yield Candidate(TITLE, under_no_grad(file, rows), cost - 1)
+    yield Candidate(TITLE, under_no_grad(file, [found]), cost)
+    scope = file.scope(found)
+    if isinstance(scope, FUNCTION) and not returns_value(scope):
+        at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
+        decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
+        yield Candidate(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), cost + 1)
 
 
 def cloned_leaf(write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
     """`x = x.clone()` before the write, or a clone where the view of the leaf is made, so that the gradient flows."""
-    file, name = write.file, write.name
-    root, end = write.base, file.span(write.statement).end_line
-    if root is None or not is_loaded(file, name, file.scope(write.statement), end) or _is_gradient_step(write):
+    file, name, found = write.file, write.name, write.statement
+    is_read = is_read_after(file, name, file.scope(found), last_line(found))
+    if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
-    if name.startswith("self."):
-        return
-    edit = before(file, write.statement, f"{name} = {name}.clone()")
+    edit = before(file, found, f"{name} = {name}.clone()")
     if edit is not None:
         yield Candidate(f"write into a clone of `{name}`, so that the gradient flows", (edit,), cost)
     yield from cloned_argument(write, cost)
@@ -68,13 +59,11 @@ def is_update(write: WriteSyntax, kind: str) -> bool:
     text = write.file.source(write.statement)
     if "create_graph" in write.file.text and ".grad" not in text:
         return False
-    statement = write.statement
-    value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else write.call
-    if isinstance(value, cst.Call) and writes(value):
-        names = [one for arg in value.args for one in walk(arg.value, cst.Name)]
-    else:
-        names = list(walk(value, cst.Name)) if value is not None else []
-    return kind == "parameter" or ".grad" in text or not names
+    value = _value(write)
+    given: list[ast.expr] = [value] if value is not None else []
+    if isinstance(value, ast.Call) and writes(value):
+        given = [*value.args, *(one.value for one in value.keywords)]
+    return kind == "parameter" or ".grad" in text or not any(True for one in given for _ in walk(one, ast.Name))
 
 
 def is_tracked(write: WriteSyntax) -> bool:
@@ -82,11 +71,8 @@ def is_tracked(write: WriteSyntax) -> bool:
 
     What is computed from a `.grad` carries none, unless the program differentiates through its gradients.
     """
-    statement = write.statement
-    value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else write.call
-    if value is None:
-        return False
-    calls = [one for one in walk(value, cst.Call) if not writes(one)]
+    value = _value(write)
+    calls = [one for one in walk(value, ast.Call) if not writes(one)] if value is not None else []
     if "create_graph" not in write.file.text:
         calls = [one for one in calls if ".grad" not in write.file.source(one)]
     return any(
@@ -94,38 +80,23 @@ def is_tracked(write: WriteSyntax) -> bool:
     )
 
 
-def _is_gradient_step(write: WriteSyntax) -> bool:
-    return ".grad" in write.file.source(write.statement)
+def _value(write: WriteSyntax) -> ast.expr | None:
+    found = write.statement
+    return found.value if isinstance(found, (ast.Assign, ast.AugAssign)) else write.call
 
 
-def _following(file: ParsedFile, line: cst.SimpleStatementLine, name: str) -> list[cst.SimpleStatementLine]:
+def _following(file: File, row: ast.stmt, name: str) -> list[ast.stmt]:
     """The statements right behind a write that are such updates too, or write the same: `w -= ...`, then `b -= ...`."""
-    siblings = list(block(file.parents[line]))
-    found: list[cst.SimpleStatementLine] = []
-    for one in siblings[siblings.index(line) + 1 :] if line in siblings else []:
-        inner = one.body[0] if isinstance(one, cst.SimpleStatementLine) and len(one.body) == 1 else None
-        call = inner.value if isinstance(inner, cst.Expr) else None
-        stores = isinstance(inner, cst.Assign) and isinstance(inner.targets[0].target, cst.Subscript)
-        calls = isinstance(call, cst.Call) and writes(call) and not called(call).endswith("requires_grad_")
-        if inner is None or not (stores or calls or isinstance(inner, cst.AugAssign)):
+    siblings = file.block(row)
+    found: list[ast.stmt] = []
+    for one in siblings[siblings.index(row) + 1 :]:
+        call = one.value if isinstance(one, ast.Expr) else None
+        stores = isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Subscript)
+        calls = isinstance(call, ast.Call) and writes(call) and not called(call).endswith("requires_grad_")
+        if not (stores or calls or isinstance(one, ast.AugAssign)) or file.own_lines(one) is None:
             break
-        other = write_at(Place(file, inner))
-        if not isinstance(one, cst.SimpleStatementLine) or not (other.name == name or is_update(other, "")):
+        other = write_at(Place(file, one))
+        if not (other.name == name or is_update(other, "")):
             break
         found.append(one)
     return found
-
-
-def _guard(file: ParsedFile, rows: list[cst.SimpleStatementLine]) -> list[Edit]:
-    indent, first, deeper = file.indent(rows[0]) or "", file.span(rows[0]), file.module.default_indent
-    here = Span(file.path, first.line, first.column, first.line, first.column)
-    edits = [Edit(here, f"with torch.no_grad():\n{indent}{deeper}")]
-    for one in rows:
-        span = file.span(one)
-        for number in range(span.line if one is not rows[0] else span.line + 1, span.end_line + 1):
-            edits.append(Edit(Span(file.path, number, 1, number, 1), deeper))
-    return edits
-
-
-def _returns(scope: cst.FunctionDef) -> bool:
-    return any(one.value is not None for one in walk(scope.body, cst.Return))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
-from noclobber.fix.candidates.finding_source import Place, Scene
-from noclobber.fix.candidates.syntax import ParsedFile, before, dotted, replace, walk
-from noclobber.fix.candidates.write_syntax import VIEWS, is_stored, written
+from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
+from noclobber.model.operators import VIEWS
+from noclobber.syntax.edits import before, replace
+from noclobber.syntax.names import dotted, is_stored
+from noclobber.syntax.tree import FUNCTION, File, Function, Place, last_line, walk
 
 
 def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
     """`memory = self.memory.clone()` before the first of several reads of `self.memory` that a write comes after."""
     seen = set()
     for place in scene.places("save"):
-        file, scope = place.file, place.file.scope(place.statement)
-        if not isinstance(scope, cst.FunctionDef) or scope in seen:
+        file, scope = place.file, place.file.scope(place.row)
+        if not isinstance(scope, FUNCTION) or scope in seen:
             continue
         seen.add(scope)
         reads = _reads(scene, place, scope)
@@ -25,7 +26,7 @@ def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
             some = [one for one in reads if dotted(one) == name]
             short = name.rpartition(".")[2]
             first = _statement_of(file, scope, some[0])
-            if len(some) < 2 or first is None or any(one.value == short for one in _plain_names(file, scope)):
+            if len(some) < 2 or first is None or _is_taken(scope, short):
                 continue
             edit = before(file, first, f"{short} = {name}.clone()")
             if edit is not None:
@@ -33,39 +34,38 @@ def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
                 yield Candidate(f"read from one clone of `{name}`", edits, cost)
 
 
-def _reads(scene: Scene, place: Place, scope: cst.FunctionDef) -> list[cst.Attribute]:
+def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
     """Where the function reads, up to the write, an attribute that stands in what saves."""
     file = place.file
-    writes = [one for one in written(scene) if one.file is file and one.file.scope(one.statement) is scope]
-    until = min((file.line(one.statement) for one in writes), default=file.span(scope).end_line + 1)
-    named = [one for one in walk(place.node, cst.Attribute) if dotted(one).startswith("self.")]
+    writes = [one for one in scene.writes() if one.file is file and one.file.scope(one.statement) is scope]
+    until = min((one.statement.lineno for one in writes), default=last_line(scope) + 1)
+    named = [one for one in walk(place.node, ast.Attribute) if dotted(one).startswith("self.")]
     saved = {dotted(one) for one in named if _is_tensor(file, one)}
     return [
         one
-        for one in walk(scope.body, cst.Attribute)
-        if dotted(one) in saved and file.line(one) < until and not is_stored(file, one)
+        for row in scope.body
+        for one in walk(row, ast.Attribute)
+        if dotted(one) in saved and one.lineno < until and not is_stored(file, one)
     ]
 
 
-def _is_tensor(file: ParsedFile, node: cst.Attribute) -> bool:
+def _is_tensor(file: File, node: ast.Attribute) -> bool:
     """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
-    parent = file.parents[node]
-    if isinstance(parent, cst.Call):
-        return parent.func is not node
-    if isinstance(parent, cst.Attribute):
-        above = file.parents[parent]
-        return parent.attr.value in VIEWS or (isinstance(above, cst.Call) and above.func is parent)
+    above = file.above[node]
+    if isinstance(above, ast.Call):
+        return above.func is not node
+    if isinstance(above, ast.Attribute):
+        outer = file.above[above]
+        return above.attr in VIEWS or (isinstance(outer, ast.Call) and outer.func is above)
     return True
 
 
-def _statement_of(file: ParsedFile, scope: cst.FunctionDef, node: cst.CSTNode) -> cst.CSTNode | None:
+def _statement_of(file: File, scope: Function, node: ast.AST) -> ast.stmt | None:
     """The statement of the function's own block that holds a node."""
-    around = [node, *file.ancestors(node)]
-    return next((one for one in scope.body.body if one in around), None)
+    around = [node, *file.around(node)]
+    return next((one for one in scope.body if one in around), None)
 
 
-def _plain_names(file: ParsedFile, scope: cst.FunctionDef) -> Iterator[cst.Name]:
-    for one in walk(scope, cst.Name):
-        parent = file.parents[one]
-        if not (isinstance(parent, cst.Attribute) and parent.attr is one):
-            yield one
+def _is_taken(scope: Function, name: str) -> bool:
+    """Whether the function has a variable or an argument of a name."""
+    return any(one.arg == name for one in walk(scope, ast.arg)) or any(one.id == name for one in walk(scope, ast.Name))

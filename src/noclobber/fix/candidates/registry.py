@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-import libcst as cst
-
 from noclobber.fix.candidates import (
     callers,
+    checkpointed_regions,
     clones,
     detached_state,
     flags,
@@ -23,10 +23,10 @@ from noclobber.fix.candidates import (
 )
 from noclobber.fix.candidates.aliasing import is_seen_here_only, safely
 from noclobber.fix.candidates.finding_source import Scene
-from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_place, rebound, undecorated
+from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
-from noclobber.fix.candidates.write_syntax import WriteSyntax, write_at, writes, written
 from noclobber.fix.edits.candidate import Candidate
+from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at, writes
 
 MOST_DETACHED = 3
 """Values that are tried detached."""
@@ -35,7 +35,7 @@ Kind = Callable[[Scene], Iterator[Candidate]]
 
 def stale(scene: Scene) -> Iterator[Candidate]:
     """A write between save and read: out of place, else a clone before it or at the save."""
-    found = written(scene)
+    found = scene.writes()
     is_weight = scene.kind() == "parameter"
     for write in found:
         if functions.method_around(write.file, write.statement) == "backward":
@@ -45,14 +45,13 @@ def stale(scene: Scene) -> Iterator[Candidate]:
         yield from step_order.put_off(scene, write, 1 if is_weight else 4)
         if is_weight:
             continue
-        is_part = isinstance(write.target, cst.Subscript)
-        for one in out_of_place(write):
-            yield Candidate(one.title, one.edits, 4 if is_part else 1)
+        is_part = isinstance(write.target, ast.Subscript)
+        yield from rebound(write, 4 if is_part else 1)
         yield from rebound_fill(write)
         if write.call is None or writes(write.call):
             yield from clones.before_write(write, scene, 2 if is_part else 3)
         yield from row_lists.as_list(write, 2)
-    edits = [edit for write in found for edit in rebound(write)]
+    edits = [edit for write in found for edit in out_of_place(write)]
     if len(found) > 1 and edits and not is_weight:
         yield Candidate("write out of place", tuple(edits), 2)
     yield from read_tensors.from_clone(scene, 2)
@@ -63,7 +62,7 @@ def stale(scene: Scene) -> Iterator[Candidate]:
 
 def stepped(scene: Scene) -> Iterator[Candidate]:
     """A step between forward and backward."""
-    if not any(one.node is not None and step_order.optimizer(one.statement) for one in scene.places("write")):
+    if not any(step_order.optimizer(one.row) for one in scene.places("write")):
         yield from stale(scene)
         return
     if _reads_first(scene):
@@ -78,14 +77,15 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
 
 def drifted(scene: Scene) -> Iterator[Candidate]:
     """A change between the two runs of a checkpointed region. A new tensor under the old name is a change as well."""
-    if any(step_order.optimizer(one.statement) for one in scene.places("write")):
+    if any(step_order.optimizer(one.row) for one in scene.places("write")):
         yield from stepped(scene)
         return
-    for write in written(scene):
+    yield from checkpointed_regions.run_as_before(scene)
+    for write in scene.writes():
         yield from step_order.put_off(scene, write)
-        yield from tensor_creation.closed_over(scene, write)
-    yield from tensor_creation.given_clones(scene)
-    yield from tensor_creation.on_own_copies(scene)
+        yield from checkpointed_regions.closed_over(scene, write)
+    yield from checkpointed_regions.given_clones(scene)
+    yield from checkpointed_regions.on_own_copies(scene)
 
 
 def freed(scene: Scene) -> Iterator[Candidate]:
@@ -99,7 +99,7 @@ def freed(scene: Scene) -> Iterator[Candidate]:
 def silent(scene: Scene) -> Iterator[Candidate]:
     """A write through an alias with its own version counter."""
     is_weight = scene.kind() in ("parameter", "buffer")
-    hidden = [write for write in written(scene) if untracked_writes.hides(write.target) and not is_weight]
+    hidden = [write for write in scene.writes() if untracked_writes.hides(write.target) and not is_weight]
     seen = [one for write in hidden for one in untracked_writes.tracked(write, scene)]
     yield from seen or stepped(scene)
 
@@ -128,13 +128,13 @@ def unchecked(scene: Scene) -> Iterator[Candidate]:
 
 def gradient(scene: Scene) -> Iterator[Candidate]:
     """A write in a hook or in the backward of a Function."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from functions.new_gradient(write)
 
 
 def declared(scene: Scene) -> Iterator[Candidate]:
     """A custom Function that writes its input."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from functions.marked_dirty(write, 2)
     for place in scene.places("read"):
         yield from clones.arguments(place, 1)
@@ -143,9 +143,9 @@ def declared(scene: Scene) -> Iterator[Candidate]:
 
 def hidden(scene: Scene) -> Iterator[Candidate]:
     """Values that a tensor of the graph gets behind autograd's back. Nothing compares: only what is plainly right."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from guarded_out_of_place(write)
-        yield from undecorated(write)
+        yield from out_of_decorator(write)
         yield from view_writes.into_new(write)
         yield from untracked_writes.functional_call(write)
         yield from untracked_writes.tracked(write, scene, 2)
@@ -153,8 +153,8 @@ def hidden(scene: Scene) -> Iterator[Candidate]:
 
 def overwritten(scene: Scene) -> Iterator[Candidate]:
     """A tensor whose gradient is asked for, or whose hook is lost, after a write."""
-    for write in written(scene):
-        yield from out_of_place(write)
+    for write in scene.writes():
+        yield from rebound(write)
         yield from rebound_fill(write)
         yield from _calling(scene, write)
         yield from clones.before_write(write, scene)
@@ -165,7 +165,7 @@ def leaf(scene: Scene) -> Iterator[Candidate]:
     """A write to a leaf or a view of one."""
     for place in scene.places("read"):
         yield from clones.arguments(place, 1)
-    for write in written(scene):
+    for write in scene.writes():
         yield from view_writes.inlined(write)
         yield from leaves.guarded(write) if leaves.is_update(write, scene.kind()) else ()
         yield from leaves.cloned_leaf(write)
@@ -175,7 +175,7 @@ def leaf(scene: Scene) -> Iterator[Candidate]:
 
 def view(scene: Scene) -> Iterator[Candidate]:
     """A write to a view that may not be written: one of several, made without gradients, or by a Function."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from functions.new_gradient(write) if "hook" in scene.finding.message and not write.name else ()
         yield from view_writes.by_index(write)
         yield from view_writes.one_by_one(write)
@@ -194,7 +194,7 @@ def view(scene: Scene) -> Iterator[Candidate]:
 
 def inference(scene: Scene) -> Iterator[Candidate]:
     """A tensor made in inference mode."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from safely(write, 1)
     yield from tensor_creation.no_grad_instead(scene)
     yield from clones.at_save(scene, 2)
@@ -202,13 +202,12 @@ def inference(scene: Scene) -> Iterator[Candidate]:
 
 def fitting(scene: Scene) -> Iterator[Candidate]:
     """A write whose result does not fit the memory that is to hold it."""
-    for write in written(scene):
+    for write in scene.writes():
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from tensor_creation.mapped(write)
-        if (
-            scene.finding.code == "NC307"
-        ):  # what an object keeps is mended where it is made, before all that the rule suggests
+        if scene.finding.code == "NC307":  # what an object keeps is mended where it is made, before all else
             yield from tensor_creation.own_bytes(scene, write, -1 if "." in write.name else 2)
+            yield from clones.of_value(write) if "operation reads" in scene.finding.message else ()
         yield from local_result(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
@@ -217,7 +216,7 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
 
 def refused(scene: Scene) -> Iterator[Candidate]:
     """Other writes that PyTorch forbids."""
-    for write in written(scene):
+    for write in scene.writes():
         yield from view_writes.into_new(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
@@ -231,7 +230,7 @@ def _calling(scene: Scene, write: WriteSyntax) -> Iterator[Candidate]:
     """A write that a module or function called here does: its flag, or a clone for an argument."""
     if write.call is None or writes(write.call):
         return
-    places = [one for one in scene.places("write") if one.file is write.file and one.statement is write.statement]
+    places = [one for one in scene.places("write") if one.file is write.file and one.row is write.statement]
     yield from flags.flags(scene, places)
     for one in places:
         yield from clones.arguments(one, 2, scene.name())
@@ -240,14 +239,14 @@ def _calling(scene: Scene, write: WriteSyntax) -> Iterator[Candidate]:
 def _in_library(scene: Scene, cost: int = 8) -> Iterator[Candidate]:
     """The write itself, in the library that does it: shown, and never written."""
     for place in scene.places("inside"):
-        for one in out_of_place(write_at(place)):
+        for one in rebound(write_at(place)):
             yield Candidate(f"{one.title} in the library", one.edits, cost)
 
 
 def _reads_first(scene: Scene) -> bool:
     step, read = scene.place("write"), scene.place("read")
     same = step is not None and read is not None and step.file is read.file
-    return same and step is not None and read is not None and step.file.line(read.node) < step.file.line(step.node)
+    return same and step is not None and read is not None and getattr(read.node, "lineno", 0) < step.row.lineno
 
 
 KINDS: Mapping[str, Sequence[Kind]] = {

@@ -7,7 +7,8 @@ from typing import Literal
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.source import Owner, Site, owner_of
-from noclobber.rules.shared.rewriting import Form, form
+from noclobber.rules.shared.writetext import form
+from noclobber.syntax.writes import Form
 
 Cause = Literal[
     "stale", "disjoint", "step", "sync", "unchecked", "foreign", "unversioned", "undeclared", "backward", "silent"

@@ -6,13 +6,14 @@ import ast
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Applicability, Edit, Suggestion
+from noclobber.model.finding import Suggestion
 from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
-from noclobber.rules.shared.rewriting import Form, form, in_loop, out_of_place, target_of
-from noclobber.rules.shared.sourcetext import path_to, source, statement, text_of
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
+from noclobber.rules.shared.writetext import by_iteration, form, in_loop, is_rebindable, target_of, text_at
+from noclobber.syntax.tree import statement_of
+from noclobber.syntax.writes import Form
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
@@ -35,7 +36,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     if write is None:
         return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
     if not write.in_forward:
-        return _in_backward(clobber, write)
+        return _in_backward(clobber)
     if write.untracked:
         return _QUESTION
     if write.via == "set_data":
@@ -57,30 +58,25 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     return _activation(clobber, write)
 
 
-def edit_of(clobber: Clobber, write: Write) -> Edit | None:
-    """The out-of-place edit of a write.
+def _is_rebindable(clobber: Clobber, write: Write) -> bool:
+    """Whether a new tensor could take the place of what is written, as the statement stands.
 
-    `h[i] += e` has one only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
+    For `h[i] += e` only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
     """
-    edit = out_of_place(write.site)
     target = target_of(write.site)
-    if edit is None or not isinstance(target, ast.Subscript) or form(write.site) is Form.FLAG:
-        return edit
+    if not is_rebindable(write.site) or not isinstance(target, ast.Subscript) or form(write.site) is Form.FLAG:
+        return is_rebindable(write.site)
     line = write.site.line if write.site else 0
     stored = any(
         op_in_words(one.op) in ("copy_", "fill_", "index_put_") and one.site and one.site.line == line
         for one in clobber.writes
     )
-    return None if stored or nbytes(write.tensor) < nbytes(clobber.save.tensor) else edit
+    return not stored and nbytes(write.tensor) >= nbytes(clobber.save.tensor)
 
 
-def _suggest(message: str, edit: Edit | None) -> Suggestion:
-    return Suggestion(message, (edit,), Applicability.UNPROVEN) if edit else Suggestion(message)
-
-
-def _in_backward(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+def _in_backward(clobber: Clobber) -> tuple[Suggestion, ...]:
     where = "this `backward`" if is_custom(clobber.save.node) else "this hook or `backward`"
-    return (_suggest(f"return a new tensor from {where} and leave what was saved as it is", edit_of(clobber, write)),)
+    return (Suggestion(f"return a new tensor from {where} and leave what was saved as it is"),)
 
 
 def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
@@ -114,26 +110,24 @@ def _parameter(write: Write) -> tuple[Suggestion, ...]:
 
 def _buffer(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     target = target_of(write.site)
-    name = source(text_of(write.site), target) if isinstance(target, ast.Attribute) else ""
-    edit = edit_of(clobber, write)
+    name = text_at(write.site, target) if isinstance(target, ast.Attribute) else ""
     read_copy = Suggestion(f"or let the forward read a copy: `{name or 'buffer'}.clone()`")
-    if edit is not None:
-        return (_suggest("rebind the buffer instead of writing into it", edit), read_copy)
+    if _is_rebindable(clobber, write):
+        return (Suggestion("rebind the buffer instead of writing into it"), read_copy)
     return (Suggestion(f"rebind the buffer instead of writing into it: `{name or 'self.buffer'} = new`"), read_copy)
 
 
 def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     op, kind = op_in_words(write.op), form(write.site)
-    edit = edit_of(clobber, write)
     if kind is Form.FLAG or op in _ACTIVATIONS:
         words = (
             f"let `{op.rstrip('_')}` write a new tensor"
             if kind is not Form.CALL
             else "build this module with `inplace=False`"
         )
-        return (_suggest(f"{words}", edit),)
-    if edit is not None:
-        return (_suggest("write out of place", edit),)
+        return (Suggestion(words),)
+    if _is_rebindable(clobber, write):
+        return (Suggestion("write out of place"),)
     if kind is Form.CALL:
         words = "let the module or function called here write out of place"
         return (Suggestion(words),)
@@ -141,7 +135,7 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         return (_items(clobber, write, op),)
     if op in _WHOLE:
         return (_whole(clobber, write, op),)
-    if _is_of_loop(write):
+    if by_iteration(write.site):
         return (
             Suggestion(
                 "collect the new tensors in a list, and go on with that: binding a loop's own name anew changes "
@@ -162,7 +156,7 @@ def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
             "take a new tensor in each iteration instead of reusing this one, or give the forward a clone"
         )
     target = target_of(write.site)
-    name = source(text_of(write.site), target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+    name = text_at(write.site, target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
     example = f": `{name} = new`" if name else ""
     return Suggestion(f"bind the new value to the name instead of writing it into this tensor{example}")
 
@@ -171,7 +165,7 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
     """For `h[i] = e`: a list and a stack in a loop, `torch.where` for a mask, a clone otherwise."""
     target = target_of(write.site)
     owner = target.value if isinstance(target, ast.Subscript) else None
-    base = source(text_of(write.site), owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
+    base = text_at(write.site, owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
     named = f"`{base}`" if base else name_in_words(clobber.save.tensor)
     if in_loop(write.site):
         return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
@@ -185,14 +179,6 @@ def _indexed(write: Write) -> bool:
     return isinstance(target_of(write.site), ast.Subscript) or form(write.site) is Form.ITEM
 
 
-def _is_of_loop(write: Write) -> bool:
-    """Whether what is written is the name that a loop around it binds: `for w, g in zip(weights, gradients):`."""
-    target = target_of(write.site)
-    loops = [one for one in path_to(write.site) if isinstance(one, (ast.For, ast.AsyncFor))]
-    bound = {one.id for loop in loops for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
-    return isinstance(target, ast.Name) and target.id in bound
-
-
 def _text(write: Write) -> str:
-    found = statement(path_to(write.site))
+    found = statement_of(write.site)
     return ast.unparse(found) if found is not None else ""

@@ -11,8 +11,8 @@ from types import CodeType
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.finding import Label, label
 from noclobber.model.source import Owner, Site, owner_of
-from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
+from noclobber.syntax.tree import statement_of
 
 TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
 """Functions that make a tensor of memory that somebody else holds already."""
@@ -32,7 +32,7 @@ def save_label(save: Save) -> tuple[Label, ...]:
 def spelled(tensor: Tensor, site: Site | None, otherwise: str = "a tensor") -> str:
     """A tensor as the statement at a site spells it: "`self.cache`" of `net.blocks.0.cache`; else by its name."""
     name = (tensor.name or "").rpartition(".")
-    found = statement(path_to(site)) if name[0] else None
+    found = statement_of(site) if name[0] else None
     for one in ast.walk(found) if found is not None else ():
         if isinstance(one, ast.Attribute) and one.attr == name[2] and isinstance(one.value, (ast.Name, ast.Attribute)):
             return f"`{ast.unparse(one)}`"

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from noclobber.rules.shared.refusing import messages
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text: how it is recognised, the headline, why PyTorch refuses, what to do, and which edit could do it."""
+    """One text: how it is recognised, the headline, why PyTorch refuses, and what to do."""
 
     pattern: re.Pattern[str]
     headline: str
     note: str
     help: str
-    edit: Literal["none", "renamed"] = "none"
 
 
-def _text(pattern: str, headline: str, note: str, help: str, edit: Literal["none", "renamed"] = "none") -> Text:
-    return Text(messages(pattern)[0], headline, note, help, edit)
+def _text(pattern: str, headline: str, note: str, help: str) -> Text:
+    return Text(messages(pattern)[0], headline, note, help)
 
 
 _SLOPE = "in place, backward has only the result, and a negative slope does not let the input be told from it"
@@ -33,21 +31,18 @@ TEXTS = (
         "`detach_` on a view",
         "a view shares its history with the tensor it was taken from; it cannot be cut off alone",
         "use `detach()`, which makes a new tensor: `h = h.detach()`; for gradients `zero_grad(set_to_none=True)`",
-        "renamed",
     ),
     _text(
         "saved tensor that has been detached in-?place",
         "`detach_` on a tensor that backward still needs",
         "backward would continue into the history that `detach_` cut off",
         "use `detach()`, which makes a new tensor: `h = h.detach()`",
-        "renamed",
     ),
     _text(
         "saved tensor pack hook is modifying its input in place",
         "a pack hook writes to the tensor that it is to save",
         "the hook is given the tensor that the forward goes on with",
         "return a new tensor from the hook: write out of place, or into a clone",
-        "renamed",
     ),
     _text(
         "Calling register_hooks on a saved tensor (?:whose hooks have already|after it has been freed|with value None)",
@@ -60,7 +55,6 @@ TEXTS = (
         "a write in place turned a leaf into the result of an operation",
         "its gradient would belong to a value that is gone",
         "write out of place, or under `torch.no_grad()` before the forward",
-        "renamed",
     ),
     _text(
         "input that has been returned as-is as output is being saved for backward",
@@ -97,21 +91,18 @@ TEXTS = (
         "in-place activation with a negative slope",
         _SLOPE,
         "let the activation write a new tensor: `inplace=False`",
-        "renamed",
     ),
     _text(
         "derivative for .?inplace version of",
         "an in-place operation that has no derivative",
         "PyTorch has a derivative for its twin out of place only",
         "write out of place",
-        "renamed",
     ),
     _text(
         "In-place abs is not supported for complex tensors",
         "`abs_` on a complex tensor",
         "the absolute value of a complex number is a real one, which has another type",
         "write out of place: `x = x.abs()`",
-        "renamed",
     ),
     _text(
         r"in-place mkldnn operations are not supported|coalesced tensor for in-?place operation|"
@@ -119,7 +110,6 @@ TEXTS = (
         "an in-place operation that this kind of tensor does not have",
         "the layout or the device of the tensor does not let it be written in place",
         "write out of place, or convert the tensor first (`coalesce()`, `to_dense()`, the same device for both)",
-        "renamed",
     ),
     _text(
         r"mutation on a view chain of length|mutate tensors with frozen storage|resize a view tensor to a larger size",
@@ -152,7 +142,6 @@ TEXTS = (
         "a tensor that a selective checkpoint keeps is written in place",
         "backward would recompute from other bytes than the forward saw",
         "write out of place inside of the checkpointed function",
-        "renamed",
     ),
     _text(
         "Gradient became undefined between|gradients should not be modified during backward",

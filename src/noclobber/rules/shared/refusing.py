@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Role, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Label, Role, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import inside_label, subject
-from noclobber.rules.shared.sourcetext import path_to, statement
 from noclobber.rules.shared.wording import op_in_words, tensor_record
+from noclobber.syntax.tree import statement_of
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
@@ -54,13 +54,6 @@ def finding(
     )
 
 
-def suggest(message: str, edit: Edit | None = None) -> Suggestion:
-    """Words, with an edit where one is known; nobody has run it yet."""
-    if edit is None:
-        return Suggestion(message)
-    return Suggestion(message, (edit,), Applicability.UNPROVEN)
-
-
 def blamed(refusal: Refusal) -> Site | None:
     """Where the write was: its own line where the exception surfaced later, else the line that raised."""
     return refusal.written or refusal.site
@@ -86,7 +79,7 @@ def named(refusal: Refusal, what: str) -> str:
 
 def words_at(site: Site | None) -> str:
     """The statement at a site on one line, without comments; empty where it is not known."""
-    found = statement(path_to(site))
+    found = statement_of(site)
     return ast.unparse(found) if found is not None else ""
 
 

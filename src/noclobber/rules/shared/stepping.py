@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from types import CodeType
 from typing import Literal
 
@@ -11,8 +10,8 @@ from noclobber.model.events import Write
 from noclobber.model.finding import Suggestion
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, site_of, subject, writer_in_words
-from noclobber.rules.shared.sourcetext import path_to, source, text_of
 from noclobber.rules.shared.wording import PUT_BACK, node_in_words
+from noclobber.syntax.tree import LOOP, Placed, last_line, place_of
 
 Situation = Literal["carried", "built once", "same pass"]
 
@@ -31,11 +30,12 @@ def situation(clobber: Clobber, write: Write) -> Situation:
 
 def _before_the_loop(save: Site, step: Site, read: Site) -> bool:
     """Whether the save stands in the same function as the step, outside the innermost loop of step and read."""
-    loops = [one for one in path_to(step) if isinstance(one, (ast.For, ast.AsyncFor, ast.While))]
-    around = [one for one in loops if one.lineno <= read.line <= (one.end_lineno or one.lineno)]
+    place = place_of(step)
+    loops = [one for one in place.file.around(place.node) if isinstance(one, LOOP)] if place is not None else []
+    around = [one for one in loops if one.lineno <= read.line <= last_line(one)]
     if not around or not _holds(step.code, save.code):
         return False
-    return not around[-1].lineno <= save.line <= (around[-1].end_lineno or around[-1].lineno)
+    return not around[0].lineno <= save.line <= last_line(around[0])
 
 
 def _holds(code: CodeType, other: CodeType) -> bool:
@@ -99,7 +99,7 @@ def _places(clobber: Clobber, write: Write) -> str:
     step, read = site_of(write), clobber.read.site
     if step is None or read is None or step.code is not read.code:
         return ""
-    path = path_to(step)
-    text = source(text_of(step), path[-1]) if path else ""  # type: ignore[arg-type]
+    place = place_of(step)
+    text = place.file.source(place.node) if place is not None and isinstance(place.node, Placed) else ""
     what = f"`{text}`" if text and "\n" not in text and len(text) <= 60 else f"the step on line {step.line}"
     return f": move {what} below line {read.line}"

@@ -1,0 +1,129 @@
+"""What the text of a write tells the rules: its form and target, whether a new tensor could take its place."""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.model.source import Site
+from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, last_name
+from noclobber.syntax.tree import LOOP, Placed, place_of
+from noclobber.syntax.writes import Form, WriteSyntax, chain, out_of_place, write_at
+
+_PLAIN = (
+    "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor",
+    "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "full_like",
+)  # fmt: skip
+"""Functions whose result no gradient flows through."""
+
+
+def write_of(site: Site | None) -> WriteSyntax | None:
+    """The write at a site; None where the source is missing."""
+    place = place_of(site)
+    return write_at(place) if place is not None else None
+
+
+def form(site: Site | None) -> Form:
+    """The form of the text at a site; OTHER where the source is missing."""
+    write = write_of(site)
+    return write.form if write is not None else Form.OTHER
+
+
+def target_of(site: Site | None) -> ast.expr | None:
+    """What is written, as an expression: `h` of `h += e`, `h[i]` of `h[i] = e`, `t` of `t.add_(x)`."""
+    write = write_of(site)
+    return write.target if write is not None else None
+
+
+def text_at(site: Site | None, node: Placed | None) -> str:
+    """The text of a node of the file of a site; empty where either is missing."""
+    place = place_of(site)
+    return place.file.source(node) if place is not None and node is not None else ""
+
+
+def is_rebindable(site: Site | None, *, refused: bool = False) -> bool:
+    """Whether a new tensor could take the place of the one written, as the statement stands.
+
+    Not so for the variable of a `for` loop: the list still holds the old tensor. Nor for `y = t.add_(1)`, which leaves
+    the new values under both names; where the write was `refused`, no program has seen these.
+    """
+    write = write_of(site)
+    if write is None or not out_of_place(write):
+        return False
+    if isinstance(write.target, ast.Name) and write.target.id in bound_by_loop(write.file, write.node):
+        return refused and not isinstance(write.statement, ast.Expr | ast.AugAssign)
+    return refused or write.form is Form.FLAG or _binds_what_it_writes(write)
+
+
+def _binds_what_it_writes(write: WriteSyntax) -> bool:
+    """Whether the statement does nothing but write, or binds the result to the name that is written."""
+    found = write.statement
+    if isinstance(found, ast.Assign):
+        same = len(found.targets) == 1 and dotted(found.targets[0]) == dotted(write.target)
+        return same and write.call in (found.value, *chain(found.value))
+    if isinstance(found, ast.Expr):
+        return write.call in (found.value, *chain(found.value))
+    return isinstance(found, ast.AugAssign)
+
+
+def by_iteration(site: Site | None) -> bool:
+    """Whether what is written is the variable of a `for` loop around it, or a part of it."""
+    place, target = place_of(site), target_of(site)
+    while isinstance(target, (ast.Subscript, ast.Attribute)):
+        target = target.value
+    return place is not None and isinstance(target, ast.Name) and target.id in bound_by_loop(place.file, place.node)
+
+
+def in_loop(site: Site | None) -> bool:
+    """Whether a `for` or `while` of the same file surrounds the site."""
+    place = place_of(site)
+    return place is not None and any(isinstance(one, LOOP) for one in place.file.around(place.node))
+
+
+def computes(site: Site | None) -> bool:
+    """Whether the statement calls what may give a tracked value: anything but plain functions and writing methods."""
+    write = write_of(site)
+    calls = [one for one in ast.walk(write.statement) if isinstance(one, ast.Call)] if write is not None else []
+    return any(not called(one).endswith("_") and not _is_plain(one) for one in calls)
+
+
+def writes_numbers(site: Site | None) -> bool:
+    """Whether the value written is made of numbers alone, for all that its text shows."""
+    write = write_of(site)
+    found = write.statement if write is not None else None
+    if isinstance(found, (ast.Assign, ast.AugAssign)):
+        return _is_number(found.value)
+    call = found.value if isinstance(found, ast.Expr) else None
+    return isinstance(call, ast.Call) and called(call).endswith("_") and all(map(_is_number, call.args))
+
+
+def writes_part_of_result(site: Site | None) -> bool:
+    """`h[i] = e` or `h[i] += e`, where `h` is read later on: a clone of `h` could take the write."""
+    write = write_of(site)
+    if write is None or not isinstance(write.statement, (ast.Assign, ast.AugAssign)):
+        return False
+    file, found = write.file, write.statement
+    target = found.target if isinstance(found, ast.AugAssign) else found.targets[0]
+    if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)) or file.own_lines(found) is None:
+        return False
+    return is_read_after(file, target.value.id, file.scope(found), found.end_lineno or found.lineno)
+
+
+def is_applied(site: Site | None) -> bool:
+    """`Function.apply(x)`: a custom Function, whose first argument could be a clone."""
+    place = place_of(site)
+    call = place.node if place is not None else None
+    first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return called(call) == "apply" and isinstance(first, (ast.Name, ast.Attribute, ast.Subscript))
+
+
+def _is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and _is_number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and _is_plain(value))
+
+
+def _is_plain(call: ast.Call) -> bool:
+    of_math = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in ("math", "np", "numpy", "random")
+    return of_math or called(call) in _PLAIN

@@ -1,0 +1,129 @@
+"""Names in expressions: what is called, what a name stands for, where it is read and bound."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from noclobber.syntax.tree import FOR, LOOP, File, Scope, functions, walk
+
+Name = ast.Name | ast.Attribute
+
+
+def dotted(node: ast.AST | None) -> str:
+    """ "self.conv.weight" for a name or a chain of attributes; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
+
+
+def last_name(node: ast.AST | None) -> str:
+    """The last name of a dotted name: "functional" for `torch.nn.functional`; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def first_name(node: ast.AST | None) -> str:
+    """The first name of a dotted name: "torch" for `torch.nn.functional`; empty for anything else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def called(node: ast.AST | None) -> str:
+    """The last name of what is called: "add_" for `h[0].add_(x)`; empty for what is no call."""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def keyword(call: ast.Call, name: str) -> ast.keyword | None:
+    """The argument of a keyword."""
+    return next((one for one in call.keywords if one.arg == name), None)
+
+
+def has_stars(call: ast.Call) -> bool:
+    """Whether a call unpacks arguments: `f(*a)`, `f(**b)`."""
+    return any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
+
+
+def arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
+    """The arguments of a call, those without a keyword first."""
+    return [*call.args, *call.keywords]
+
+
+def is_true(node: ast.AST | None) -> bool:
+    """Whether an expression is `True`."""
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def in_tuple(texts: Sequence[str]) -> str:
+    """ "(x, y)", and "(x,)" for one."""
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+
+
+def parameters(scope: Scope) -> list[str]:
+    """The names of a function's parameters, as they are written; empty for a module."""
+    return [] if isinstance(scope, ast.Module) else [one.arg for one in walk(scope.args, ast.arg)]
+
+
+def named(node: ast.AST) -> Iterator[Name]:
+    """The names and attributes in and below a node, in the order of the text."""
+    return walk(node, ast.Name, ast.Attribute)
+
+
+def names_used(node: ast.AST) -> set[str]:
+    """Every name that stands in and below a node, those of attributes, parameters and functions among them."""
+    own = {one.arg for one in walk(node, ast.arg)} | {one.name for one in functions(node)}
+    return own | {last_name(one) for one in named(node)}
+
+
+def names_bound(target: ast.AST) -> set[str]:
+    """The plain names in what a loop or an assignment binds."""
+    return {one.id for one in walk(target, ast.Name)}
+
+
+def reads(name: str, scope: ast.AST, file: File) -> Iterator[Name]:
+    """Where a dotted name is read in a scope; `x += 1` reads `x`."""
+    for one in named(scope):
+        if dotted(one) == name and not is_stored(file, one):
+            yield one
+
+
+def is_stored(file: File, node: ast.expr) -> bool:
+    """Whether a name is bound or deleted, and not read: `x += 1` does both."""
+    context = getattr(node, "ctx", None)
+    return isinstance(context, (ast.Store, ast.Del)) and not isinstance(file.above[node], ast.AugAssign)
+
+
+def is_read_after(file: File, name: str, scope: ast.AST, line: int) -> bool:
+    """Whether a dotted name is read in a scope below a line."""
+    return any(one.lineno > line for one in reads(name, scope, file))
+
+
+def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
+    """Whether a dotted name is read below a statement, or elsewhere in a loop around it."""
+    if is_read_after(file, name, file.scope(statement), statement.lineno):
+        return True
+    own = list(reads(name, statement, file))
+    return any(
+        one not in own for loop in file.around(statement) if isinstance(loop, LOOP) for one in reads(name, loop, file)
+    )
+
+
+def bound_by_loop(file: File, node: ast.AST) -> set[str]:
+    """The names that the `for` loops around a node bind."""
+    return {name for one in file.around(node) if isinstance(one, FOR) for name in names_bound(one.target)}
+
+
+def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
+    """The value last assigned to a plain name above a node, in the same function; None where it is not plain."""
+    found = None
+    for one in walk(file.scope(at), ast.stmt) if isinstance(use, ast.Name) else ():
+        if not isinstance(one, (ast.Assign, ast.AnnAssign)):
+            continue
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+        plain = len(targets) == 1 and isinstance(targets[0], ast.Name)
+        if plain and one.lineno < getattr(at, "lineno", 0) and dotted(targets[0]) == dotted(use):
+            found = one.value
+    return found

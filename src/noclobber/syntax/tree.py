@@ -1,0 +1,257 @@
+"""A source file, parsed: the node at a place, what is around a node, and the text of both."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+from noclobber.model.source import Site, Span
+
+Placed = ast.stmt | ast.expr | ast.keyword | ast.arg | ast.alias
+"""Nodes that know their place in the text."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | ast.Lambda | ast.Module
+Loop = ast.For | ast.AsyncFor | ast.While
+With = ast.With | ast.AsyncWith
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+FOR = (ast.For, ast.AsyncFor)
+LOOP = (*FOR, ast.While)
+WITH = (ast.With, ast.AsyncWith)
+LONGEST = 200_000
+"""Characters of a file that is worked on: at this length it takes about a second."""
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """A source file, parsed. Positions go in and out as `Span`: lines and columns 1-based, in characters.
+
+    `above` gives the node around each node, `starts` the offset at which each line starts.
+    """
+
+    path: str
+    text: str
+    tree: ast.Module
+    above: Mapping[ast.AST, ast.AST]
+    starts: tuple[int, ...]
+
+    def span(self, node: Placed) -> Span:
+        """Where a node stands. Parentheses around it are not of it, unless it is a tuple."""
+        return Span(
+            self.path,
+            node.lineno,
+            self._column(node.lineno, node.col_offset),
+            last_line(node),
+            self._column(last_line(node), node.end_col_offset or node.col_offset),
+        )
+
+    def source(self, node: Placed) -> str:
+        """The text of a node as it is written."""
+        return self.slice(self.span(node))
+
+    def slice(self, span: Span) -> str:
+        """The text at a span."""
+        return self.text[self.offset(span.line, span.column) : self.offset(span.end_line, span.end_column)]
+
+    def offset(self, line: int, column: int) -> int:
+        """The offset in the text of a line and a column."""
+        return self.starts[min(line, len(self.starts)) - 1] + column - 1
+
+    def line(self, number: int) -> str:
+        """The text of a line, without its end."""
+        return self.text[self.offset(number, 1) : self.offset(*self.end_of_line(number))]
+
+    def end_of_line(self, number: int) -> tuple[int, int]:
+        """Line and column after the last character of a line."""
+        end = self.starts[number] - 1 if number < len(self.starts) else len(self.text)
+        return number, end - self.starts[number - 1] + 1
+
+    def at(self, span: Span) -> ast.AST:
+        """The smallest node that covers a span; the module where none does."""
+        found: ast.AST = self.tree
+        below: ast.AST | None = found
+        while below is not None:
+            found, below = below, next((one for one in _placed(below) if self._covers(one, span)), None)
+        return found
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around a node, the innermost first."""
+        while node in self.above:
+            node = self.above[node]
+            yield node
+
+    def nearest(self, node: ast.AST, *kinds: type[Node]) -> Node | None:
+        """The node itself, or the innermost one around it, that is of one of the kinds."""
+        return next((one for one in (node, *self.around(node)) if isinstance(one, kinds)), None)
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The function, or the module, whose names a node uses."""
+        return next(one for one in self.around(node) if isinstance(one, Scope))
+
+    def statement(self, node: ast.AST) -> ast.stmt | None:
+        """The simple statement that a node is part of; None for what is in a compound one's head."""
+        found = self.nearest(node, ast.stmt)
+        return None if hasattr(found, "body") else found
+
+    def block(self, node: ast.stmt) -> list[ast.stmt]:
+        """The statements that a statement stands among."""
+        around = self.above[node]
+        blocks = (getattr(around, name, None) for name in ("body", "orelse", "finalbody"))
+        return next(rows for rows in blocks if isinstance(rows, list) and node in rows)
+
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops around a node within its scope, the innermost first."""
+        scope = self.scope(node)
+        return [one for one in self.around(node) if isinstance(one, LOOP) and self.scope(one) is scope]
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class that a node's method belongs to."""
+        return next((one for one in self.around(node) if isinstance(one, ast.ClassDef)), None)
+
+    def indent(self, node: ast.stmt) -> str | None:
+        """The blanks before a statement; None where something else stands before it on its line."""
+        before = self.line(node.lineno)[: self.span(node).column - 1]
+        return None if before.strip() else before
+
+    def own_lines(self, node: ast.stmt) -> str | None:
+        """The blanks before a statement that shares its lines with comments alone; None for any other."""
+        span = self.span(node)
+        after = self.line(span.end_line)[span.end_column - 1 :].strip()
+        return self.indent(node) if not after or after.startswith("#") else None
+
+    def indentation(self) -> str:
+        """By how much the file indents its blocks: as the first one is, or else by four blanks."""
+        for one in walk(self.tree, ast.stmt):
+            rows = getattr(one, "body", None)
+            inner = self.indent(rows[0]) if rows else None
+            if inner is not None and len(inner) > len(self.indent(one) or ""):
+                return inner[len(self.indent(one) or "") :]
+        return "    "
+
+    def _column(self, line: int, byte_offset: int) -> int:
+        """The 1-based column in characters of an offset that `ast` counts in bytes."""
+        text = self.line(line)
+        return (byte_offset if text.isascii() else len(text.encode()[:byte_offset].decode(errors="ignore"))) + 1
+
+    def _covers(self, node: Placed, wanted: Span) -> bool:
+        if node.lineno > wanted.line or last_line(node) < wanted.end_line:
+            return False
+        span = self.span(node)
+        opens = (span.line, span.column) <= (wanted.line, wanted.column)
+        return opens and (wanted.end_line, wanted.end_column) <= (span.end_line, span.end_column)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the source as syntax: the smallest node that covers it."""
+
+    file: File
+    node: ast.AST
+
+    @property
+    def row(self) -> ast.stmt:
+        """The statement that holds the node, a simple or a compound one; an empty one for a place outside of all."""
+        return self.file.nearest(self.node, ast.stmt) or ast.Pass(lineno=1, col_offset=0)
+
+    @property
+    def statement(self) -> ast.stmt | None:
+        """The simple statement that holds the node; None in the head of a compound one."""
+        return self.file.statement(self.node)
+
+
+@lru_cache(maxsize=32)
+def parse(path: str, text: str) -> File | None:
+    """A file; None where its text is no Python of the running version."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    starts = [0]
+    for line in text.split("\n")[:-1]:
+        starts.append(starts[-1] + len(line) + 1)
+    return File(path, text, tree, above, tuple(starts))
+
+
+def file_at(path: str) -> File | None:
+    """A file as it was when the program ran; None where it is missing, too long, or no Python."""
+    text = "".join(linecache.getlines(path))
+    return parse(path, text) if text and len(text) <= LONGEST else None
+
+
+def place_of(site: Site | None) -> Place | None:
+    """The syntax at a site; None where its file is not known."""
+    file = file_at(site.code.co_filename) if site is not None else None
+    node = file.at(site.span()) if file is not None and site is not None else None
+    return Place(file, node) if file is not None and isinstance(node, Placed) else None
+
+
+def statement_of(site: Site | None) -> ast.stmt | None:
+    """The simple statement at a site."""
+    place = place_of(site)
+    return place.statement if place is not None else None
+
+
+def walk(node: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
+    """The nodes of some kinds in and below a node, in the order of the text."""
+    if isinstance(node, kinds):
+        yield node
+    for child in sorted(ast.iter_child_nodes(node), key=_order):
+        yield from walk(child, *kinds)
+
+
+def functions(node: ast.AST) -> Iterator[Function]:
+    """The functions in and below a node, in the order of the text."""
+    return walk(node, *FUNCTION)
+
+
+def within(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (*FUNCTION, ast.Lambda, ast.ClassDef)):
+            continue
+        yield child
+        yield from within(child)
+
+
+def nested(scope: ast.AST) -> Iterator[ast.AST]:
+    """The functions and classes that stand in a scope."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (*FUNCTION, ast.Lambda, ast.ClassDef)):
+            yield child
+        else:
+            yield from nested(child)
+
+
+def starts(node: Placed) -> tuple[int, int]:
+    """The line and the offset in it at which a node starts."""
+    return node.lineno, node.col_offset
+
+
+def ends(node: Placed) -> tuple[int, int]:
+    """The same for its end."""
+    return last_line(node), node.end_col_offset or node.col_offset
+
+
+def last_line(node: Placed) -> int:
+    """The line that a node ends on."""
+    return node.end_lineno or node.lineno
+
+
+def _order(node: ast.AST) -> tuple[int, int]:
+    """Where a node stands among its siblings; `ast` gives decorators after the body, and defaults after the names."""
+    first = node if isinstance(node, Placed) else next((one for one in ast.walk(node) if isinstance(one, Placed)), None)
+    return starts(first) if first is not None else (0, 0)
+
+
+def _placed(node: ast.AST) -> Iterator[Placed]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Placed):
+            yield child
+        else:
+            yield from _placed(child)

@@ -1,0 +1,292 @@
+"""The text of a write in place: which form it has, what tensor it writes, and the same out of place."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from enum import Enum
+
+from noclobber.model.finding import Edit
+from noclobber.model.operators import VIEWS, WITHOUT_TWIN
+from noclobber.syntax.edits import insert, replace, without_argument
+from noclobber.syntax.names import called, dotted, first_name, is_true, keyword, last_name
+from noclobber.syntax.tree import File, Place, Placed, walk
+
+_OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
+    ast.BitOr: ("|", 1),
+    ast.BitXor: ("^", 2),
+    ast.BitAnd: ("&", 3),
+    ast.LShift: ("<<", 4),
+    ast.RShift: (">>", 4),
+    ast.Add: ("+", 5),
+    ast.Sub: ("-", 5),
+    ast.Mult: ("*", 6),
+    ast.Div: ("/", 6),
+    ast.FloorDiv: ("//", 6),
+    ast.Mod: ("%", 6),
+    ast.MatMult: ("@", 6),
+    ast.Pow: ("**", 8),
+}
+"""Symbol, and how tightly it binds."""
+_UNARY, _ATOM = 7, 9
+_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set, ast.JoinedStr)
+_METHODS: dict[str, type[ast.operator]] = {"add_": ast.Add, "sub_": ast.Sub, "mul_": ast.Mult, "div_": ast.Div}
+"""Methods that an operator says as well."""
+NAMESPACES = ("torch", "F", "functional")
+"""The last name of what holds functions that take the tensor first and have a twin."""
+_NO_TENSORS = (*NAMESPACES, "nn", "init", "utils", "math", "np", "numpy")
+"""The first name of what is no tensor: `torch.nn.init.ones_` has no twin that returns another."""
+_FLAG_SECOND = ("relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid")
+"""Functions whose second argument is `inplace`."""
+
+
+class Form(Enum):
+    """How the text of a write looks: `h += e`, `t.add_(x)`, `f(x, inplace=True)`, `h[i] = e`, a mere call, or else."""
+
+    AUGMENTED = "augmented"
+    METHOD = "method"
+    FLAG = "flag"
+    ITEM = "item"
+    CALL = "call"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSyntax:
+    """A write in the source. `target` is the expression written; `call` the writing call, None for an assignment."""
+
+    file: File
+    node: ast.AST
+    statement: ast.stmt
+    target: ast.expr | None
+    call: ast.Call | None
+
+    @property
+    def form(self) -> Form:
+        """The form of the text; OTHER for what is no write, as the head of a loop."""
+        if hasattr(self.statement, "body"):
+            return Form.OTHER
+        if self.call is not None:
+            if is_flagged(self.call):
+                return Form.FLAG
+            return Form.METHOD if writes(self.call) else Form.CALL
+        if isinstance(self.node, ast.Subscript) and isinstance(self.node.ctx, ast.Store):
+            return Form.ITEM
+        return Form.AUGMENTED if isinstance(self.statement, ast.AugAssign) else Form.OTHER
+
+    @property
+    def base(self) -> ast.expr | None:
+        """The name or attribute that the target is, or is a part or a view of: `h` of `h[0].view(-1)`."""
+        return base_of(self.target)
+
+    @property
+    def name(self) -> str:
+        """The base as dotted text, such as "self.buf"; empty where it has none."""
+        return dotted(self.base)
+
+
+def write_at(place: Place) -> WriteSyntax:
+    """The write at a place: an augmented assignment, an assignment to a part, or a writing call."""
+    file, node, statement = place.file, place.node, place.row
+    if isinstance(statement, ast.AugAssign) and not isinstance(node, ast.Call):
+        return WriteSyntax(file, node, statement, statement.target, None)
+    call = file.nearest(node, ast.Call)
+    if call is not None and (call is node or writes(call)):
+        return WriteSyntax(file, call, statement, written_by(call), call)
+    if isinstance(statement, ast.Assign):
+        parts = [one for one in statement.targets if isinstance(one, (ast.Subscript, ast.Attribute))]
+        target = node if node in statement.targets else next(iter(parts), None)
+        if isinstance(target, ast.expr):
+            return WriteSyntax(file, node, statement, target, None)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and writes(statement.value):
+        return WriteSyntax(file, statement.value, statement, written_by(statement.value), statement.value)
+    return WriteSyntax(file, node, statement, None, None)
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call has the name of a writing one, `out=`, or `inplace=True`."""
+    name = called(call)
+    return (name.endswith("_") and not name.startswith("_")) or keyword(call, "out") is not None or is_flagged(call)
+
+
+def has_twin(call: ast.Call) -> bool:
+    """Whether the same call without the underscore returns what it would write."""
+    name = called(call)
+    if not isinstance(call.func, ast.Attribute) or not name.endswith("_") or name.startswith("_"):
+        return False
+    owner = call.func.value
+    return name not in WITHOUT_TWIN and (last_name(owner) in NAMESPACES or not is_namespace(owner))
+
+
+def is_namespace(owner: ast.expr) -> bool:
+    """Whether what a function is asked of is no tensor: `torch.nn.init`."""
+    return first_name(owner) in _NO_TENSORS
+
+
+def is_flagged(call: ast.Call) -> bool:
+    """Whether a call has `inplace=True`."""
+    flag = keyword(call, "inplace")
+    return flag is not None and is_true(flag.value)
+
+
+def chain(call: ast.AST | None) -> list[ast.Call]:
+    """`t.mul_(2).add_(x)`: the call of `add_`, then that of `mul_`; empty for what is no method call."""
+    calls: list[ast.Call] = []
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        if is_namespace(call.func.value):
+            break
+        calls.append(call)
+        call = call.func.value
+    return calls
+
+
+def base_of(target: ast.AST | None) -> ast.expr | None:
+    """Strip indexes, views and `.data`: `h` of `h[0].view(-1)`, `self.buf` of `self.buf.data[i]`."""
+    while target is not None:
+        if isinstance(target, ast.Subscript):
+            target = target.value
+        elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            if called(target) not in VIEWS and not writes(target):
+                return None
+            target = target.func.value
+        elif isinstance(target, ast.Attribute) and target.attr in VIEWS:
+            target = target.value
+        else:
+            break
+    return target if isinstance(target, ast.expr) and dotted(target) else None
+
+
+def written_by(call: ast.Call) -> ast.expr | None:
+    """The tensor that a call writes: `t` of `t.add_(x)`, `torch.add_(t, x)`, `f(t, inplace=True)` and `f(x, out=t)`."""
+    out = keyword(call, "out")
+    if out is not None:
+        return out.value
+    if isinstance(call.func, ast.Attribute) and called(call).endswith("_") and not is_namespace(call.func.value):
+        lowest = next((one for one in reversed(chain(call)) if writes(one)), call)
+        return lowest.func.value if isinstance(lowest.func, ast.Attribute) else None
+    first = call.args[0] if call.args else None
+    return None if isinstance(first, ast.Starred) else first
+
+
+def out_of_place(write: WriteSyntax) -> list[Edit]:
+    """The edits that make of a write a new tensor, bound to the name of the old one; empty where the text allows none.
+
+    `x = x + y` for `x += y`, `t = t.op()` for `t.op_()`, and calls without `inplace` and `out`. Where the value of the
+    call is used, as in `y = t.op_()`, only the call changes.
+    """
+    file, statement = write.file, write.statement
+    if isinstance(statement, ast.AugAssign) and write.call is None:
+        return [replace(file, statement, _augmented(file, statement))] if _binds(statement.target) else []
+    if write.call is None:
+        return []
+    if keyword(write.call, "out") is not None:
+        return _without_out(write, write.call)
+    if is_flagged(write.call) or _is_flagged_by_place(write.call):
+        return _without_flag(write, write.call)
+    return _without_underscore(write, write.call)
+
+
+def seen(text: str) -> str:
+    """A tensor's text without the `.data` or `.detach()` that hides it from autograd."""
+    return text.removesuffix(".data").removesuffix(".detach()")
+
+
+def expression(file: File, call: ast.Call) -> str | None:
+    """`g * k` for `g.mul_(k)`, `g.clamp(0)` for `g.clamp_(0)`; None for a method that has no twin."""
+    if not has_twin(call) or not isinstance(call.func, ast.Attribute):
+        return None
+    plain = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
+    operator = _METHODS.get(called(call))
+    if operator is not None and plain and dotted(call.func.value) and not is_namespace(call.func.value):
+        return _operation(file, file.source(call.func.value), operator, call.args[0])
+    return without_underscores(file, call, [call])
+
+
+def without_underscores(file: File, whole: Placed, calls: list[ast.Call]) -> str:
+    """The text of an expression with the underscore taken from the names of some calls in it."""
+    begin = file.span(whole)
+    offset = file.offset(begin.line, begin.column)
+    text = file.source(whole)
+    for one in calls:
+        end = file.span(one.func)
+        cut = file.offset(end.end_line, end.end_column) - offset
+        text = text[: cut - 1] + text[cut:]
+    return text
+
+
+def _augmented(file: File, found: ast.AugAssign) -> str:
+    target = seen(file.source(found.target))
+    return f"{target} = {_operation(file, target, type(found.op), found.value)}"
+
+
+def _operation(file: File, left: str, operator: type[ast.operator], value: ast.expr) -> str:
+    """`left * value`, the value in parentheses where it needs them."""
+    symbol, strength = _OPERATORS[operator]
+    text = file.source(value)
+    if _strength(value) < (_UNARY if strength > _UNARY else strength + 1) or "\n" in text:
+        text = f"({text})"
+    return f"{left} {symbol} {text}"
+
+
+def _strength(value: ast.expr) -> int:
+    """How tightly the outermost operator of an expression binds; 0 for what always needs parentheses."""
+    if isinstance(value, ast.BinOp):
+        return _OPERATORS[type(value.op)][1]
+    if isinstance(value, ast.UnaryOp) and not isinstance(value.op, ast.Not):
+        return _UNARY
+    return _ATOM if isinstance(value, _ATOMS) else 0
+
+
+def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:
+    file, statement = write.file, write.statement
+    value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    calls = chain(value)
+    outermost = value if call in calls and isinstance(value, ast.Call) else call
+    writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]
+    if not writing or not all(has_twin(one) for one in writing):
+        return []
+    text = without_underscores(file, outermost, writing)
+    if not isinstance(statement, ast.Expr) or value is not outermost:
+        return [replace(file, outermost, text)]
+    target = write.target
+    if target is None or not _binds(target):
+        return []
+    if len(writing) == 1 and len(calls) == 1 and dotted(call.func) and dotted(target):
+        text = expression(file, call) or text
+    owner = file.source(target)
+    return [replace(file, statement, f"{seen(owner)} = {text.replace(owner, seen(owner), 1)}")]
+
+
+def _without_flag(write: WriteSyntax, call: ast.Call) -> list[Edit]:
+    file, statement = write.file, write.statement
+    gone = without_argument(file, call, keyword(call, "inplace") or call.args[-1])
+    if gone is None or not isinstance(statement, ast.Expr):
+        return [gone] if gone is not None else []
+    if write.target is None or not _binds(write.target) or statement.value is not call:
+        return []
+    span = file.span(call)
+    return [insert(file, span.line, span.column, f"{file.source(write.target)} = "), gone]
+
+
+def _without_out(write: WriteSyntax, call: ast.Call) -> list[Edit]:
+    file, statement, out = write.file, write.statement, keyword(call, "out")
+    gone = without_argument(file, call, out) if out is not None else None
+    if out is None or gone is None or not isinstance(out.value, (ast.Name, ast.Attribute, ast.Subscript)):
+        return []
+    if isinstance(statement, (ast.Expr, ast.Assign)) and statement.value is call:
+        span = file.span(call)
+        return [insert(file, span.line, span.column, f"{file.source(out.value)} = "), gone]
+    return [gone]
+
+
+def _is_flagged_by_place(call: ast.Call) -> bool:
+    """`F.relu(x, True)`: the flag without its name."""
+    is_function = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
+    return is_function and called(call) in _FLAG_SECOND and len(call.args) == 2 and is_true(call.args[1])
+
+
+def _binds(target: ast.expr) -> bool:
+    """Whether a statement may bind a value to it without doing something twice."""
+    if isinstance(target, ast.Subscript):
+        return next(walk(target, ast.Call, ast.Await, ast.NamedExpr, ast.Yield), None) is None
+    return bool(dotted(target))
