@@ -184,7 +184,7 @@ class Session:
             from noclobber.observe.core.boundary import lost
 
             self.failed(lost("changes to the source", failure))
-            return tuple(map(rewrites.in_words, findings))
+            return tuple(findings)
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Everything a renderer needs; of the changes to the source those that are sound by construction."""

@@ -18,13 +18,11 @@ from noclobber.fix.advice import advised
 from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
-from noclobber.model.finding import Applicability, Edit, Finding, Suggestion
+from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Span
 from noclobber.render import render
 from tests.fix.breaking import BROKEN, Broken, are_apart, on_disk, taken_by_the_letter
-
-SOUND = Applicability.SOUND
 
 
 def told(*findings: Finding, words: tuple[str, ...] = ("train.py",)) -> Report:
@@ -35,7 +33,7 @@ def first_that_fits(finding: Finding) -> tuple[Suggestion, Patch] | None:
     """The candidate that `noclobber fix` would try first, and the file after it."""
     for one in candidates(finding, Patch().read):
         with contextlib.suppress(OSError, Misfit):
-            return Suggestion(one.title, one.edits, SOUND), Patch().edited(one.edits)
+            return Suggestion(one.title, one.edits), Patch().edited(one.edits)
     return None
 
 
@@ -100,7 +98,7 @@ def test_a_library_gets_no_edit(program: Path, place: str) -> None:
         (program.parent / place).symlink_to(library)
         finding = BROKEN["parts"].finding(program.parent / place, library.read_text(), "    ")
     edit = Edit(finding.labels[0].span, "h[:, 2]")
-    own = Suggestion("write elsewhere", (edit,), SOUND)
+    own = Suggestion("write elsewhere", (edit,))
     report = told(replace(finding, suggestions=(own,)))
     assert report.findings[0].suggestions == (Suggestion("write elsewhere"),)
     assert "fix" not in report.program
@@ -109,7 +107,7 @@ def test_a_library_gets_no_edit(program: Path, place: str) -> None:
 @pytest.mark.parametrize("now", ["# new\n{}", None, "x = 1\n"])
 def test_a_file_that_has_changed_since_gets_no_edit(program: Path, now: str | None) -> None:
     edit = Edit(Span(str(program), 3, 1, 4, 1), "    h = h.clone()\n    h[:, 0] = 1.0\n")
-    finding = made(program, suggestions=(Suggestion("clone it", (edit,), SOUND),))
+    finding = made(program, suggestions=(Suggestion("clone it", (edit,)),))
     if now is None:
         program.unlink()
     else:
@@ -118,13 +116,13 @@ def test_a_file_that_has_changed_since_gets_no_edit(program: Path, now: str | No
 
 
 def test_an_edit_of_a_rule_that_does_not_fit_leaves_its_words(program: Path) -> None:
-    bad = Suggestion("do it", (Edit(Span(str(program), 1, 1, 1, 3), "if ("),), SOUND)
+    bad = Suggestion("do it", (Edit(Span(str(program), 1, 1, 1, 3), "if ("),))
     assert told(made(program, "nothing known", suggestions=(bad,))).findings[0].suggestions == (Suggestion("do it"),)
 
 
 def test_code_that_came_from_no_file_keeps_the_edits_of_its_rule(program: Path) -> None:
     edit = Edit(Span("<string>", 1, 1, 1, 7), "h = h + 1")
-    finding = Finding("NC101", "r", "error", "m", (), suggestions=(Suggestion("write", (edit,), SOUND),))
+    finding = Finding("NC101", "r", "error", "m", (), suggestions=(Suggestion("write", (edit,)),))
     report = told(finding, words=("-c", "h += 1"))
     assert report.findings == (finding,)
     assert report.program == {"status": 1}

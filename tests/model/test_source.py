@@ -1,12 +1,11 @@
 """Sites: exact spans from instructions, in characters; whose code a file is."""
 
 import linecache
-import sys
 import sysconfig
 
 import pytest
 
-from noclobber.model.source import Owner, Site, Span, claim_for_user, owner_of, site_of_frame, site_of_traceback
+from noclobber.model.source import Owner, Site, Span, claim_for_user, owner_of, site_of_traceback
 
 
 def site_in(text, path, wanted):
@@ -70,15 +69,6 @@ def test_what_a_library_generates_is_not_the_users(path):
 def test_a_pseudo_file_can_be_claimed():
     claim_for_user("<claimed by a test>")
     assert owner_of("<claimed by a test>") is Owner.USER
-
-
-def test_a_library_line_is_kept_as_inside():
-    path = sysconfig.get_paths()["purelib"] + "/lib/a.py"
-    space = {}
-    exec(compile("def call(f):\n    return f()\n", path, "exec"), space)
-    found = space["call"](lambda: site_of_frame(sys._getframe(1)))
-    assert found.span().path == __file__
-    assert found.inside.span() == Span(path, 2, found.inside.span().column, 2, found.inside.span().end_column)
 
 
 def test_the_innermost_user_frame_of_a_traceback():

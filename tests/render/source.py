@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Role, Severity, Suggestion
+from noclobber.model.finding import Edit, Finding, Label, Role, Severity, Suggestion
 from noclobber.model.source import Span
 
 
@@ -59,4 +59,4 @@ def stale(*labels: Label, **rest: Any) -> Finding:
 
 
 def advice(message: str, *edits: Edit) -> tuple[Suggestion, ...]:
-    return (Suggestion(message, edits, Applicability.UNPROVEN if edits else Applicability.WORDS),)
+    return (Suggestion(message, edits),)

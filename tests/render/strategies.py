@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 
@@ -31,7 +31,6 @@ suggestions = st.builds(
     Suggestion,
     TEXT,
     st.lists(st.builds(Edit, spans, TEXT), max_size=3).map(tuple),
-    st.sampled_from(list(Applicability)),
 )
 findings = st.builds(
     Finding,

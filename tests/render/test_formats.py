@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render import FORMATS, footer, render, window
@@ -134,18 +134,6 @@ def test_the_footer_names_the_worst_first() -> None:
     assert (
         footer(Report((hint, error))) == "noclobber: 1 error and 1 hint\nnext: noclobber explain NC301 (also NC901)\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("applicability", "told"),
-    [(Applicability.UNPROVEN, " (unproven)"), (Applicability.PROVEN, ""), (Applicability.WORDS, "")],
-)
-def test_what_nobody_has_run_is_called_unproven(applicability: Applicability, told: str) -> None:
-    file = File("a.py", {1: "y += 1"})
-    suggestion = Suggestion("do it", (file.edit(1, "y += 1", "y = y + 1"),), applicability)
-    one = stale(file.write(1, "y += 1", ""), suggestions=(suggestion,))
-    assert f"help: do it{told}\n" in window(one)
-    assert f"%0Ahelp: do it{told}%0A1 - y += 1%0A1 + y = y + 1\n" in render(Report((one,)), "github")
 
 
 def test_a_long_diff_is_cut_in_an_annotation() -> None:

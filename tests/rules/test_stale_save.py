@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.finding import Applicability, Finding
+from noclobber.model.finding import Finding
 from noclobber.model.source import Site
 from noclobber.rules import explain
 
@@ -49,7 +49,7 @@ def test_the_finding_of_the_design_page() -> None:
     )
     (suggestion,) = finding.suggestions
     assert suggestion.message == "write out of place"
-    assert suggestion.applicability is Applicability.WORDS
+    assert not suggestion.edits
     assert program.mended(finding)[0].splitlines()[1] == "h = h + x.detach()"
     assert finding.tensor == {
         "name": "h", "kind": "tensor", "shape": [4], "dtype": "float32", "device": "cpu", "bytes": 16,

@@ -160,13 +160,12 @@ INPUT = Program("""
 def test_a_gradient_of_an_overwritten_tensor() -> None:
     change = write("aten::relu_", INPUT.at("F.relu(feat, inplace=True)"))
     read = Read("", INPUT.at("torch.autograd.grad(score, feat)"), "grad")
-    finding = the(Overwritten(Tensor((4,), name="feat"), change, read, INPUT.at("trunk(x)")))
+    finding = the(Overwritten(Tensor((4,), name="feat"), change, read))
     assert (finding.code, finding.rule, finding.severity) == ("NC209", "overwritten-input", "warning")
     assert finding.message == (
         "a gradient is asked with respect to `feat`, which was overwritten in place: it is that of the new value"
     )
     assert [(one.role, one.text) for one in finding.labels] == [
-        ("create", "`feat` is made here"),
         ("write", "`relu_` overwrites it here (version 0 -> 1)"),
         ("read", "`autograd.grad` asks for its gradient here"),
     ]

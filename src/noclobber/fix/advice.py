@@ -10,7 +10,7 @@ from dataclasses import replace
 from noclobber.fix.edits.candidate import is_of_intent
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.tree import LONGEST
@@ -68,7 +68,7 @@ def _fitting(suggestion: Suggestion, is_current: bool) -> Suggestion:
             return replace(suggestion, edits=_exact(suggestion.edits, _patch(suggestion.edits)))
     except (OSError, Misfit):
         pass
-    return replace(suggestion, edits=(), applicability=Applicability.WORDS)
+    return replace(suggestion, edits=())
 
 
 def _has_candidate(finding: Finding) -> bool:

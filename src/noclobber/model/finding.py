@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, Literal
 
 from noclobber.model.source import Site, Span, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
 Severity = Literal["error", "warning", "hint"]
-
-
-class Applicability(Enum):
-    """How far a suggestion can be trusted: proven by running it, sound by construction, a guess, or words only."""
-
-    PROVEN = "proven"
-    SOUND = "sound"
-    UNPROVEN = "unproven"
-    WORDS = "words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +42,13 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What to do. `message` is an imperative without a full stop ("write out of place"); `edits` may be empty."""
+    """What to do. `message` is an imperative without a full stop ("write out of place").
+
+    `edits` are a change that is sound by construction: it can be applied as it stands. Most help is words alone.
+    """
 
     message: str
     edits: tuple[Edit, ...] = ()
-    applicability: Applicability = Applicability.WORDS
 
 
 @dataclass(frozen=True, slots=True)

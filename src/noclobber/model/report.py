@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from noclobber.model.finding import Applicability, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.source import Span
 
 FORMAT = "noclobber-report/1"
@@ -135,7 +135,7 @@ def _finding_out(finding: Finding) -> dict[str, Any]:
         "suggestions": [
             {
                 "message": one.message,
-                "applicability": one.applicability.value,
+                "applicability": "sound" if one.edits else "words",
                 "edits": [{**_span_out(edit.span), "replacement": edit.replacement} for edit in one.edits],
             }
             for one in finding.suggestions
@@ -159,11 +159,7 @@ def _finding_in(data: dict[str, Any]) -> Finding:
         count=data["count"],
         notes=tuple(data["notes"]),
         suggestions=tuple(
-            Suggestion(
-                one["message"],
-                tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]),
-                Applicability(one["applicability"]),
-            )
+            Suggestion(one["message"], tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]))
             for one in data["suggestions"]
         ),
     )

@@ -70,15 +70,11 @@ class Untracked:
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """A gradient is asked with respect to a tensor that was overwritten after it was made: it is that of the new value.
-
-    `made` is where it got the value that it had before, when known.
-    """
+    """A gradient is asked with respect to a tensor that was overwritten after it was made: it is the new value's."""
 
     tensor: Tensor
     write: Write
     read: Read
-    made: Site | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, TracebackType
 
 
 class Owner(Enum):
@@ -141,21 +141,11 @@ def _torch_roots() -> Iterator[str]:
         yield from (os.path.normpath(root) + os.sep for root in getattr(sys.modules.get(name), "__path__", ()))
 
 
-def site_of_frame(frame: FrameType | None) -> Site | None:
-    """The innermost frame of the user's code at or above `frame`; where there is none, the innermost library frame."""
-    inside: Site | None = None
-    while frame is not None:
-        owner = owner_of(frame.f_code.co_filename)
-        if owner is Owner.USER:
-            return Site(frame.f_code, frame.f_lasti, inside)
-        if owner is Owner.LIBRARY and inside is None and not is_plumbing(frame.f_code.co_filename):
-            inside = Site(frame.f_code, frame.f_lasti)
-        frame = frame.f_back
-    return inside
-
-
 def site_of_traceback(traceback: TracebackType | None) -> Site | None:
-    """As `site_of_frame`, for the frames that an exception passed through."""
+    """Return the innermost place in the user's code that an exception passed through; else the innermost of a library.
+
+    None where it passed through neither.
+    """
     found: Site | None = None
     inside: Site | None = None
     while traceback is not None:

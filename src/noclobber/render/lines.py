@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.render.diff import changes
-from noclobber.render.text import MENDING, advice, broken, fix_command, one_line, place, shown_path, visible
+from noclobber.render.text import MENDING, broken, fix_command, one_line, place, shown_path, visible
 
 MOST_ROWS = 8
 """Lines of a diff in an annotation, which is shown between the lines of a pull request."""
@@ -52,7 +52,7 @@ def _annotation(finding: Finding, command: str) -> str:
         text.append(f"note: seen {finding.count} times at these lines, shown once")
     for suggestion in finding.suggestions:
         rows = list(_diff(suggestion, finding))
-        text.append(f"help: {one_line(advice(suggestion, shown=bool(rows)))}")
+        text.append(f"help: {one_line(suggestion.message)}")
         text += rows[:MOST_ROWS]
         if len(rows) > MOST_ROWS:
             text.append(f"... {len(rows) - MOST_ROWS} more")

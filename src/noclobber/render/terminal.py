@@ -11,7 +11,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
-from noclobber.render.text import MENDING, advice, broken, fix_command, one_line, visible
+from noclobber.render.text import MENDING, broken, fix_command, one_line, visible
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
@@ -69,7 +69,7 @@ def _rows(finding: Finding, width: int) -> Iterable[Row]:
     if finding.count > 1:
         yield from _words("note", f"seen {finding.count} times at these lines, shown once")
     for suggestion, changes in proposed:
-        yield from _words("help", advice(suggestion, shown=bool(changes)))
+        yield from _words("help", suggestion.message)
         if changes:
             path = finding.primary.span.path if finding.primary else None
             yield from diff.rows(changes, path, gutter, width, cell_len)

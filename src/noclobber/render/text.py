@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from noclobber.model.finding import Applicability, Label, Suggestion
+from noclobber.model.finding import Label
 from noclobber.model.source import Span, source_line
 
 TAB = "    "
@@ -84,14 +84,6 @@ def read_source(path: str, line: int) -> str:
         return source_line(path, line)
     except ValueError:  # a path that no file can have, such as one with a null byte
         return ""
-
-
-def advice(suggestion: Suggestion, *, shown: bool) -> str:
-    """The words of a suggestion; `write out of place (unproven)` where its edits are `shown` and not proven."""
-    message = suggestion.message
-    if not shown or suggestion.applicability is not Applicability.UNPROVEN:
-        return message
-    return f"{message[:-1]}, unproven)" if message.endswith(")") else f"{message} (unproven)"
 
 
 def fix_command(program: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from noclobber.model.finding import Applicability, Edit, Finding, Suggestion
+from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.rewrites.copying import copied
 from noclobber.rewrites.flags import without_flag
 from noclobber.rewrites.guarding import guarded
@@ -68,16 +68,8 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
     return (span.line, span.column), (span.end_line, span.end_column)
 
 
-def in_words(finding: Finding) -> Finding:
-    """A finding without any change to the source."""
-    words = tuple(replace(one, edits=(), applicability=Applicability.WORDS) for one in finding.suggestions)
-    return replace(finding, suggestions=words)
-
-
 def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
-    words = in_words(finding).suggestions
     if one is None or together is None:
-        return replace(finding, suggestions=words)
+        return finding
     edits = together if finding.severity == "error" else one.edits
-    first = Suggestion(one.title, edits, Applicability.SOUND)
-    return replace(finding, suggestions=joined(first, words))
+    return replace(finding, suggestions=joined(Suggestion(one.title, edits), finding.suggestions))

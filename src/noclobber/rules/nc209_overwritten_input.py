@@ -37,14 +37,13 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Save
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Overwritten
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import (
     inside_label,
     read_label,
     reader_in_words,
-    same_line,
     site_of,
     write_label,
     writer_in_words,
@@ -69,8 +68,6 @@ def find(event: Event) -> Finding | None:
         *read_label(event.read, after=site, verb="asks for its gradient"),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
-    if event.made is not None and not same_line(event.made, site):
-        labels.insert(0, label("create", event.made, f"{what} is made here"))
     # The help is that for a write to what backward needs: here it is the reader who needs the old value.
     wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
