@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from noclobber.model.operators import MAYBE_SAME, SPLITS, VIEWS
 from noclobber.rewrites.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
@@ -75,3 +76,21 @@ def test_where_there_is_nothing_to_do_the_tensor_is_new_all_the_same(operation):
     t = torch.arange(9.0).view(3, 3)
     result = operation(t)
     assert result.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+
+
+GIVEN = {
+    "diagonal": (), "expand": (4, 4), "expand_as": (torch.ones(4, 4),), "movedim": (0, 1), "narrow": (0, 0, 2),
+    "permute": (1, 0), "reshape": (16,), "select": (0, 1), "squeeze": (), "swapaxes": (0, 1), "swapdims": (0, 1),
+    "transpose": (0, 1), "unflatten": (0, (2, 2)), "unsqueeze": (0,), "view": (16,), "view_as": (torch.ones(16),),
+    "chunk": (2,), "split": (2,), "tensor_split": (2,), "to": (torch.float32,),
+}  # fmt: skip
+"""What the methods of the tables are called with."""
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS | MAYBE_SAME | SPLITS))
+def test_a_view_shares_its_bytes(name):
+    whole = torch.randn(4, 4, dtype=torch.complex64 if name == "imag" else torch.float32)
+    found = getattr(whole, name)
+    found = found(*GIVEN.get(name, ())) if callable(found) else found
+    for part in found if name in SPLITS else (found,):
+        assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
