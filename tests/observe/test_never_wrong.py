@@ -377,3 +377,15 @@ def test_a_view_of_what_a_function_returned_as_it_is():
         y.sum().backward()
 
     assert "created inside a custom Function" in words_of(program)
+
+
+def test_a_view_of_what_a_function_was_given():
+    def program():
+        w = torch.ones(3, 3, requires_grad=True)
+        h = checkpoint(lambda t: t.diagonal(), w, use_reentrant=True)
+        y = torch.ones(2, 2, requires_grad=True) * w[:2, :2]
+        with torch.no_grad():
+            h.zero_()
+        y.sum().backward()
+
+    assert "which is output 0 of AsStrided" in words_of(program)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, Suspect
 from noclobber.observe.torch_api import graph, native_saves
@@ -48,7 +49,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
-    if made is not None and isinstance(handle.version, Suspect) and handle.version.of_function:
+    of_function = isinstance(handle.version, Suspect) and handle.version.of_function
+    if made is not None and of_function and isinstance(_first_of_views(made), BackwardCFunction):
         raise RuntimeError(_OF_FUNCTION.format(number=number, name=_shown(made.name())))
     if made is None and isinstance(handle.version, Suspect) and handle.version.made is not None:
         return handle.version.made
