@@ -10,7 +10,7 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.torch_api import private
 
+Result = TypeVar("Result")
 UNSEEN = "writes, as soon as dimensions of tensors have names"
 _may_be_there = True
 """Whether tensors with names may have been made before the recorder was armed."""
@@ -64,9 +65,9 @@ def arm(context: Context, way: Way) -> None:
             pass_by()
 
 
-def _after(first: Callable[[], object], method: Callable[..., object]) -> Callable[..., object]:
+def _after(first: Callable[[], object], method: Callable[..., Result]) -> Callable[..., Result]:
     @functools.wraps(method)
-    def call(*args: object, **kwargs: object) -> object:
+    def call(*args: object, **kwargs: object) -> Result:
         first()
         return method(*args, **kwargs)
 

@@ -76,7 +76,7 @@ class Backward:
     quiet: bool = False
     """Whether the write log rests during the call."""
     deliveries: Any = None
-    """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if not watched."""
+    """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if nothing."""
     explained: list[Site | None] = field(default_factory=list)
     """The lines of the writes that were reported during the call."""
     later: list[Any] = field(default_factory=list)
@@ -121,7 +121,7 @@ def geometry(tensor: torch.Tensor) -> Geometry:
 
 
 def _without_strides(tensor: torch.Tensor) -> Geometry:
-    """Return the geometry of a tensor that has no strides; of a nested tensor without gaps, that of all its elements."""
+    """Return the geometry of a tensor without strides; of a nested tensor without gaps, that of its elements."""
     with private.plain():
         if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
             offset: Any = tensor.storage_offset()

@@ -31,7 +31,6 @@ from noclobber.observe.torch_api.frames import passed_over
 
 if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction
-    from torch.autograd.graph import Node
 
 HISTORY = 16_384
 """Places of past saves that are kept for graphs that were freed."""
@@ -127,7 +126,7 @@ class Needed(Argument):
     where: Geometry
 
 
-def is_result(handle: Handle, producer: Node) -> bool:
+def is_result(handle: Handle, producer: Any) -> bool:
     """Return True if the node that made the tensor (`producer`) also saves it, as its own result.
 
     The numbers of nodes cannot decide this: each thread counts its own, and if PyTorch made a new node for a view in
@@ -156,7 +155,7 @@ class Suspect:
         self.writes: list[tuple[Record, int]] = []
         """The writes, each with the version before it."""
         self.base: ref[torch.Tensor] | None = None
-        """The tensor that was written outside of the graph, if the saved tensor (a view of it) is gone; else None."""
+        """The tensor that was written outside of the graph, if the saved view of it is gone; else None."""
         self.made: tuple[str, int] | None = None
         """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
         self.of_function = False
@@ -166,7 +165,7 @@ class Suspect:
         self.kept: torch.Tensor | None = None
         """A copy of the bytes from before the first write that changes them; None if there is none."""
         self.spared = False
-        """Whether, while bytes are preserved, writes moved the version but changed other bytes than those of the save."""
+        """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
         self.theirs: NativeSave | None = None
         """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
 
@@ -441,7 +440,7 @@ def checked(handle: Handle) -> torch.Tensor:
 def originals(
     function: BackwardCFunction, unpacked: tuple[torch.Tensor | None, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return what `ctx.saved_tensors` returns without hooks: the saved inputs themselves, not new tensors on their bytes.
+    """Return what `ctx.saved_tensors` returns without hooks: the saved inputs, not new tensors on their bytes.
 
     Code keeps gradients and marks as attributes of parameters and looks for them in backward. In `jvp` it returns the
     arguments of `save_for_forward`, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
@@ -454,7 +453,7 @@ def originals(
     )
 
 
-def _original(function: object, raw: Any, unpacked: Any) -> torch.Tensor | None:
+def _original(function: object, raw: Any, unpacked: Any) -> Any:
     handle = raw.data if unpacked is not None else None
     if not isinstance(handle, Handle) or unpacked.grad_fn is function:
         return unpacked
