@@ -165,7 +165,7 @@ def _sink(context: Context) -> write_kernels.Sink:
 
 
 def detach(*, forget: bool = True) -> None:
-    """Stop seeing and put PyTorch back as it was. `forget` drops what was seen, unless seeing goes on in another mode."""
+    """Stop seeing and put PyTorch back as it was. `forget` what was seen, unless seeing goes on in another mode."""
     context = CONTEXT
     guarded = context.core.guarded
     guarded(lambda: keep(False))

@@ -73,7 +73,7 @@ def _first_of_views(node: Node) -> Node:
 
 
 def _is_view_of_tracked(handle: Handle) -> bool:
-    """Return True if a tensor that is gone was a view, and its base has entered the graph since: the view gets a node."""
+    """Return True if a tensor that is gone was a view whose base entered the graph since: the view gets a node."""
     base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
     return base is not None and base.grad_fn is not None
 
