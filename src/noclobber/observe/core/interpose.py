@@ -1,4 +1,4 @@
-"""Replaces functions of PyTorch, `threading` and `warnings`, so that noclobber is called there; each by its way."""
+"""Replaces functions of PyTorch, `threading` and `warnings`, so that they call noclobber. Each patch belongs to a way."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction
 
 Saved = tuple[torch.Tensor | None, ...]
+"""What `ctx.saved_tensors` returns."""
 
 
 def around_threads(way: Way, enter: Callable[[], None], leave: Callable[[], None]) -> None:

@@ -49,7 +49,7 @@ class Record(NamedTuple):
     backwards: int
     """How many backward calls are under way in the thread."""
     node: int
-    """The sequence number of the next autograd node."""
+    """The sequence number of the thread's next autograd node."""
     moment: int
     """When the record was made."""
     untracked: bool = False

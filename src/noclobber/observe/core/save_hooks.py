@@ -336,7 +336,7 @@ def hooks(
             handle.moment = now[0]
             try:
                 frame = frame_of(1)
-            except ValueError:  # a thread without Python frames (sites.frame_above)
+            except ValueError:  # a thread without Python frames (frames.frame_above)
                 frame = frame_of()
             code = frame.f_code
             # The common case: go up through PyTorch's own frames to a user's frame, without a call.
@@ -381,7 +381,7 @@ def hooks(
         alias = handle.alias
         try:
             memory = handle.shown
-            if memory is None or address(alias) != memory[1]:  # a storage may have been given back meanwhile
+            if memory is None or address(alias) != memory[1]:  # the storage may have been freed meanwhile
                 version = handle.version
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
@@ -429,7 +429,7 @@ def checked(handle: Handle) -> torch.Tensor:
         versions = f" is at version {handle.alias._version}; expected version {version} instead."
         try:
             said = native_saves.said_of_a_stale(handle.alias)
-        except NotImplementedError:  # PyTorch's own
+        except NotImplementedError:  # PyTorch raises this too
             raise
         except Exception:  # PyTorch's own words are not to be had
             said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"

@@ -26,7 +26,7 @@ class PackedSave(Protocol):
 
     @property
     def is_copy(self) -> bool:
-        """Whether backward reads a copy that the hooks made at the save."""
+        """Return True if backward reads a copy that the hooks made at the save."""
 
 
 class Thread(threading.local):
@@ -61,7 +61,7 @@ class Thread(threading.local):
 
     @property
     def watched(self) -> bool:
-        """Whether this thread was entered, or works for a backward call of a thread that was.
+        """Return True if this thread was entered, or works for a backward call of a thread that was.
 
         The engine gives its threads the dispatch keys and the hooks of the calling thread, including noclobber's.
         """

@@ -34,7 +34,7 @@ def enter(context: Context) -> None:
         return
     leave(context)
     thread.entered, thread.arming = True, context.armings
-    thread.backwards = [call for call in thread.backwards if not call.over]  # should an end have failed
+    thread.backwards = [call for call in thread.backwards if not call.over]  # in case the end of a call failed
     context.count_threads(1)
     if context.by_key:
         private.set_key(True)

@@ -42,22 +42,22 @@ class Written(NamedTuple):
 
     @property
     def only_moves(self) -> bool:
-        """Whether it changes which memory a tensor shows, and no bytes."""
+        """Return True if it changes which memory a tensor shows, and no bytes."""
         return self.op in ("data=", "swap_tensors") or self.op.partition("::")[2] in _MOVING
 
     @property
     def is_statistics(self) -> bool:
-        """Whether it writes batch norm's running statistics, which training saves but does not read in backward."""
+        """Return True if it writes batch norm's running statistics: training saves them but does not read them."""
         return self.op.partition("::")[2].startswith(_BATCH_NORM)
 
     @property
     def is_collective(self) -> bool:
-        """Whether several processes take part. If one process stops the write, the others wait forever."""
+        """Return True if several processes take part. If one process stops the write, the others wait for it."""
         return self.op.startswith(_COLLECTIVES)
 
 
 class Sink(NamedTuple):
-    """What the kernels call. Only `before` may raise, and only ClobberError."""
+    """What the kernels call. Only `before` may raise."""
 
     before: Callable[[Written, torch.Tensor], After | None]
     """Called before each written tensor; ClobberError stops the write. What it returns, if not None, runs after it."""
@@ -372,8 +372,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sink.failed(written, args, kwargs, error)
             raise
         if written.op.startswith("aten::_foreach_"):
-            # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
-            # would stay silent.
+            # Under a mode these operators do not move the version (torch 2.13; test_the_stand_in_mode_sees_the_same), and
+            # PyTorch's check would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
         if filled is not None and torch.is_grad_enabled():
             sink.filled(filled, private.next_node() - 1, len(written.arguments) == 1)
