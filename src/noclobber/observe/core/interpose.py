@@ -1,4 +1,4 @@
-"""Replaces functions of PyTorch, `threading` and `warnings`, so that they call noclobber. Each patch belongs to a way."""
+"""Replaces functions of PyTorch, `threading` and `warnings` so that they call noclobber; each patch has its way."""
 
 from __future__ import annotations
 
