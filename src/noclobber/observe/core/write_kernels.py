@@ -372,7 +372,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sink.failed(written, args, kwargs, error)
             raise
         if written.op.startswith("aten::_foreach_"):
-            # Under a mode these do not move the version (torch 2.13; test_the_stand_in_mode_sees_the_same), and PyTorch's
+            # Under a mode these do not move the version (torch 2.13; test_the_stand_in_mode_sees_the_same): PyTorch's
             # check would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
         if filled is not None and torch.is_grad_enabled():
