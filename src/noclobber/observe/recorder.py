@@ -1,10 +1,10 @@
-"""Attaches all that watches to this process, and takes it off. What there is to attach is the list of `Seen` below."""
+"""Attaches everything that watches to this process, and detaches it. The list `SEEN` says what is attached."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
@@ -45,13 +45,16 @@ from noclobber.observe.torch_api import private, self_tests
 
 
 class Seen(NamedTuple):
-    """One way of seeing: what a report calls it, how it is armed, whether it goes on after a failure (`lasting`), and
-    whether it is armed only where saves are watched."""
+    """One way of seeing."""
 
     name: str
+    """What a report calls it."""
     arm: Callable[[Context, Way], None]
+    """Begins to see."""
     lasting: bool = False
+    """Whether it goes on after a failure."""
     of_saves: bool = True
+    """Whether it is armed only if saves are watched."""
 
 
 def _warnings(context: Context, way: Way) -> None:
@@ -95,21 +98,21 @@ SEEN: tuple[Seen, ...] = (
     Seen("custom operators", undeclared_writes.arm_operators),
     Seen("blocks that put version counters back", threads.arm_preserved_versions),
     Seen("torch.func transforms", threads.arm_transforms),
-    # The last to be armed hears first that a backward has ended: while what the others note of it is still there.
+    # Armed last, so it is called first at the end of a backward, while the notes of the others are still there.
     Seen("errors that leave a backward", changed_saves.arm, lasting=True, of_saves=False),
 )
-"""The ways of seeing, in the order in which they are armed. To add one is to add its file, and a line here."""
+"""The ways of seeing, in the order in which they are armed. To add one, add its file and a line here."""
 
 
 def _composed() -> Context:
-    """The context, with what is decided outside of core/."""
+    """Return the context with the functions that are defined outside of core/."""
     context = Context()
     context.meet = partial(write_policy.meet, context)
     context.make_hooks = partial(_hooks, context)
     return context
 
 
-def _hooks(context: Context, below: tuple[Any, Any] | None) -> save_hooks.Hooks:
+def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
     if below is not None:
         return user_save_hooks.around(context, *below)
     changed = partial(changed_saves.read, context, silently=not context.keeping)
@@ -119,13 +122,13 @@ def _hooks(context: Context, below: tuple[Any, Any] | None) -> save_hooks.Hooks:
 
 
 CONTEXT = _composed()
-"""The one of this process."""
+"""The only context of this process."""
 _ways: list[Way] = []
 _following_moves = copy_before_write.following_moves(CONTEXT.live)
 
 
 def attach(*, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
-    """Start seeing. Raises UnsupportedTorch where this release lacks what everything stands on."""
+    """Start seeing. Raises UnsupportedTorch if this release of torch lacks something that everything needs."""
     private.require()
     context = CONTEXT
     context.armed, context.watching = True, watching
@@ -141,11 +144,11 @@ def attach(*, watching: bool, contents: bool = False, by_key: bool | None = None
     except Exception:
         detach()
         raise
-    for one in SEEN:
-        if watching or not one.of_saves:
-            way = Way(one.name, context.bus.fail, lasting=one.lasting)
+    for seen in SEEN:
+        if watching or not seen.of_saves:
+            way = Way(seen.name, context.bus.fail, lasting=seen.lasting)
             _ways.append(way)
-            way.arm(partial(one.arm, context))
+            way.arm(partial(seen.arm, context))
     context.armings += 1
     threads.enter(context)
 
@@ -162,7 +165,7 @@ def _sink(context: Context) -> write_kernels.Sink:
 
 
 def detach(*, forget: bool = True) -> None:
-    """Stop seeing and put PyTorch back as it was found; `forget` what was seen, unless it is to go on otherwise."""
+    """Stop seeing and put PyTorch back as it was. `forget` what was seen, unless seeing goes on in another mode."""
     context = CONTEXT
     guarded = context.core.guarded
     guarded(lambda: keep(False))
@@ -180,7 +183,7 @@ def detach(*, forget: bool = True) -> None:
 
 
 def keep(keeping: bool) -> None:
-    """Start or stop to keep what writes change."""
+    """Start or stop preserving the bytes that writes change."""
     context = CONTEXT
     if keeping == context.keeping:
         return
@@ -191,6 +194,6 @@ def keep(keeping: bool) -> None:
 
 
 def stop(writes: bool) -> None:
-    """Whether to stop writes to what was saved."""
+    """Set whether writes to saved tensors are stopped."""
     CONTEXT.be_careful(writes - CONTEXT.stop_writes)
     CONTEXT.stop_writes = writes

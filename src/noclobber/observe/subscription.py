@@ -1,4 +1,4 @@
-"""Who wants to see what: arms the recorder for the first listener, disarms it after the last."""
+"""The listeners and what each needs: arms the recorder for the first listener, and disarms it after the last."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from noclobber.observe.torch_api import releases
 
 
 class Subscriber(Listener, Protocol):
-    """A listener that says how much it needs."""
+    """A listener that says what it needs."""
 
     @property
     def watching(self) -> bool:
-        """Whether saves are wanted, not only writes."""
+        """Whether saves are watched too, and not only writes."""
 
     @property
     def contents(self) -> bool:
-        """Whether the bytes of saves are to be compared as well as their versions."""
+        """Whether the bytes of saves are compared too, and not only their versions."""
 
     @property
     def keeping(self) -> bool:
-        """Whether the bytes that backward needs are to be kept before a write changes them."""
+        """Whether the bytes that backward needs are preserved before a write changes them."""
 
     @property
     def on_write(self) -> str:
-        """ "raise" to stop writes to live saves."""
+        """ "raise" stops writes to live saves."""
 
 
 _subscribers: list[Subscriber] = []
@@ -45,7 +45,10 @@ _changing = threading.RLock()
 
 
 def subscribe(one: Subscriber) -> None:
-    """Send events to a listener from now on, and watch the calling thread. Raises UnsupportedTorch."""
+    """Send events to a listener from now on, and watch the calling thread.
+
+    Raises UnsupportedTorch if noclobber cannot watch.
+    """
     with _changing:
         _subscribers.append(one)
         try:
@@ -60,7 +63,7 @@ def subscribe(one: Subscriber) -> None:
 
 
 def unsubscribe(one: Subscriber) -> Coverage:
-    """Stop; returns what was covered."""
+    """Stop sending events to a listener. Return what was covered."""
     with _changing:
         guarded = CONTEXT.core.guarded
         covered = guarded(coverage) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
@@ -89,7 +92,7 @@ def _settle() -> None:
 
 
 def coverage() -> Coverage:
-    """What is seen at present."""
+    """Return what is covered at present."""
     unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
     counts = CONTEXT.bus.unseen.copy()
     if unread:
@@ -102,11 +105,11 @@ def coverage() -> Coverage:
 
 
 def _compiled() -> int:
-    """How many frames torch.compile has compiled in this process; what runs in them dispatches no operators."""
+    """Return how many frames torch.compile has compiled in this process. Their inside dispatches no operators."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("frames", {}).get("ok", 0))
 
 
 def event_of(error: BaseException) -> Refusal | Clobber | None:
-    """What an exception is about, if it may concern writing in place."""
+    """Return what an exception is about, if it may concern writing in place; else None."""
     return refusals.refusal_of(error, CONTEXT.memory)

@@ -1,4 +1,4 @@
-"""What is remembered for findings to come: recent writes and views, and memory that will be read again; bounded."""
+"""What later findings may need: recent writes and views, and memory that will be read again. Its size is bounded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
 
 RECENT = 8192
-"""Writes kept, whether or not anything was saved of what they write, before those that nobody can need are dropped."""
+"""Writes that are kept, needed or not, before those that no finding can need are dropped."""
 
 
 class Reread:
-    """Memory that the program's own hooks or a checkpoint will read again: the storage's key, the version, and a weak
-    reference to the tensor, which is None for good once the program has dropped it."""
+    """Memory that the program's own hooks or a checkpoint will read again.
+
+    It keeps the storage's key (`alias`), the version, and a weak reference to the tensor, which returns None once the
+    program has dropped the tensor.
+    """
 
     __slots__ = ("__weakref__", "alias", "tensor", "version")
 
@@ -36,40 +39,40 @@ class Reread:
 
 
 class ForeignWriters(save_hooks.ForeignSaves, Protocol):
-    """Who watches over saves whose memory foreign code may hold (exported_saves.py)."""
+    """What watches saves whose memory foreign code may hold (exported_saves.py)."""
 
     def writes(
         self, handle: save_hooks.Handle, tensor: Tensor, backward: Backward, *, explained: bool
     ) -> tuple[Write, ...]:
-        """Who changed the bytes of a save that is being read."""
+        """Return the writes that changed the bytes of a save that is being read."""
 
 
 class Memory:
-    """Of this process."""
+    """What is remembered in this process."""
 
     def __init__(self) -> None:
         self.recent: list[Record] = []
-        """Writes to tensors in the graph, oldest first: they move the version counter of whatever was saved of them."""
+        """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
         self.limit = RECENT
         self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
-        """Where `backward()` was called, with the moment at its end."""
+        """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
-        """Memory that is read again though no handle of ours keeps it: writes to it are remembered as well."""
+        """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
         self.aliases: ForeignWriters | None = None
-        """Who watches over saves whose memory foreign code may hold, where contents are watched."""
+        """What watches saves whose memory foreign code may hold; None if contents are not watched."""
         self.thread = Thread()
         unlocked_in_child(self)
 
     def unlock(self) -> None:
-        """Take a new lock, which nobody holds."""
+        """Make a new lock that nobody holds. Called at the start and in a forked child."""
         self._pruning = threading.Lock()
 
     def prune(self, needed: Callable[[int], bool]) -> None:
-        """Called when `recent` has outgrown `limit`: keep the newest, and those whose storage is `needed`.
+        """Keep the newest writes and those whose storage is `needed`. Called when `recent` is longer than `limit`.
 
-        The limit then doubles what is left, so that pruning costs each write a constant share. Other threads go on
-        appending; one that comes here as well leaves the pruning to the first.
+        The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
+        meanwhile. A thread that calls this while another thread prunes returns at once.
         """
         if not self._pruning.acquire(blocking=False):
             return
@@ -83,17 +86,17 @@ class Memory:
             self._pruning.release()
 
     def expect(self, reread: Reread) -> None:
-        """Remember writes to this memory while `reread` lives."""
+        """Remember the writes to this memory as long as `reread` lives."""
         self.rereads.unsorted.append(ref(reread))
         if len(self.rereads.unsorted) > self.rereads.limit:
             self.rereads.sweep()
 
     def is_reread(self, key: int) -> bool:
-        """Whether writes to a storage are to be remembered though nothing of ours was saved of it."""
+        """Return True if writes to a storage must be remembered although no save of ours lies on it."""
         return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
 
     def forget(self) -> None:
-        """Drop what is not kept per thread."""
+        """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
         self.recent.clear()
         self.limit = RECENT
         self.views.clear()

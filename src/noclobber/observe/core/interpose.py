@@ -1,4 +1,4 @@
-"""Functions of PyTorch, `threading` and `warnings` that are replaced, so that who watches is told; each by its way."""
+"""Replaces functions of PyTorch, `threading` and `warnings` so that they call noclobber; each patch has its way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,9 +15,15 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import led_to
 
+if TYPE_CHECKING:
+    from torch.autograd.function import BackwardCFunction
+
+Saved = tuple[torch.Tensor | None, ...]
+"""What `ctx.saved_tensors` returns."""
+
 
 def around_threads(way: Way, enter: Callable[[], None], leave: Callable[[], None]) -> None:
-    """Run `enter` in every `threading.Thread` started from now on: dispatch keys and hooks are not inherited."""
+    """Run `enter` and `leave` in every `threading.Thread` that starts from now on: it inherits no keys and no hooks."""
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def _bootstrap_inner(self: threading.Thread) -> None:
@@ -31,9 +37,9 @@ def around_threads(way: Way, enter: Callable[[], None], leave: Callable[[], None
 
 
 def around_waiting(way: Way, resumed: Callable[[], None]) -> None:
-    """Run `resumed` in a thread that goes on after it waited for another, or begins a task of a pool."""
+    """Run `resumed` in a thread that goes on after a `Condition.wait`, or begins a task of a thread pool."""
     wait: Callable[..., bool] = threading.Condition.wait
-    task: Any = concurrent.futures.thread._WorkItem
+    task = concurrent.futures.thread._WorkItem
     run: Callable[..., None] = task.run
 
     def waited(self: threading.Condition, timeout: float | None = None) -> bool:
@@ -41,7 +47,7 @@ def around_waiting(way: Way, resumed: Callable[[], None]) -> None:
         way.guarded(resumed)
         return result
 
-    def begun(self: Any, *args: Any) -> None:
+    def begun(self: object, *args: object) -> None:
         way.guarded(resumed)
         run(self, *args)
 
@@ -50,11 +56,11 @@ def around_waiting(way: Way, resumed: Callable[[], None]) -> None:
 
 
 def on_warnings(way: Way) -> None:
-    """Let a warning that blames a line of noclobber's blame the line of the program that led there.
+    """Make a warning that blames a line of noclobber blame the line of the program that led there.
 
-    What C++ warns of in the midst of a wrapper blames the innermost Python frame. An operator that a kernel calls
-    gathers its warnings itself since torch 2.15, and blames the kernel (tests/observe/core/test_warnings.py). Filters
-    that name a module are asked for noclobber's module too: what they leave out there is not shown.
+    A warning from C++ inside a wrapper blames the innermost Python frame. Since torch 2.15 an operator that a kernel
+    calls collects its own warnings and blames the kernel (tests/observe/core/test_warnings.py). Filters that name a
+    module also see noclobber's module: a warning that they drop there is not shown.
     """
     show: Callable[[warnings.WarningMessage], None] = warnings._showwarnmsg  # type: ignore[attr-defined]
 
@@ -78,10 +84,10 @@ def on_warnings(way: Way) -> None:
 
 
 def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
-    """Call `rescan` after a library defines operators or a shared object of operators is loaded."""
+    """Call `rescan` after a library defines operators, or after a shared object with operators is loaded."""
 
-    def then_rescan(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def then_rescan(function: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **kwargs: object) -> object:
             result = function(*args, **kwargs)
             way.guarded(rescan)
             return result
@@ -93,18 +99,20 @@ def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
 
 
 def around_disabled_hooks(
-    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], Any]
+    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], object]
 ) -> None:
-    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards. `ours` gives the
-    pair of this thread."""
+    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards.
+
+    `ours` returns the pair of the calling thread; None if it has none.
+    """
     autograd = private.lookup("_C._autograd")
     disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")
     enable = private.lookup("_C._autograd._saved_tensors_hooks_enable")
 
-    def _saved_tensors_hooks_disable(*args: Any, **kwargs: Any) -> None:
+    def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
         way.guarded(withdraw)
         if not way.on and (pair := ours()) is not None and private.top_hooks(True) == pair:
-            private.pop_hooks()  # PyTorch would refuse
+            private.pop_hooks()  # else PyTorch refuses
         disable(*args, **kwargs)
 
     def _saved_tensors_hooks_enable() -> None:
@@ -116,18 +124,18 @@ def around_disabled_hooks(
 
 
 def in_preserved_versions(way: Way, preserved: Callable[[int], None]) -> None:
-    """Call `preserved` with 1 and -1 where a block begins and ends that puts version counters back as they were.
+    """Call `preserved(1)` when a block begins that restores version counters at its end, and `preserved(-1)` then.
 
-    DistributedDataParallel writes its buffers in one, FSDP2 its parameters (torch 2.13).
+    DistributedDataParallel writes its buffers in such a block, FSDP2 its parameters (torch 2.13).
     """
     owner = private.lookup("autograd.grad_mode._unsafe_preserve_version_counter")
     native_enter, native_exit = owner.__enter__, owner.__exit__
 
-    def __enter__(self: Any) -> None:
+    def __enter__(self: object) -> None:
         way.guarded(functools.partial(preserved, 1))
         native_enter(self)
 
-    def __exit__(self: Any, *exception: object) -> None:
+    def __exit__(self: object, *exception: object) -> None:
         way.guarded(functools.partial(preserved, -1))
         native_exit(self, *exception)
 
@@ -135,13 +143,13 @@ def in_preserved_versions(way: Way, preserved: Callable[[int], None]) -> None:
     way.patches.put(owner, "__exit__", __exit__)
 
 
-def on_saved_tensors(way: Way, restore: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    """Pass what `ctx.saved_tensors` of a custom Function gives through `restore`."""
+def on_saved_tensors(way: Way, restore: Callable[[BackwardCFunction, Saved], Saved]) -> None:
+    """Pass the tensors that `ctx.saved_tensors` of a custom Function returns through `restore`."""
     native = private.lookup("_C._FunctionBase.saved_tensors")
     owner = private.lookup("autograd.function.BackwardCFunction")
 
-    def saved_tensors(function: Any) -> tuple[Any, ...]:
-        unpacked: tuple[Any, ...] = native.__get__(function)
+    def saved_tensors(function: BackwardCFunction) -> Saved:
+        unpacked: Saved = native.__get__(function)
         restored = way.guarded(lambda: restore(function, unpacked))
         return unpacked if restored is None else restored
 
@@ -159,26 +167,27 @@ _HOOKS = (
 
 
 def on_backward_hooks(way: Way, registered: Callable[[Any], None]) -> None:
-    """Call `registered` with the code of its own that the program registers to run in the midst of a backward."""
+    """Call `registered` with each hook that the program registers to run during a backward."""
     for owner, name in _HOOKS:
         way.patches.put(owner, name, _telling(vars(owner)[name], way.entry(registered)))
 
 
 def on_function_hooks(way: Way, registered: Callable[[Any], None]) -> None:
-    """Call `registered` with the node of a Function on which the program registers a hook that runs after it."""
-    owner: Any = torch.autograd.function.BackwardCFunction
-    method, told = owner.register_hook, way.entry(registered)
+    """Call `registered` with the node of a custom Function when the program registers a hook to run after it."""
+    owner = torch.autograd.function.BackwardCFunction
+    method: Callable[..., object] = owner.register_hook
+    told = way.entry(registered)
 
-    def register_hook(node: Any, *args: Any, **kwargs: Any) -> Any:
+    def register_hook(node: object, *args: object, **kwargs: object) -> object:
         told(node)
         return method(node, *args, **kwargs)
 
     way.patches.put(owner, "register_hook", functools.wraps(method)(register_hook))
 
 
-def _telling(method: Callable[..., Any], registered: Callable[[Any], object]) -> Callable[..., Any]:
+def _telling(method: Callable[..., object], registered: Callable[[object], object]) -> Callable[..., object]:
     @functools.wraps(method)
-    def register(*args: Any, **kwargs: Any) -> Any:
+    def register(*args: object, **kwargs: object) -> object:
         registered(kwargs.get("hook", args[1] if len(args) > 1 else None))
         return method(*args, **kwargs)
 

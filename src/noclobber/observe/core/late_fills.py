@@ -1,6 +1,6 @@
-"""What an operator makes only once it has been saved: it was saved as the operator leaves it, for that is what is read.
+"""Tensors that an operator fills after saving them. Backward reads the filled tensor, so that is what counts as saved.
 
-So it is with the noise of `rrelu`: the node keeps an empty tensor, and the operator then draws into that (torch 2.13;
+The noise of `rrelu` is one: the node saves an empty tensor, and the operator then draws into it (torch 2.13;
 tests/observe/core/test_filled.py).
 """
 
@@ -16,8 +16,10 @@ COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied i
 
 
 def filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
-    """The operator of a node has filled what the node had saved; `last` where the node saves nothing afterwards, as one
-    in place does of its result."""
+    """Take the fingerprints again of what a node has saved, as its operator has just filled that tensor.
+
+    `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
+    """
     key = private.storage_key(tensor)
     if key is None:
         return

@@ -1,7 +1,7 @@
-"""Tensors whose dimensions have names, which torch 2.10 to 2.12 hands to no kernel that is written in Python.
+"""Tensors whose dimensions have names. torch 2.10 to 2.12 cannot pass them to a kernel that is written in Python.
 
-It raises "Named tensors are currently unsupported in TorchScript" before it calls the kernel, so operators have to pass
-the kernels by while there are names (tests/observe/core/test_named.py). Later releases have no names.
+It raises "Named tensors are currently unsupported in TorchScript" before it calls the kernel. So operators must bypass
+the kernels while such tensors exist (tests/observe/core/test_named.py). Later releases have no names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,20 +19,28 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.torch_api import private
 
+Result = TypeVar("Result")
 UNSEEN = "writes, as soon as dimensions of tensors have names"
 _may_be_there = True
 """Whether tensors with names may have been made before the recorder was armed."""
 
 
-def arm(context: Context, way: Way) -> None:
-    """Let all operators pass the kernels by once there are names, until the recorder disarms.
+class Library(Protocol):
+    """The part of `torch.library.Library` that is used here."""
 
-    What makes a tensor with names at once (`torch.zeros(3, names=...)`) is not noticed, and fails.
+    def impl(self, name: str, kernel: object, key: str, *, allow_override: bool) -> object: ...
+    def _destroy(self) -> object: ...
+
+
+def arm(context: Context, way: Way) -> None:
+    """Make all operators bypass the kernels once a tensor has names, until the recorder disarms.
+
+    A call that makes such a tensor directly (`torch.zeros(3, names=...)`) is not noticed, and it fails.
     """
     global _may_be_there
     if not hasattr(torch.Tensor, "refine_names"):
         return
-    passing: list[Any] = []
+    passing: list[Library] = []
 
     def pass_by() -> None:
         global _may_be_there
@@ -52,23 +60,23 @@ def arm(context: Context, way: Way) -> None:
     names = private.lookup("_C.TensorBase.names")
     way.patches.put(torch.Tensor, "names", property(names.__get__, _after(named, names.__set__), doc=names.__doc__))
     if _may_be_there and private.has_key():
-        _may_be_there = any(_has_names(one) for one in gc.get_objects())
+        _may_be_there = any(_has_names(thing) for thing in gc.get_objects())
         if _may_be_there:
             pass_by()
 
 
-def _after(first: Callable[[], object], method: Callable[..., Any]) -> Callable[..., Any]:
+def _after(first: Callable[[], object], method: Callable[..., Result]) -> Callable[..., Result]:
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Result:
         first()
         return method(*args, **kwargs)
 
     return call
 
 
-def _pass_by(passing: list[Any]) -> None:
-    """Register, over each kernel, that there is none: the kernels stay, as one of them may be running."""
-    libraries: dict[str, Any] = {}
+def _pass_by(passing: list[Library]) -> None:
+    """Register a fallthrough over each kernel. The kernels stay registered, as one of them may be running."""
+    libraries: dict[str, Library] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for namespace, name in write_kernels.kernels:
@@ -79,8 +87,8 @@ def _pass_by(passing: list[Any]) -> None:
             libraries[namespace].impl(name, nothing, private.KEY_NAME, allow_override=True)
 
 
-def _has_names(one: Any) -> bool:
-    if not issubclass(type(one), torch.Tensor):
+def _has_names(thing: Any) -> bool:
+    if not issubclass(type(thing), torch.Tensor):
         return False
     with private.plain():
-        return bool(one.has_names())
+        return bool(thing.has_names())

@@ -1,9 +1,8 @@
-"""Optimizer steps: one record a step, through PyTorch's global optimizer hooks, in place of one a write."""
+"""Optimizer steps: one record per parameter and step, by PyTorch's global optimizer hooks, instead of one per write."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -19,12 +18,14 @@ from noclobber.observe.torch_api import private
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors that a step may write: every parameter that has a gradient."""
+    """Return the tensors that a step may write: every parameter that has a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def writes_only_parameters(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the step is PyTorch's own and runs no code of the user: then the write log may rest while it runs.
+def writes_only_parameters(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> bool:
+    """Return True if the step is PyTorch's own and runs no user code: then the write log may rest while it runs.
 
     A closure runs forward and backward inside the step; `differentiable=True` records the step itself.
     """
@@ -37,18 +38,20 @@ def writes_only_parameters(optimizer: torch.optim.Optimizer, args: tuple[Any, ..
 
 
 def arm(context: Context, way: Way) -> None:
-    """Listen to the steps of every optimizer; the recorder is told of the live saves that a step will overwrite."""
+    """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
     thread = context.thread
     for register, hook in (
         (register_optimizer_step_pre_hook, partial(_before, context)),
-        # Not called where the step raises (Optimizer.profile_hook_step, torch 2.13): backward_begins unmutes then.
+        # Not called if the step raises (Optimizer.profile_hook_step, torch 2.13). The next backward unmutes then.
         (register_optimizer_step_post_hook, lambda *_: _after(thread)),
     ):
         way.at_end(private.hook(register, way.entry(hook)).remove)
 
 
-def _before(context: Context, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """One record for all parameters; then PyTorch's own optimizers run unlogged."""
+def _before(
+    context: Context, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Record the writes to parameters that a finding may need. PyTorch's own optimizers then run unlogged."""
     thread = context.thread
     if not thread.watched:
         return
@@ -84,7 +87,7 @@ def _after(thread: Thread) -> None:
 
 
 def unmute(thread: Thread) -> None:
-    """Log writes again, also after a step that raised and so never reached its end."""
+    """Log writes again. Also called later for a step that raised and did not reach its end."""
     if thread.muted:
         thread.muted = False
         thread.step = None

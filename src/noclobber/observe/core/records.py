@@ -1,4 +1,4 @@
-"""One write as it was seen, and one backward call under way: small records, made on every write."""
+"""Records of a write that was seen, and of a backward call under way. They are small: one is made on every write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -17,25 +17,28 @@ from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
 
+if TYPE_CHECKING:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
 _next: Callable[[], int] = count(1).__next__
 latest = [0]
-"""The newest moment, as its only item. A save takes this one, which costs less: what is written after it has a higher
-number."""
+"""The newest moment, as the only item. A save reuses it, which costs less; later writes get a higher number."""
 
 
 def moment() -> int:
-    """A number that is higher than all before it, in whatever thread: those of nodes are counted by each thread."""
+    """Return a number higher than all before it, in all threads. The numbers of nodes only count within a thread."""
     latest[0] = number = _next()
     return number
 
 
 Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
-"""Where a tensor's bytes are, in elements: offset, shape, strides; then its dtype. None where there are no strides."""
+"""Where a tensor's bytes are: offset, shape and strides in elements, and the dtype. None: the tensor has no strides."""
 Strided = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+"""A geometry that has strides."""
 
 
 class Record(NamedTuple):
-    """One write as it was seen, turned into a model Write only when a finding is made."""
+    """One write as it was seen. It becomes a Write of the model only when a finding is made."""
 
     written: Written
     place: Place | None
@@ -44,59 +47,61 @@ class Record(NamedTuple):
     geometry: Geometry | None
     step: Step | None
     backwards: int
-    """Backward calls under way."""
+    """How many backward calls are under way in the thread."""
     node: int
-    """The sequence number of the next autograd node."""
+    """The sequence number of the thread's next autograd node."""
     moment: int
-    """When it was made."""
+    """When the record was made."""
     untracked: bool = False
-    """Whether autograd is kept from seeing it, though the tensor is in the graph."""
+    """Whether autograd does not see the write although the tensor is in the graph."""
 
 
 @dataclass(slots=True, eq=False)
 class Backward:
-    """A backward call under way; compared by identity. `call` is "backward" or "grad"; "access" of a save that is read
-    outside of one."""
+    """A backward call under way; compared by identity.
+
+    `call` is "backward" or "grad", or "access" for a save that is read outside of a backward call.
+    """
 
     place: Place | None
     outputs: Any
     call: str
     gradients: Any = ()
-    """What the program passes in."""
+    """The gradients that the program passes in."""
     inputs: Any = ()
-    """What gradients are asked for; empty for all leaves."""
+    """The tensors whose gradients are asked for; empty for all leaves."""
     create_graph: bool = False
     over: bool = False
-    """Whether it has ended."""
+    """Whether the call has ended."""
     quiet: bool = False
-    """Whether the write log rests meanwhile."""
+    """Whether the write log rests during the call."""
     deliveries: Any = None
-    """What is known of the gradients that are overwritten in it (gradient_consumers.py)."""
+    """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if nothing."""
     explained: list[Site | None] = field(default_factory=list)
-    """Where writes are that were told of in it."""
+    """The lines of the writes that were reported during the call."""
     later: list[Any] = field(default_factory=list)
-    """Reads whose bytes are on a device, to be compared at its end (describe/clobbers.Later)."""
+    """Reads of bytes on a device, which are compared at the end of the call (describe/clobbers.Later)."""
     outer: Backward | None = None
-    """The call in whose midst this one is made."""
+    """The call during which this call is made; None if there is none."""
     node: int = 0
-    """The sequence number of the next autograd node of the thread that makes it, when it begins."""
+    """The sequence number of the calling thread's next autograd node when the call begins."""
     frame: FrameType | None = None
-    """Where it is made, while it is under way: threads that work for it have no frames of the program's own."""
+    """The calling frame while the call is under way. Threads of the engine have no frames of the program."""
 
 
 def here() -> Backward | None:
-    """The backward call that this thread runs, or works for; None outside of one."""
+    """Return the backward call that this thread runs or works for; None outside of one."""
     call: Backward | None = private.backward_call()
     return None if call is None or call.over else call
 
 
 def reading() -> Backward:
-    """The backward call under way; of a save that is read outside of one, where it is read."""
+    """Return the backward call under way; outside of one, a Backward for the line that reads the save."""
     return here() or Backward(place_of(sys._getframe(1)), (), "access")
 
 
 class Counting(Protocol):
-    """What a record notes of its thread."""
+    """The part of a thread's state that a record needs."""
 
     entered: bool
     backwards: list[Backward]
@@ -106,7 +111,7 @@ _new = tuple.__new__
 
 
 def geometry(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a tensor."""
+    """Return the geometry of a tensor."""
     offset: Any
     try:
         offset = tensor.storage_offset()
@@ -116,7 +121,7 @@ def geometry(tensor: torch.Tensor) -> Geometry:
 
 
 def _without_strides(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a tensor that does not tell its strides: of a nested one, where it has no gaps, its elements'."""
+    """Return the geometry of a tensor without strides; of a nested tensor without gaps, that of its elements."""
     with private.plain():
         if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
             offset: Any = tensor.storage_offset()
@@ -125,7 +130,7 @@ def _without_strides(tensor: torch.Tensor) -> Geometry:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape; empty where a tensor has none in numbers: nested ones, and those that are traced with symbols.
+    """Return the shape; empty if it is not made of numbers, as in nested tensors and those traced with symbols.
 
     (torch 2.13; tests/observe/core/test_nested.py, test_unreadable.py)
     """
@@ -141,18 +146,18 @@ _shape: Any = torch.Tensor.shape
 
 
 def strided(geometry: Geometry | None) -> Strided | None:
-    """The same in numbers; None without strides, and while sizes are symbols, which must not be asked for a number."""
+    """Return the geometry in plain numbers; None without strides or with symbolic sizes, which must stay symbols."""
     if geometry is None:
         return None
     offset, shape, strides, dtype = geometry
-    if offset is None or strides is None or not all(type(one) is int for one in (offset, *shape, *strides)):
+    if offset is None or strides is None or not all(type(number) is int for number in (offset, *shape, *strides)):
         return None
     return (offset, shape, strides, dtype)
 
 
-def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
-    """The tensor of a geometry on what `private.storage_ref` gave for its storage; None once that is gone."""
-    memory: Any = private.storage_at(storage.cdata)
+def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | None:
+    """Return a tensor of this geometry on a storage from `private.storage_ref`; None once the storage is gone."""
+    memory: torch.UntypedStorage | None = private.storage_at(storage.cdata)
     if memory is None:
         return None
     offset, shape, strides, dtype = geometry
@@ -162,8 +167,11 @@ def tensor_on(storage: Any, geometry: Geometry) -> torch.Tensor | None:
 
 
 def _elsewhere() -> tuple[int, int]:
-    """What a record notes of backward calls and nodes in a thread that was not entered: it works for a call of another
-    thread, whose graphs are what is written, by the numbers that its nodes had when it called."""
+    """Return the number of backward calls and the next node's number for a thread that was not entered.
+
+    Such a thread works for a call of another thread and writes to the graphs of that thread. So the node's number is
+    that of the calling thread when it made the outermost call.
+    """
     call: Backward | None = private.backward_call()
     if call is None or call.over:
         return 0, private.next_node()
@@ -181,7 +189,7 @@ def record(
     thread: Counting,
     untracked: bool = False,
 ) -> Record:
-    """Note a write that is about to happen in a thread."""
+    """Return the record of a write that is about to happen in a thread."""
     if thread.entered:
         under_way, number = len(thread.backwards), private.next_node()
     else:

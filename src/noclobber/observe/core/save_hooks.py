@@ -1,12 +1,12 @@
-"""The save registry: what autograd keeps, as handles with a detached alias, the version, the saver's place and node."""
+"""The save registry: a handle for each save, with a detached alias, the version, and the place and node of the save."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakSet, ref
 
 import torch
@@ -24,31 +24,43 @@ from noclobber.observe.core.fingerprints import (
     same,
     shown,
 )
-from noclobber.observe.core.records import geometry, latest
+from noclobber.observe.core.records import Geometry, Record, geometry, latest
 from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
 from noclobber.observe.torch_api import graph, native_saves, private
 from noclobber.observe.torch_api.frames import passed_over
 
+if TYPE_CHECKING:
+    from torch.autograd.function import BackwardCFunction
+
 HISTORY = 16_384
-"""Places of past saves kept for graphs that were freed, newest last."""
+"""Places of past saves that are kept for graphs that were freed."""
+Pair = tuple[Callable[..., object], Callable[..., object]]
+"""A pack and an unpack hook, noclobber's or the program's."""
+
+
+class NativeSave(Protocol):
+    """A save of PyTorch's own (torch_api/native_saves.py)."""
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor at its place in the graph. Raises RuntimeError if its version moved."""
 
 
 class Handle(private.Weak[torch.Tensor]):
-    """What the pack hook returns instead of the tensor: a weak reference to the very tensor that is saved.
+    """What the pack hook returns instead of the tensor: a weak reference to the saved tensor.
 
-    It is the reference itself rather than an object that has one, since what survives until backward is looked at by
-    the garbage collector again and again: each object fewer per save counted (LSTMCell x 200, benchmarks/).
+    The handle is the reference itself and does not hold one. The garbage collector visits everything that survives
+    until backward again and again, so each object fewer per save counts (LSTMCell x 200, benchmarks/).
 
-    `alias` is a detach: it shares storage and version counter and makes no reference cycle with an output (measured on
-    torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save, or a Suspect once a write that may
-    overlap was seen: comparing it with the counter then fails and leads unpack to the slow path. `node` is the sequence
-    number of the node that saves, unique within its thread; `moment` is the latest before it (records.py). `digest` is
-    the fingerprint of the bytes: of all saves where contents are watched, else of those that a write met which need not
-    move the version, taken before that write. `shown` is how to take it again.
+    `alias` is a detach: it shares storage and version counter, and makes no reference cycle with an output (measured on
+    torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save. Once a write that may overlap was
+    seen it is a Suspect: the comparison with the counter then fails, and unpack takes the slow path. `node` is the
+    sequence number of the node that saves, unique within its thread. `moment` is the latest moment before the save
+    (records.py). `digest` is the fingerprint of the bytes. Every save has one if contents are watched. Otherwise it is
+    taken before a write to the save that need not move the version. `shown` is the way to take it again.
     """
 
     __slots__ = ("__weakref__", "alias", "digest", "moment", "node", "place", "shown", "version")
-    # Not those of the tensors referred to.
+    # A weak reference compares the tensors referred to. Handles compare by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -60,45 +72,45 @@ class Handle(private.Weak[torch.Tensor]):
     node: int
     moment: int
     field: str = ""
-    """What is saved, where the node does not tell: "ctx.x"."""
+    """The name of what is saved, "ctx.x", if the node does not know it; else empty."""
     unchecked: Literal["", "hooks", "ctx"] = ""
-    """Why PyTorch does not check the version, where it does not."""
+    """Why PyTorch does not check the version; empty if it does."""
     applied: Place | None = None
-    """Where the Function was called that keeps it on its ctx."""
+    """Where the Function was called that keeps the tensor on its ctx; None for other saves."""
 
     follows: bool = False
-    """Whether what is read later is what the tensor holds then, wherever that lies, and not the memory of the save."""
-    connected: Any = None
-    """PyTorch's own save beside it, where bytes are preserved and its place in the graph matters."""
+    """Whether a later read gets what the tensor holds then, on any memory, and not the memory of the save."""
+    connected: NativeSave | None = None
+    """PyTorch's own save of the same tensor, if bytes are preserved and its place in the graph matters; else None."""
 
     def tensor(self) -> torch.Tensor | None:
-        """The tensor that was saved, if it is still there."""
+        """Return the tensor that was saved; None if it is gone."""
         return self()
 
 
 class OfView(Handle):
-    """A save of a view. Autograd makes its node anew where what it is a view of enters the graph."""
+    """A save of a view. Autograd makes a new node for the view when its base enters the graph."""
 
     __slots__ = ()
 
 
 class Argument(Handle):
-    """An argument that a checkpointed region keeps. No node saves it: `node` is the last one before the region."""
+    """An argument that a checkpointed region keeps. No node saves it: `node` is the last node before the region."""
 
     __slots__ = ()
 
 
 class ArgumentOfNode(Argument):
-    """The same on torch 2.10 and 2.11: a custom Function of PyTorch's own keeps the arguments, and refuses none."""
+    """An Argument on torch 2.10 and 2.11, where a custom Function of PyTorch keeps the arguments and refuses none."""
 
     __slots__ = ()
 
 
 class Needed(Argument):
-    """A tensor that a checkpointed region can reach, where bytes are preserved: as it was when its forward began.
+    """A tensor that a checkpointed region can reach, as it was when the region's forward began. Used to preserve bytes.
 
-    `key` is the storage that it lay on, and `where` its geometry. `in_forward` tells whether the region's own forward
-    is under way. Once that has written batch norm's statistics it is `unread`: training does not read them.
+    `key` is the storage that it lay on, and `where` its geometry. `in_forward` returns True while the region's forward
+    runs. The handle is `unread` once that forward has written it as batch norm's statistics: training reads none.
     """
 
     __slots__ = ("connected", "in_forward", "key", "standing", "unread", "where")
@@ -106,20 +118,20 @@ class Needed(Argument):
     follows = True
     in_forward: Callable[[], bool]
     key: int
-    standing: tuple[bool, Any]
-    """Whether it required a gradient, and what tells where in the graph it was."""
-    connected: Any
-    """PyTorch's own save of what was made in the graph, where its place in that matters."""
+    standing: tuple[bool, object]
+    """Whether the tensor required a gradient, and what identifies its place in the graph."""
+    connected: NativeSave | None
+    """PyTorch's own save of a tensor that was made in the graph, if its place there matters; else None."""
     unread: bool
-    where: Any
+    where: Geometry
 
 
 def is_result(handle: Handle, producer: Any) -> bool:
-    """Whether the node that made a tensor is what saves it: its own result.
+    """Return True if the node that made the tensor (`producer`) also saves it, as its own result.
 
-    Numbers of nodes do not tell: each thread counts its own, and where PyTorch made the node of a view anew on the way,
-    the handle has the number of that (torch 2.13; tests/observe/detectors/test_swapped.py, test_assigned.py). They do
-    for what is kept on a ctx, which is no save.
+    The numbers of nodes cannot decide this: each thread counts its own, and if PyTorch made a new node for a view in
+    between, the handle has the number of that node (torch 2.13; tests/observe/detectors/test_swapped.py,
+    test_assigned.py). They do decide it for tensors on a ctx, which no node saves.
     """
     if isinstance(handle, Argument):
         return False
@@ -128,43 +140,44 @@ def is_result(handle: Handle, producer: Any) -> bool:
 
 
 class Aside(Handle):
-    """What was kept besides PyTorch's own save of it, which holds it or not, whatever noclobber does."""
+    """A handle beside PyTorch's own save, which exists independently of noclobber."""
 
     __slots__ = ()
 
 
 class Suspect:
-    """A handle's version together with the writes that may have changed its bytes."""
+    """A handle's version, with the writes that may have changed its bytes."""
 
     __slots__ = ("base", "kept", "made", "of_function", "refuses", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.writes: list[Any] = []
+        self.writes: list[tuple[Record, int]] = []
+        """The writes, each with the version before it."""
         self.base: ref[torch.Tensor] | None = None
-        """What was written while it was not in the graph, where the tensor that was saved is gone."""
+        """The tensor that was written outside of the graph, if the saved view of it is gone; else None."""
         self.made: tuple[str, int] | None = None
-        """The node, and which of its outputs, that brought what was saved into the graph, where a write did."""
+        """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
         self.of_function = False
-        """Whether what was written, where no gradient is recorded, is a view that a custom Function returned."""
+        """Whether the write, made with gradients off, was to a view that a custom Function returned."""
         self.refuses: str | None = None
-        """The error that PyTorch would raise when unpacking, where it is not about versions."""
+        """The error that PyTorch raises at unpack, if it is not about versions; else None."""
         self.kept: torch.Tensor | None = None
-        """A copy of the bytes, made before the first write that changes them, where they are preserved."""
+        """A copy of the bytes from before the first write that changes them; None if there is none."""
         self.spared = False
-        """Whether writes moved the version, while bytes are preserved, that change others than those of the save."""
-        self.theirs: Any = None
-        """PyTorch's own save under the hooks that the program registered on this one, in place of what ours kept."""
+        """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
+        self.theirs: NativeSave | None = None
+        """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
 
 
 def version_at_save(handle: Handle) -> int:
-    """The version counter when the tensor was saved."""
+    """Return the version counter when the tensor was saved."""
     version = handle.version
     return version.version if isinstance(version, Suspect) else version
 
 
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
-    """A handle made outside of our own pack hook."""
+    """Return a handle made outside of our pack hook."""
     handle = Aside(tensor)
     handle.alias = alias_of(tensor)
     handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
@@ -173,7 +186,7 @@ def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Dige
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached alias. A subclass that can't detach is kept itself: its outputs then live until the graph dies."""
+    """Return a detached alias; the tensor itself if its subclass cannot detach. Then it lives until the graph dies."""
     try:
         return tensor.detach()
     except (RuntimeError, NotImplementedError, TypeError):
@@ -181,10 +194,10 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """An alias of a tensor that was given other memory; `old` is the one that it had before.
+    """Return an alias of a tensor that was given other memory; `old` is the alias from before.
 
-    Where that memory was made in inference mode, so would be a detach: it would not share the tensor's version counter,
-    and the engine refuses to take it from a hook (torch 2.13; tests/observe/core/test_inference.py).
+    If that memory was made in inference mode, a detach of the tensor is an inference tensor too. It does not share the
+    version counter, and the engine refuses it from a hook (torch 2.13; tests/observe/core/test_inference.py).
     """
     if not tensor.is_inference():
         return alias_of(tensor)
@@ -196,8 +209,11 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 def moved(handle: Handle, alias: torch.Tensor) -> None:
-    """The save lies on other memory now. Fingerprints are of bytes in their order: it is taken anew for another layout,
-    of the old bytes where these are still what was saved."""
+    """Put a save on other memory, shown by `alias`.
+
+    A fingerprint depends on the order of the bytes. For another layout it is taken again from the old bytes, or is
+    NEVER if these are not what was saved any more.
+    """
     old, before = handle.alias, handle.digest
     handle.alias = alias
     if before is None:
@@ -215,8 +231,10 @@ def moved(handle: Handle, alias: torch.Tensor) -> None:
 
 
 def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
-    """A tensor is about to be overwritten, or given other memory. Where it is not in the graph, note it with saves of
-    views that are gone: once it is, autograd makes these nodes of their own."""
+    """Note a tensor that is about to be overwritten or given other memory with its saves as views that are gone.
+
+    Only for a tensor outside of the graph: when it enters the graph, autograd makes nodes of their own for its views.
+    """
     if tensor.requires_grad:
         return
     base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
@@ -230,7 +248,7 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
 
 
 class History:
-    """The nodes of past saves and their places, newest last: two rows, as a pair each would cost a tuple more."""
+    """The nodes of past saves and their places, newest last. Two rows, as pairs would cost a tuple per save."""
 
     __slots__ = ("nodes", "places")
 
@@ -239,35 +257,39 @@ class History:
         self.places: deque[Place | None] = deque(maxlen=HISTORY)
 
     def place_of(self, node: int) -> Place | None:
-        """Where a node last saved; None once forgotten."""
+        """Return where a node last saved; None if that is not known (any more)."""
         rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
         return next((place for number, place in rows if number == node), None)
 
 
 class ForeignSaves(Protocol):
-    """Who is told of saves while some memory is in the hands of foreign code."""
+    """What is called at saves while foreign code holds some memory."""
 
-    handed: dict[int, Any]
-    """The storages that are; empty most of the time."""
+    @property
+    def handed(self) -> Mapping[int, object]:
+        """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
 
     def saved(self, handle: Handle) -> None:
-        """Called after a save, where anything is handed out."""
+        """Called after a save while any memory is handed out."""
 
 
 Hooks = tuple[Callable[[torch.Tensor], Handle], Callable[[Handle], torch.Tensor]]
-"""What packs and what unpacks."""
+"""The pack hook and the unpack hook."""
 
 _packs: WeakSet[Callable[[torch.Tensor], Handle]] = WeakSet()
 
 
-def are_ours(pair: tuple[Any, Any] | None) -> bool:
-    """Whether a pair of hooks is of noclobber: inside a node the engine has a stack of its own, which it drops with all
-    that was done to it, so what is on a stack may be of another time."""
+def are_ours(pair: Pair | None) -> bool:
+    """Return True if a pair of hooks is noclobber's.
+
+    Inside a node the engine has a stack of its own and drops it afterwards with all changes. So a pair on a stack may
+    be an older one of ours.
+    """
     return pair is not None and isinstance(pair[0], FunctionType) and pair[0] in _packs
 
 
 def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
-    """Count the pairs with this pack hook among ours."""
+    """Mark pairs with this pack hook as noclobber's."""
     _packs.add(pack)
 
 
@@ -279,12 +301,12 @@ def hooks(
     watch: ForeignSaves | None,
     failed: Callable[[Exception], None],
 ) -> Hooks:
-    """The pack and unpack hooks of one thread, with `contents` to look at the bytes as well.
+    """Return the pack and unpack hooks of one thread. With `contents` they compare the bytes as well.
 
-    `changed(handle, digest)` is called where the version no longer matches, or the fingerprint at read. `failed` is
-    told where noclobber itself fails: then PyTorch's check of the version is what is left of this save.
-    Inside pack the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
-    PyTorch does no version check of its own once hooks are set (saved_variable.cpp), so unpack must.
+    `changed(handle, digest)` is called if the version does not match at read, or the fingerprint does not. `failed` is
+    called if noclobber itself fails: then this save only gets PyTorch's check of the version.
+    Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
+    PyTorch does not check versions once hooks are set (saved_variable.cpp), so unpack must.
     """
     new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
@@ -313,11 +335,11 @@ def hooks(
             handle.node = node = next_node() - 1
             handle.moment = now[0]
             try:
-                frame: Any = frame_of(1)
-            except ValueError:  # a thread without Python frames (sites.frame_above)
+                frame = frame_of(1)
+            except ValueError:  # a thread without Python frames (frames.frame_above)
                 frame = frame_of()
             code = frame.f_code
-            # The common way up, through PyTorch's own frames to a user's, without a call.
+            # The common case: go up through PyTorch's own frames to a user's frame, without a call.
             while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
                 frame = frame.f_back
                 code = frame.f_code
@@ -359,7 +381,7 @@ def hooks(
         alias = handle.alias
         try:
             memory = handle.shown
-            if memory is None or address(alias) != memory[1]:  # a storage may have been given back meanwhile
+            if memory is None or address(alias) != memory[1]:  # the storage may have been freed meanwhile
                 version = handle.version
                 digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
             else:
@@ -379,7 +401,7 @@ def hooks(
 
 
 def _versioned(tensor: torch.Tensor) -> Handle:
-    """A handle that knows the version alone."""
+    """Return a handle that knows only the version."""
     try:
         alias = tensor.detach()
     except (RuntimeError, NotImplementedError, TypeError):
@@ -396,7 +418,7 @@ _STALE = "one of the variables needed for gradient computation has been modified
 
 @passed_over
 def checked(handle: Handle) -> torch.Tensor:
-    """A save as PyTorch would give it without hooks. Raises what it would raise where its version moved."""
+    """Return what PyTorch would unpack without hooks. Raises ClobberError with PyTorch's words if the version moved."""
     marked = handle.version
     version = marked.version if isinstance(marked, Suspect) else marked
     if isinstance(marked, Suspect) and marked.theirs is not None:
@@ -407,21 +429,23 @@ def checked(handle: Handle) -> torch.Tensor:
         versions = f" is at version {handle.alias._version}; expected version {version} instead."
         try:
             said = native_saves.said_of_a_stale(handle.alias)
-        except NotImplementedError:  # PyTorch's own
+        except NotImplementedError:  # PyTorch raises this too
             raise
-        except Exception:  # there are no better words, then
+        except Exception:  # PyTorch's own words are not to be had
             said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"
         raise ClobberError(said.replace(_SAMPLE, versions))
     return handle.alias
 
 
-def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What `ctx.saved_tensors` gives without hooks: the very inputs that were saved, not new tensors on their bytes.
+def originals(
+    function: BackwardCFunction, unpacked: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return what `ctx.saved_tensors` returns without hooks: the saved inputs, not new tensors on their bytes.
 
-    Code keeps gradients and marks as attributes of parameters and finds them again in backward. In `jvp` it gives what
-    `save_for_forward` was given, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
+    Code keeps gradients and marks as attributes of parameters and looks for them in backward. In `jvp` it returns the
+    arguments of `save_for_forward`, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
     """
-    for_forward: tuple[Any, ...] | None = function.saved_for_forward
+    for_forward: tuple[torch.Tensor | None, ...] | None = function.saved_for_forward
     if for_forward is unpacked:
         return unpacked
     return tuple(
@@ -429,11 +453,11 @@ def originals(function: Any, unpacked: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _original(function: Any, raw: Any, unpacked: Any) -> Any:
+def _original(function: object, raw: Any, unpacked: Any) -> Any:
     handle = raw.data if unpacked is not None else None
     if not isinstance(handle, Handle) or unpacked.grad_fn is function:
         return unpacked
     tensor = handle.tensor()
     if tensor is None or private.storage_key(tensor) != private.storage_key(handle.alias):
-        return unpacked  # its bytes were kept, or it was given others
+        return unpacked  # its bytes were kept, or it was given other memory
     return tensor

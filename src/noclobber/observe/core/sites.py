@@ -1,4 +1,4 @@
-"""Capturing a place cheaply: the innermost user frame as (code, instruction), in about 0.15 us."""
+"""Captures a place cheaply: the innermost user frame as (code, instruction), in about 0.15 us."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.private import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
-"""(code, instruction offset, the library's own place inside the call or None). Holds no frame."""
+"""(code, instruction offset, the library's place inside the call or None). It holds no frame."""
 
 KINDS: dict[str, int] = {}
-"""Whose code a file is, as a number, by its `co_filename`; filled as files are met."""
+"""The owner of a file's code as a number, by `co_filename`. Filled when a file is first seen."""
 USER, _LIBRARY, SKIP, _TRACED = 0, 1, 2, 3
 
 
@@ -29,7 +29,10 @@ def _kind(path: str) -> int:
 
 
 def place_of(frame: FrameType | None) -> Place | None:
-    """The place of the innermost user frame at or above `frame`; of the innermost library frame where there is none."""
+    """Return the place of the innermost user frame at or above `frame`, else that of the innermost library frame.
+
+    In a thread of the engine it is the place of the backward call; None if nothing of this is known.
+    """
     inside: Place | None = None
     kinds = KINDS
     while frame is not None:
@@ -44,7 +47,7 @@ def place_of(frame: FrameType | None) -> Place | None:
         elif kind == _TRACED and (found := traced_lines.instruction(frame)) is not None:
             return (*found, inside)
         frame = frame.f_back
-    # A thread of the engine has no frame of the program's: what it does is done where backward was called.
+    # A thread of the engine has no frame of the program. Its work belongs to the line that called backward.
     call = backward_call()
     if call is None or call.place is None:
         return inside
@@ -52,12 +55,12 @@ def place_of(frame: FrameType | None) -> Place | None:
 
 
 def caller(depth: int = 1) -> Place | None:
-    """The place of the code that called the caller."""
+    """Return the place of the code that called the caller; `depth` counts the calls to go up."""
     return place_of(frame_above(depth + 1))
 
 
 def site_of(place: Place | None) -> Site | None:
-    """A place as the model's Site."""
+    """Return a place as a Site of the model; None for None."""
     if place is None:
         return None
     code, lasti, inside = place

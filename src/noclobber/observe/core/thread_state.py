@@ -1,4 +1,4 @@
-"""What belongs to one thread, as sequence numbers, dispatch keys and hook stacks do in PyTorch."""
+"""The state of one thread. In PyTorch, sequence numbers, dispatch keys and hook stacks belong to a thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from weakref import ref
 from noclobber.model.events import Step
 from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import History
+from noclobber.observe.core.save_hooks import History, Pair
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.write_kernels import WriteMode
 from noclobber.observe.torch_api import private
 
 
 class PackedSave(Protocol):
-    """A save that hooks other than noclobber's have: its memory, the number of its node, its fingerprint."""
+    """A save that the program's hooks packed: the key of its storage, its node's number, its fingerprint."""
 
     key: int | None
     node: int
@@ -26,40 +26,43 @@ class PackedSave(Protocol):
 
     @property
     def is_copy(self) -> bool:
-        """Whether backward reads a copy that was made when it was saved."""
+        """Return True if backward reads a copy that the hooks made at the save."""
 
 
 class Thread(threading.local):
-    """What belongs to one thread: sequence numbers, dispatch keys and hook stacks are per thread in PyTorch."""
+    """The state of the calling thread."""
 
     def __init__(self) -> None:
         self.history = History()
-        self.hooks: tuple[Any, Any] | None = None
+        self.hooks: Pair | None = None
+        """Noclobber's pair of hooks on this thread; None if there is none."""
         self.mode: WriteMode | None = None
         self.entered = False
         self.blocks = 0
-        """How many `watch`, `preserve` and `install` blocks this thread has begun; 1 more where it was begun in one."""
+        """How many `watch`, `preserve` and `install` blocks this thread is in."""
         self.arming = 0
-        """What number the arming had that this thread was entered in."""
-        self.withdrawn: tuple[Any, Any] | None = None
-        """The pair of hooks that was taken off this thread's stack for a while."""
+        """The number of the arming in which this thread was entered."""
+        self.withdrawn: Pair | None = None
+        """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None
         self.muted = False
         self.given: list[list[Any]] = []
-        """What the custom Functions whose forward is under way were given, innermost last (undeclared_writes.py)."""
+        """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""
         self.packed: deque[ref[PackedSave]] = deque(maxlen=8)
-        """The last saves that hooks other than noclobber's were given."""
+        """The latest saves that the program's hooks packed."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.backwards: list[Backward] = []
         """The backward calls that this thread makes, innermost last."""
         self.boundary = 0
-        """The sequence number at the last finished backward: nodes below it belong to graphs that may be freed."""
+        """The sequence number at the end of the last backward: nodes below it belong to graphs that may be freed."""
         self.boundaries: dict[Place | None, int] = {}
-        """The same for each line that ran a backward, the last to do so last."""
+        """The same number for each line that ran a backward, newest last."""
 
     @property
     def watched(self) -> bool:
-        """Whether this thread was entered, or works for a backward call of one that was: the engine gives its threads
-        the dispatch keys and the hooks of the calling thread, and noclobber's with them."""
+        """Return True if this thread was entered, or works for a backward call of a thread that was.
+
+        The engine gives its threads the dispatch keys and the hooks of the calling thread, including noclobber's.
+        """
         return self.entered or private.backward_call() is not None

@@ -1,4 +1,4 @@
-"""Threads: dispatch keys and hooks are per thread in PyTorch, so each one that is watched is entered, and left."""
+"""Threads: dispatch keys and hooks belong to a thread in PyTorch, so each watched thread is entered and left."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from noclobber.observe.torch_api import private
 
 
 def arm(context: Context, way: Way) -> None:
-    """Enter every thread that is started from now on."""
+    """Enter every thread that starts from now on, and leave it at its end."""
     interpose.around_threads(way, lambda: enter(context), lambda: leave(context))
 
 
 def begin_block(context: Context) -> None:
-    """The calling thread is to be watched, whether or not it was begun while watching was on."""
+    """Watch the calling thread for a block, also if it started before watching began."""
     context.thread.blocks += 1
     enter(context)
 
 
 def end_block(context: Context) -> None:
-    """One block of this thread less."""
+    """End a block of this thread. With the last block, leave the thread."""
     thread = context.thread
     thread.blocks = max(0, thread.blocks - 1)
     if not thread.blocks:
@@ -28,13 +28,13 @@ def end_block(context: Context) -> None:
 
 
 def enter(context: Context) -> None:
-    """Arm the calling thread; anew where it was armed before everything was."""
+    """Arm the calling thread; again if it was armed in an earlier arming."""
     thread = context.thread
     if thread.entered and thread.arming == context.armings:
         return
     leave(context)
     thread.entered, thread.arming = True, context.armings
-    thread.backwards = [one for one in thread.backwards if not one.over]  # should an end have failed
+    thread.backwards = [call for call in thread.backwards if not call.over]  # in case the end of a call failed
     context.count_threads(1)
     if context.by_key:
         private.set_key(True)
@@ -49,7 +49,7 @@ def leave(context: Context) -> None:
     thread = context.thread
     if not thread.entered:
         return
-    # What PyTorch knows of us goes first, whatever may fail after it.
+    # First remove what PyTorch holds of noclobber, whatever may fail after that.
     hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
     thread.entered = thread.muted = False
     thread.hooks = thread.withdrawn = thread.mode = thread.step = None
@@ -67,7 +67,7 @@ def leave(context: Context) -> None:
 
 
 def push_hooks(context: Context) -> None:
-    """Push hooks for this thread. PyTorch calls the uppermost pair alone: ours calls the program's."""
+    """Push hooks for this thread. PyTorch only calls the uppermost pair, so ours calls the program's pair below it."""
     below = private.top_hooks(True)
     ours = context.make_hooks(None if save_hooks.are_ours(below) else below)
     private.push_hooks(*ours)
@@ -75,13 +75,13 @@ def push_hooks(context: Context) -> None:
 
 
 def has_hooks_on_top(context: Context) -> bool:
-    """Whether the uppermost pair of this thread is noclobber's, and no program's that was pushed since."""
+    """Return True if the uppermost pair of this thread is noclobber's, and not one that the program pushed later."""
     top = private.top_hooks(True)
     return top is not None and (save_hooks.are_ours(top) or top == context.thread.hooks)
 
 
 def renew_hooks(context: Context) -> None:
-    """Take other hooks for this thread, as the mode has changed, in the place where they are."""
+    """Replace the hooks of this thread at their place on the stack, as the mode has changed."""
     thread = context.thread
     if not save_hooks.are_ours(thread.hooks):
         return
@@ -93,7 +93,7 @@ def renew_hooks(context: Context) -> None:
 
 
 def withdraw(context: Context) -> None:
-    """Take our hooks off this thread's stack, if they are on top of it."""
+    """Take noclobber's hooks off this thread's stack, if they are on top of it."""
     thread = context.thread
     if thread.withdrawn is None and has_hooks_on_top(context):
         thread.withdrawn = private.top_hooks(True)
@@ -101,7 +101,7 @@ def withdraw(context: Context) -> None:
 
 
 def put_back(context: Context) -> None:
-    """Push our hooks again after `withdraw`."""
+    """Push noclobber's hooks again after `withdraw`."""
     thread = context.thread
     if thread.withdrawn is not None:
         private.push_hooks(*thread.withdrawn)
@@ -110,19 +110,19 @@ def put_back(context: Context) -> None:
 
 
 def versions_preserved(context: Context, more: int) -> None:
-    """This thread enters (1) or leaves (-1) a block that puts version counters back as they were."""
+    """Count a block that restores version counters at its end: this thread enters (1) or leaves (-1) it."""
     if context.thread.preserving + more >= 0:
         context.thread.preserving += more
         context.be_careful(more)
 
 
 def arm_preserved_versions(context: Context, way: Way) -> None:
-    """Look closely in blocks that put version counters back."""
+    """Look at all writes in blocks that restore version counters."""
     interpose.in_preserved_versions(way, lambda more: versions_preserved(context, more))
 
 
 def arm_transforms(context: Context, way: Way) -> None:
-    """Take our hooks away where torch.func forbids hooks."""
+    """Take noclobber's hooks away while torch.func forbids hooks."""
     interpose.around_disabled_hooks(
         way, lambda: withdraw(context), lambda: put_back(context), lambda: context.thread.hooks
     )

@@ -1,7 +1,7 @@
-"""The line of the program that an operator of a traced graph stands for, while torch.fx runs the graph.
+"""Finds the line of the program behind an operator of a traced graph, while torch.fx runs the graph.
 
-What a compiler has traced runs without the program's frames: on the stack there is only the call of the compiled
-function. The graph knows for each operator the line that it was traced from, as text.
+Traced code runs without the program's frames: the stack has only the call of the compiled function. The graph knows,
+as text, the line that each operator was traced from.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Instruction = tuple[CodeType, int]
 
 
 def runs_graphs(path: str) -> bool:
-    """Whether a file is that of `torch.fx.Interpreter`, whose `run_node` runs one operator of a graph."""
+    """Return True for the file of `torch.fx.Interpreter`. Its `run_node` runs one operator of a graph."""
     return path.endswith(_INTERPRETER)
 
 
 def instruction(frame: FrameType) -> Instruction | None:
-    """The instruction that a `run_node` stands for: of the innermost line of the program that it was traced from.
+    """Return the instruction behind a `run_node` frame, in the innermost line of the program that it was traced from.
 
-    None in other frames, and where the graph tells nothing (torch 2.10 to 2.15; tests/observe/core/test_traced.py).
+    None for other frames, and if the graph knows no line (torch 2.10 to 2.15; tests/observe/core/test_traced.py).
     """
     if frame.f_code.co_name != "run_node":
         return None
@@ -42,14 +42,14 @@ def instruction(frame: FrameType) -> Instruction | None:
 
 @lru_cache(maxsize=256)
 def _widest(path: str, line: int, function: str) -> Instruction | None:
-    """The instruction of a function that spans most of the statement that starts in a line."""
+    """Return the widest instruction that starts in a line of a function; None if there is none."""
     found: list[tuple[tuple[int, int], CodeType, int]] = []
     for code in _codes(path):
         if code.co_name == function:
             for number, (start, end, column, end_column) in enumerate(code.co_positions()):
                 if start == line and end is not None and column is not None and end_column is not None:
                     found.append(((end - start, end_column - column), code, 2 * number))
-    return max(found, key=lambda one: one[0])[1:] if found else None
+    return max(found, key=lambda entry: entry[0])[1:] if found else None
 
 
 @lru_cache(maxsize=8)
@@ -63,6 +63,6 @@ def _codes(path: str) -> tuple[CodeType, ...]:
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
     yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _nested(one)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -1,6 +1,6 @@
-"""What a node does not read of what it keeps: in one mode nothing, of some tensors their shape only, of zeros no sign.
+"""What a node saves but does not read: tensors in some modes, all but the shape of some, and mostly the sign of zeros.
 
-Seen on torch 2.13, as formulas of derivatives.yaml and their kernels have it; tests/observe/core/test_unread.py.
+This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/test_unread.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHAPE_ONLY = {
     "NativeLayerNormBackward0": ("bias",),
 }
 _DEVICES = ("cpu", "cuda")
-"""Elsewhere (MPS) the backward of a pool may be a graph of operators that computes the forward anew."""
+"""On other devices (MPS) the backward of a pool may be a graph of operators that computes the forward again."""
 _DIVIDES = {
     "AddcdivBackward0": ("tensor2",),
     "DivBackward0": ("other",),
@@ -48,12 +48,12 @@ _NO_DIVISION = ("LinalgCrossBackward0", "LinalgVectorNormBackward0")
 
 
 def fields(node: Any) -> tuple[str, ...]:
-    """What a node keeps, and computes its gradient without, by the names of derivatives.yaml."""
+    """Return the fields that a node saves but does not need for its gradient, by the names of derivatives.yaml."""
     name = node.name() if node is not None else ""
     if name.startswith("RreluWithNoise"):
         return () if node._saved_training else ("noise",)
     if name == "MkldnnRnnLayerBackward0":
-        return ("result3",)  # the workspace: nobody else has it, and the backward writes into it itself
+        return ("result3",)  # the workspace: only the node has it, and backward itself writes into it
     if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
         return _STATISTICS
     if name in ("DivBackward2", "DivBackward3"):
@@ -64,9 +64,9 @@ def fields(node: Any) -> tuple[str, ...]:
 
 
 def minds_sign_of_zero(node: Any, field: str) -> bool:
-    """Whether the gradient that a node computes may depend on the sign of a zero that it keeps.
+    """Return True if the gradient that a node computes may depend on the sign of a zero in a saved field.
 
-    It does where it divides by the zero, and then it is infinite; and code in Python may ask for the sign.
+    It does if the node divides by the zero, which gives infinity. Python code may ask for the sign too.
     """
     name = node.name() if node is not None else ""
     if type(node) is not getattr(torch._C._functions, name, None):

@@ -1,4 +1,4 @@
-"""The write log: Python kernels on a spare dispatch key for the overloads that mutate, fallthrough for all others."""
+"""The write log: Python kernels on a spare dispatch key for the overloads that write, fallthrough for all others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,47 +16,59 @@ from noclobber.model.error import ClobberError
 from noclobber.observe.core import custom_op_kernels
 from noclobber.observe.torch_api import private
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+Kernel = Callable[..., object]
+After = Callable[[], object]
+"""Called after a write."""
+
 
 class Written(NamedTuple):
-    """Which arguments an overload writes, as (position, name); whether it leaves the version counters alone; the
-    position of the flag without which it writes nothing (batch norm's `training`); whether it cuts the tensor off its
-    graph, which PyTorch notices by other means than versions; whether it writes though its schema does not say; and
-    which argument it writes only once that has been saved, moving no version (late_fills.py)."""
+    """What an overload writes. Arguments are given as (position, name)."""
 
     op: str
     arguments: tuple[tuple[int, str], ...]
     uncounted: bool
+    """Whether it leaves the version counters as they are."""
     flag: int | None = None
+    """The position of the flag that makes it write (batch norm's `training`); None if it always writes."""
     detaches: bool = False
+    """Whether it cuts the tensor off its graph. PyTorch notices this by other means than versions."""
     undeclared: bool = False
+    """Whether it writes although its schema does not say so."""
     fills: tuple[int, str] | None = None
+    """The argument that it writes after saving it, without moving a version (late_fills.py); None for most."""
 
     @property
     def only_moves(self) -> bool:
-        """Whether it changes where a tensor looks, and no bytes."""
+        """Return True if it changes which memory a tensor shows, and no bytes."""
         return self.op in ("data=", "swap_tensors") or self.op.partition("::")[2] in _MOVING
 
     @property
     def is_statistics(self) -> bool:
-        """Whether these are the running statistics of batch norm, which training keeps and never reads back."""
+        """Return True if it writes batch norm's running statistics: training saves them but does not read them."""
         return self.op.partition("::")[2].startswith(_BATCH_NORM)
 
     @property
     def is_collective(self) -> bool:
-        """Whether several processes take part: stopped in one, it leaves the others waiting for it."""
+        """Return True if several processes take part. If one process stops the write, the others wait for it."""
         return self.op.startswith(_COLLECTIVES)
 
 
 class Sink(NamedTuple):
-    """Where the kernels report. `before` is told of each written tensor and may raise ClobberError to stop the write;
-    what it returns is called after the write, if not None. `lost` is told of any other exception of it. `filled` is
-    told of what an operator has filled that the node of this number had saved. The others raise nothing."""
+    """What the kernels call. Only `before` may raise."""
 
-    before: Callable[[Written, torch.Tensor], Callable[[], object] | None]
-    failed: Callable[[Written, tuple[Any, ...], dict[str, Any], RuntimeError], object]
+    before: Callable[[Written, torch.Tensor], After | None]
+    """Called before each written tensor; ClobberError stops the write. What it returns, if not None, runs after it."""
+    failed: Callable[[Written, tuple[object, ...], dict[str, object], RuntimeError], object]
+    """Called with the arguments when the operator itself raises RuntimeError."""
     views: Callable[[str], object]
+    """Called with the name of an operator that is about to return several views."""
     lost: Callable[[Exception], None]
+    """Called with any other exception of `before`."""
     filled: Callable[[torch.Tensor, int, bool], object]
+    """Called with a tensor filled after its save, its node's number, and whether the node saves nothing afterwards."""
 
 
 _BATCH_NORM = (
@@ -67,14 +79,14 @@ _BATCH_NORM = (
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
 )
-"""Their schemas do not say that they write running_mean and running_var (torch 2.13; test_coverage.py)."""
+"""They write running_mean and running_var, though their schemas do not say so (torch 2.13; test_coverage.py)."""
 _UNCOUNTED = (
     "_fused_",
     "_amp_foreach_non_finite_check_and_unscale_",
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
 )
-"""Mutating overloads without a kernel that bumps the version (torch 2.13; tests/observe/core/test_coverage.py)."""
+"""Writing overloads that have no kernel to move the version (torch 2.13; tests/observe/core/test_coverage.py)."""
 
 
 _MOVING = frozenset(
@@ -82,17 +94,17 @@ _MOVING = frozenset(
     as_strided_ detach_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
     """.split()  # noqa: SIM905
 )
-"""What PyTorch tags `inplace_view` (torch 2.13; tests/observe/core/test_coverage.py)."""
+"""The operators that PyTorch tags `inplace_view` (torch 2.13; tests/observe/core/test_coverage.py)."""
 
 _FILLS = {"aten::rrelu_with_noise": (1, "noise"), "aten::rrelu_with_noise_": (1, "noise")}
-"""What an operator writes only once it has been saved (torch 2.13; tests/observe/core/test_filled.py)."""
+"""The argument that an operator writes after saving it (torch 2.13; tests/observe/core/test_filled.py)."""
 _MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
-"""Operators that are another one with an argument made for it, by which they are seen."""
+"""Operators that only make an argument and call another operator. The write is seen there."""
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 
-def written_by(schema: Any) -> Written | None:
-    """What an overload writes by its schema, or by the table above where the schema lies; None for nothing."""
+def written_by(schema: torch._C.FunctionSchema) -> Written | None:
+    """Return what an overload writes; None if it writes nothing. The tables above correct schemas that are wrong."""
     if schema.name in _MADE_OF:
         return None
     namespace, _, name = schema.name.partition("::")
@@ -109,20 +121,20 @@ def written_by(schema: Any) -> Written | None:
     if not arguments:
         return None
     uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
-    fills, op = _FILLS.get(schema.name), next((one for one in _MADE_OF if _MADE_OF[one] == schema.name), schema.name)
+    fills, op = _FILLS.get(schema.name), next((name for name in _MADE_OF if _MADE_OF[name] == schema.name), schema.name)
     return Written(op, arguments, uncounted, detaches=schema.name == "aten::detach_", fills=fills)
 
 
-def makes_many_views(schema: Any) -> bool:
-    """Whether an overload returns a list of views of its input (split, unbind, chunk ...)."""
+def makes_many_views(schema: torch._C.FunctionSchema) -> bool:
+    """Return True if an overload returns a list of views of its input (split, unbind, chunk ...)."""
     returns = schema.returns
     if schema.is_mutable or len(returns) != 1 or str(returns[0].type) != "List[Tensor]":
         return False
     return any(a.alias_info is not None and a.alias_info.after_set for a in schema.arguments)
 
 
-def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a call of the overload writes, lists and nested lists flattened."""
+def tensors(written: Written, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call of the overload writes, also those in lists and nested lists."""
     if written.flag is not None and not args[written.flag]:
         return
     for position, name in written.arguments:
@@ -130,35 +142,35 @@ def tensors(written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            for one in value:
-                if isinstance(one, torch.Tensor):
-                    yield one
-                elif isinstance(one, (list, tuple)):
-                    yield from (inner for inner in one if isinstance(inner, torch.Tensor))
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    yield item
+                elif isinstance(item, (list, tuple)):
+                    yield from (inner for inner in item if isinstance(inner, torch.Tensor))
 
 
 _registered: set[str] = set()
 _libraries: dict[str, Any] = {}
 kernels: list[tuple[str, str]] = []
-"""What kernels are registered for: "aten" and "add_.Tensor"."""
+"""The overloads that have a kernel, as ("aten", "add_.Tensor")."""
 _scanned: tuple[int, ...] = ()
 _scanning = threading.Lock()
-"""Held by the thread that registers kernels: another one that defines operators meanwhile is seen by the next look."""
+"""Held by the thread that registers kernels. Operators that another thread defines meanwhile wait for the next scan."""
 _sink: Sink | None = None
 
 
 def connect(sink: Sink) -> None:
-    """Send what the kernels see to `sink`, registering kernels for every overload not seen before (0.2 s at first).
+    """Send what the kernels see to `sink`. Register kernels for all overloads that have none yet (0.2 s at first).
 
-    The kernels stay registered for the life of the process. They are inert: a thread that has not called `enter` never
-    reaches them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
+    The kernels stay registered for the life of the process. A thread that was not entered (threads.py) never reaches
+    them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
     global _sink
     _sink = sink
     if not private.has_key():
         return
     if "_" not in _libraries:
-        # Only once: it makes Python forget which warnings of the program it has shown.
+        # Only once, as `catch_warnings` makes Python forget which warnings of the program it has shown.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             library = private.library("_")
@@ -169,14 +181,14 @@ def connect(sink: Sink) -> None:
 
 
 def sink() -> Sink | None:
-    """Where the kernels report at present."""
+    """Return what the kernels call at present; None if nothing is connected."""
     return _sink
 
 
 def rescan() -> None:
-    """Register kernels for the operators that were defined since the last look, if there may be any.
+    """Register kernels for operators that were defined since the last scan, if there may be any.
 
-    Asking for all names takes 3 ms, which is dear for a `watch` around each step.
+    Asking for all names takes 3 ms, which is too much for a `watch` around each step.
     """
     global _scanned
     now = private.operators_may_have_changed()
@@ -222,14 +234,15 @@ def _register(name: str) -> None:
     kernels.append((namespace, rest))
 
 
-def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
+def _write_kernel(op: OpOverload[..., object], written: Written) -> Kernel:
     call, include, key = op._op, private.include, private.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
-    # `Tensor.set_` alone asks no `__torch_function__`, which a call from Python does (torch 2.13; test_exotic.py).
+    # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
+    # test_exotic.py).
     sight = private.plain if written.op == "aten::set_" else None
     by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         sink, run, after = _sink, call, None
         for i in may_be_numbers:
             if i < len(args) and isinstance(args[i], _NUMBERS):
@@ -266,10 +279,10 @@ def _write_kernel(op: Any, written: Written) -> Callable[..., Any]:
     return kernel
 
 
-def _filling(kernel: Callable[..., Any], written: Written) -> Callable[..., Any]:
+def _filling(kernel: Kernel, written: Written) -> Kernel:
     position, name = written.fills or (0, "")
 
-    def filling(*args: Any, **kwargs: Any) -> Any:
+    def filling(*args: Any, **kwargs: Any) -> object:
         node, result = private.next_node(), kernel(*args, **kwargs)
         if _sink is not None:
             _sink.filled(kwargs[name] if name in kwargs else args[position], node, len(written.arguments) == 1)
@@ -281,23 +294,23 @@ def _filling(kernel: Callable[..., Any], written: Written) -> Callable[..., Any]
 _NUMBERS = (int, float, complex)
 
 
-def _may_be_numbers(op: Any) -> tuple[int, ...]:
-    """The positions of tensors that may come to a kernel as numbers which the overload does not take back.
+def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
+    """Return the positions of tensor arguments that may reach a kernel as numbers which the overload does not accept.
 
-    Inside PyTorch `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number; to a Python
-    kernel it comes as a plain number, which only a few overloads take back (torch 2.13;
-    tests/observe/core/test_numbers.py). The others are called by their name, which finds the overload for a number.
+    Inside PyTorch, `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number. A Python
+    kernel gets a plain number, and only a few overloads accept that (torch 2.13; tests/observe/core/test_numbers.py).
+    The others are called by name, and PyTorch picks the overload for a number.
     """
     if private.takes_numbers(op._schema.name):
         return ()
     arguments = enumerate(op._schema.arguments)
-    return tuple(i for i, one in arguments if str(one.type) == "Tensor" and one.alias_info is None)
+    return tuple(i for i, argument in arguments if str(argument.type) == "Tensor" and argument.alias_info is None)
 
 
-def _views_kernel(op: Any, name: str) -> Callable[..., Any]:
+def _views_kernel(op: OpOverload[..., object], name: str) -> Kernel:
     call, include, key = op._op, private.include, private.KEY
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         sink = _sink
         if sink is None:
             include(key, False)
@@ -313,13 +326,13 @@ def _views_kernel(op: Any, name: str) -> Callable[..., Any]:
 
 
 def disconnect() -> None:
-    """Stop reporting. A thread that is still inside leaves by itself at its next write."""
+    """Stop reporting. A thread that is still entered leaves at its next write."""
     global _sink
     _sink = None
 
 
 class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The stand-in where the dispatch key does not answer: sees the same writes, at two to three times the cost."""
+    """Used if the dispatch key does not work. It sees the same writes, at two to three times the cost."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -346,7 +359,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
             for tensor in tensors(written, args, kwargs):
-                if tensor is not filled:  # which is saved by now, as autograd comes before a mode
+                if tensor is not filled:  # it is saved by now, as autograd runs before a mode
                     after = sink.before(written, tensor) or after
         except ClobberError:
             raise
@@ -359,8 +372,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sink.failed(written, args, kwargs, error)
             raise
         if written.op.startswith("aten::_foreach_"):
-            # Under a mode these bump no version (torch 2.13; test_the_stand_in_mode_sees_the_same), so PyTorch's check
-            # would stay silent.
+            # Under a mode these do not move the version (torch 2.13; test_the_stand_in_mode_sees_the_same): PyTorch's
+            # check would stay silent.
             torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
         if filled is not None and torch.is_grad_enabled():
             sink.filled(filled, private.next_node() - 1, len(written.arguments) == 1)
@@ -370,21 +383,22 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def enter_mode() -> WriteMode:
-    """Put the stand-in on this thread's mode stack."""
+    """Put a WriteMode on this thread's mode stack, and return it."""
     mode: Any = WriteMode
     return cast(WriteMode, mode().__enter__())
 
 
 def leave_mode(mode: WriteMode) -> None:
-    """Take it off again."""
+    """Take a WriteMode off the stack again."""
     leave: Any = mode.__exit__
     leave(None, None, None)
 
 
-_cache: dict[Any, Written | str | None] = {}
+_cache: dict[OpOverload[..., object], Written | str | None] = {}
+"""What an overload writes, or its name if it makes many views."""
 
 
-def _written_cache(func: Any) -> Written | str | None:
+def _written_cache(func: OpOverload[..., object]) -> Written | str | None:
     if func not in _cache:
         written = written_by(func._schema)
         _cache[func] = written or (func._schema.name if makes_many_views(func._schema) else None)
@@ -393,7 +407,7 @@ def _written_cache(func: Any) -> Written | str | None:
 
 @cache
 def key_answers() -> bool:
-    """Self-test: does a kernel on the spare key see an `add_` in this release?"""
+    """Return True if a kernel on the spare key sees an `add_` in this release. A self-test, run once in a process."""
     if not private.has_key():
         return False
     seen: list[str] = []

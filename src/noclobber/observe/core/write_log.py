@@ -1,10 +1,9 @@
-"""What runs on every write, as closures over as little as possible: a few attribute reads and an append."""
+"""The code that runs on every write: closures that do a few attribute reads and an append."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 
 
 def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable[[Written, torch.Tensor], None]:
-    """For `install`: remember every write."""
+    """Return the `before` of a Sink for `install`: it remembers every write."""
     frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.recent, memory.thread
 
     def before(written: Written, tensor: torch.Tensor) -> None:
@@ -36,10 +35,10 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
 
 
 def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Callable[[], object] | None]:
-    """For `watch`: a write whose storage has live saves meets them.
+    """Return the `before` of a Sink for `watch`: it passes a write to the live saves of its storage.
 
-    A tensor in the graph shares its version counter with what was saved of it, so remembering the write is enough: the
-    moved version will lead to it. One made from `.data` may have a counter of its own.
+    A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
+    version will lead to it. A tensor made from `.data` may have a version counter of its own.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.recent, memory.thread
@@ -92,17 +91,17 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
 
 
 def views_made(memory: Memory, op: str) -> None:
-    """An operator is about to return several views; the node it makes gets the next number."""
+    """Remember an operator that is about to return several views. Its node gets the next number."""
     memory.views.append((private.next_node(), op, place_of(sys._getframe(1))))
 
 
-def may_rest(context: Context, outputs: Iterable[Any], create_graph: bool) -> bool:
-    """Whether a backward from these outputs that runs no Python may go unlogged, as it writes into no save.
+def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) -> bool:
+    """Return True if a backward from these outputs that runs no Python may go unlogged, as it writes to no save.
 
-    Without `create_graph` the engine adds up gradients in place only where it holds the last reference, and nothing
-    else that it writes is held by others but a leaf's `.grad`, wherever that is (torch 2.13, input_buffer.cpp and
-    accumulate_grad.h; tests/observe/preserve/test_preserve_gradients.py). Where no bytes are to be kept, that one is
-    told afterwards. DDP's own hooks write into its buckets (tests/observe/preserve/test_preserve_ddp.py).
+    Without `create_graph` the engine adds up gradients in place only if it holds the last reference. The only other
+    memory it writes that others may hold is a leaf's `.grad` (torch 2.13, input_buffer.cpp and accumulate_grad.h;
+    tests/observe/preserve/test_preserve_gradients.py). If no bytes are preserved, that write is reported afterwards.
+    DDP's own hooks write into its buckets (tests/observe/preserve/test_preserve_ddp.py).
     """
     if not context.careful:
         return True
@@ -120,8 +119,8 @@ def _in_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _gradients_of(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """What is there already of the gradients that a backward from these outputs may add to."""
+def _gradients_of(outputs: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Return the existing gradients of leaves that a backward from these outputs may add to."""
     outputs = list(outputs)
     leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
     for node in graph.walk(graph.roots_of(outputs)):

@@ -1,1 +1,1 @@
-"""From what was recorded to the model: clobbers, refusals, names of tensors, PyTorch's own words."""
+"""Turns records into the model: clobbers, refusals, names of tensors, PyTorch's own messages."""

@@ -1,4 +1,4 @@
-"""From what was recorded to the model's Clobber, made only when there is something to say."""
+"""Makes a Clobber of the model from records, only when there is a finding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -31,12 +31,18 @@ from noclobber.observe.describe import torch_messages
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""A geometry without its offset."""
+
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
 
 
 def region(geometry: Geometry | None) -> Region | None:
-    """The bytes of a recorded geometry; None for a layout without strides or with symbolic sizes."""
+    """Return the bytes of a geometry; None for a layout without strides or with symbolic sizes."""
     if (known := strided(geometry)) is None:
         return None
     offset, shape, strides, dtype = known
@@ -45,7 +51,7 @@ def region(geometry: Geometry | None) -> Region | None:
 
 
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
-    """Whether the spans of two tensors meet: a quick look, exact only where it says no."""
+    """Return False if a write cannot share a byte with a save. True is not exact: it only compares the two spans."""
     one, other = region(geometry(saved)), region(written)
     if one is None or other is None:
         return True
@@ -53,7 +59,7 @@ def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
 
 
 def touch(one: Geometry | None, other: Geometry | None) -> bool:
-    """Whether two tensors of one storage share a byte: exact for strided ones, True where that can't be told."""
+    """Return True if two tensors of one storage share a byte. Exact for strided tensors; True if that is not known."""
     first, second = strided(one), strided(other)
     if first is None or second is None:
         return True
@@ -61,20 +67,20 @@ def touch(one: Geometry | None, other: Geometry | None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _touch(apart: int, one: Any, other: Any) -> bool:
-    """`apart` is how many bytes later the second tensor begins."""
+def _touch(apart: int, one: Layout, other: Layout) -> bool:
+    """Return True if two layouts share a byte; the second begins `apart` bytes after the first."""
     first, second = (region((0, *layout)) for layout in (one, other))
     return first is None or second is None or overlap(first, replace(second, offset=apart))
 
 
 def unnamed(alias: torch.Tensor) -> Tensor:
-    """A tensor as far as it can be told without looking at the user's variables, which keeps these alive for longer."""
+    """Return a tensor without its name. To look for a name in the user's variables keeps these alive for longer."""
     dtype = str(alias.dtype).removeprefix("torch.")
     return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
 
 
 def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
-    """How a reader knows a tensor. Looks through the user's frames for its name."""
+    """Return a tensor with the name that a reader knows it by, from the user's frames."""
     shape = shape_of(alias)
     name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
@@ -82,47 +88,55 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
 
 
-def is_read(handle: object, node: Any) -> bool:
-    """Whether the node reads what was packed.
+def is_read(handle: object, node: Node | None) -> bool:
+    """Return True if the node reads what was packed.
 
-    Batch norm keeps its running statistics, and reads them in evaluation only (torch 2.13; test_unread.py). As
-    arguments of a checkpoint, which no node keeps, their update is not a clobber either: what matters is what is
-    computed anew.
+    Batch norm saves its running statistics and reads them only in evaluation (torch 2.13; test_unread.py). An update of
+    statistics that are arguments of a checkpoint is no clobber either: no node saves these arguments, and only what is
+    recomputed counts.
     """
     kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread_saves.fields(node))
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
     suspect = getattr(handle, "version", None)
-    if not isinstance(suspect, Suspect) or not all(one.written.is_statistics for one, _ in suspect.writes):
+    if not isinstance(suspect, Suspect) or not all(record.written.is_statistics for record, _ in suspect.writes):
         return True
     return not suspect.writes or bool(field_of(handle, node))
 
 
-def is_other(handle: object, node: Any, tensor: torch.Tensor, before: Digest) -> bool:
-    """Whether a node reads other numbers than were saved. `tensor` is what it reads, whose bytes are not those of the
-    fingerprint `before`; to most nodes the sign of a zero makes no difference."""
+def is_other(handle: object, node: Node | None, tensor: torch.Tensor, before: Digest) -> bool:
+    """Return True if a node reads other numbers than were saved.
+
+    `tensor` is what it reads; its bytes differ from those of the fingerprint `before`. For most nodes the sign of a
+    zero makes no difference.
+    """
     if not is_read(handle, node):
         return False
     return unread_saves.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
 
 
-def is_other_later(node: Any, field: str, tensor: torch.Tensor, digest: Digest, before: Digest) -> torch.Tensor | bool:
-    """The same of a field that the node reads on a device, left there. `digest` is the tensor's fingerprint now."""
+def is_other_later(
+    node: Node | None, field: str, tensor: torch.Tensor, digest: Digest, before: Digest
+) -> torch.Tensor | bool:
+    """Return whether a node reads other numbers in a field; a tensor if the answer is still on a device.
+
+    `digest` is the fingerprint of `tensor` now, `before` that of the save.
+    """
     if unread_saves.minds_sign_of_zero(node, field):
         return differs(digest, before)
     return differs_in_numbers(tensor, digest, before)
 
 
-def field_of(handle: object, node: Any) -> str:
-    """The name under which a node keeps a handle, of derivatives.yaml; empty where it is not found."""
+def field_of(handle: object, node: Node | None) -> str:
+    """Return the field in which a node saves a handle, by its name in derivatives.yaml; empty if there is none."""
     for saved in graph.saves_of(node) if node is not None else ():
         if graph.content(saved) is handle:
             return saved.field
     return ""
 
 
-def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) -> Clobber:
-    """The clobber of a handle that is being read by `node`."""
+def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Memory) -> Clobber:
+    """Return the clobber of a handle that `node` is reading."""
     alias = handle.alias
     current, version = int(alias._version), save_hooks.version_at_save(handle)
     key = private.storage_key(alias)
@@ -137,13 +151,13 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
         try:
             made_by = torch_messages.producer(handle, node, save.field, output=save.is_output)
             message = torch_messages.stale_message(alias, made_by, current, version)
-        except RuntimeError as refusal:  # of one of several views: PyTorch comes to this while it words the other
+        except RuntimeError as refusal:  # for one of several views PyTorch raises this instead of its stale message
             message = str(refusal)
         writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
     else:
         explained = any(write.overlaps for write in writes)
         if not any(write.via == "undeclared" for write in writes):
-            # An operator that lies is named itself, rather than the line inside it.
+            # An operator with a wrong schema is named itself, not a line inside it.
             writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     read = Read(save.node, site_of(backward.place), call_of(backward))
@@ -151,19 +165,19 @@ def clobber_of(handle: Handle, node: Any, backward: Backward, memory: Memory) ->
 
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
-    """Writes that torch never saw; none where what it saw explains the change."""
+    """Return the writes that torch did not see; none if a write that it saw explains the change."""
     if memory.aliases is not None:
         return memory.aliases.writes(handle, tensor, backward, explained=explained)
     return () if explained else (_window(handle.place, tensor, backward),)
 
 
 def _window(saved: Place | None, tensor: Tensor, backward: Backward) -> Write:
-    """All that is known of a write that nobody saw: it was after the save and before the read."""
+    """Return a write that nobody saw. Only the window is known: after the save and before the read."""
     return Write("", site_of(backward.place), via="foreign", tensor=tensor, since=site_of(saved))
 
 
 def clobber_to_come(handle: Handle, record: Record) -> Clobber:
-    """The clobber that a write is about to make. Which node saved is known only of an output that is still there."""
+    """Return the clobber that a write is about to make. Its node is known only if the save is an output still alive."""
     tensor = handle.tensor()
     producer = tensor.grad_fn if tensor is not None and not tensor._is_view() else None
     node = producer if producer is not None and field_of(handle, producer) else None
@@ -176,20 +190,20 @@ def clobber_to_come(handle: Handle, record: Record) -> Clobber:
 
 
 class Later(NamedTuple):
-    """A read whose fingerprint is still on its device: whether it differs, and what makes the clobber if so.
+    """A read whose fingerprint is still on its device: whether it differs, and what to call if so.
 
-    It holds nothing of the save, whose memory backward is about to give back.
+    It does not hold the save, as backward is about to free that memory.
     """
 
     differs: torch.Tensor | bool
     tell: Callable[[], Clobber | None]
-    """What tells of it, if that is no clobber, which it returns."""
+    """Returns the clobber. If the difference is no clobber it reports it in another way and returns None."""
     order: int = 0
-    """Of several that differ those with a lower one are told first."""
+    """Of several reads that differ, those with a lower order are reported first."""
 
 
-def later(handle: Handle, node: Any, digest: Digest, backward: Backward, memory: Memory) -> Later:
-    """What is known of a read on a device, before its bytes have been compared."""
+def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward, memory: Memory) -> Later:
+    """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, save_hooks.version_at_save(handle)
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
     shown, key, place = weak(alias), private.storage_key(alias), handle.place
@@ -209,19 +223,19 @@ def later(handle: Handle, node: Any, digest: Digest, backward: Backward, memory:
         read = Read(save.node, site_of(backward.place), call_of(backward))
         return Clobber(replace(save, tensor=known), writes, read, current)
 
-    # Zeros are looked at where it may be writes that changed their signs: that takes two more fingerprints.
+    # The signs of zeros are compared only if writes may have changed them: this takes two more fingerprints.
     if entries:
         return Later(is_other_later(node, save.field, alias, digest, handle.digest), clobber)
     return Later(differs(digest, handle.digest), clobber)
 
 
 def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    """What gives a tensor on the same bytes for as long as their storage is there, without holding that."""
+    """Return a function for a tensor on the same bytes, None once their storage is gone. It holds no storage."""
     storage, where = private.storage_ref(tensor), geometry(tensor)
     return lambda: tensor_on(storage, where)
 
 
-def _save(handle: Handle, node: Any, version: int, tensor: Tensor) -> Save:
+def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
     field = handle.field or field_of(handle, node)
     name, site = node.name() if node is not None else "", site_of(handle.place)
     applied = site_of(handle.applied)
@@ -229,24 +243,24 @@ def _save(handle: Handle, node: Any, version: int, tensor: Tensor) -> Save:
 
 
 def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
-    """How the program asked for the read, in the model's words."""
+    """Return how the program asked for the read, in the model's words."""
     return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
 
 
 def _between(
-    memory: Memory, handle: Handle, met: list[Any], key: int | None, version: int, current: int
+    memory: Memory, handle: Handle, met: list[tuple[Record, int]], key: int | None, version: int, current: int
 ) -> list[tuple[Record, int]]:
-    """The writes that met a save, and those that moved its version from one to another, each with the one before it."""
+    """Return the writes that met a save and those that moved its version, each with the version before it."""
     entries = met
     if current != version:
-        moved = [one for one in _from_recent(memory, key, version, current) if one[0].moment > handle.moment]
-        # Of two at one version the write to a tensor in the graph is the later one: it moves the version.
+        moved = [entry for entry in _from_recent(memory, key, version, current) if entry[0].moment > handle.moment]
+        # Of two writes at one version, the write to a tensor in the graph comes later: it moves the version.
         entries = sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
     return entries
 
 
 def _from_recent(memory: Memory, key: int | None, version: int, current: int) -> list[tuple[Record, int]]:
-    """Writes remembered without a save of ours. What was written before the save was may be of another storage."""
+    """Return the remembered writes at these versions. Those from before the save may belong to an earlier storage."""
     return [
         (record, record.version or 0)
         for record in memory.recent
@@ -258,7 +272,7 @@ _ACCUMULATION = Written("aten::add_", ((0, "self"),), uncounted=False)
 
 
 def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
-    """The gradient of a leaf moved on and no operator wrote it: the backward calls since then added to it."""
+    """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
         (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when), version + index)
@@ -267,7 +281,7 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
 
 
 def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -> tuple[Write, ...]:
-    """The model's writes of records, each with the version before it; `current` is the version after the last one."""
+    """Return records, each with the version before it, as writes of the model. `current` is the last version."""
     made = []
     for index, (record, before) in enumerate(entries):
         after = entries[index + 1][1] if index + 1 < len(entries) else current
@@ -305,8 +319,11 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
-def stale_saves(roots: list[Any], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
-    """The stale saves of a graph, but for the handles in `seen`: ours by their version, others by PyTorch's check."""
+def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
+    """Return the stale saves of a graph, except the handles whose ids are in `seen`; adds the ids of the others.
+
+    Handles are stale by their version, other saves by PyTorch's own check.
+    """
     found = []
     for node in graph.walk(roots):
         for saved in graph.saves_of_or_gone(node):
@@ -329,7 +346,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     save = Save(
         node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
     )
-    entries = [one for one in _from_recent(memory, key, stale.expected, stale.current) if one[0].node > number]
+    entries = [entry for entry in _from_recent(memory, key, stale.expected, stale.current) if entry[0].node > number]
     message = torch_messages.stale_message(
         stale.tensor, torch_messages.produced(stale.tensor), stale.current, stale.expected
     )
@@ -338,6 +355,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
 
 
 def write_of(noted: Record, tensor: Tensor) -> Write:
+    """Return a record as a Write of the model that moves the version by one."""
     after = None if noted.version is None else noted.version + 1
     return Write(
         noted.written.op,
@@ -351,5 +369,6 @@ def write_of(noted: Record, tensor: Tensor) -> Write:
 
 
 def read_of(backward: Backward) -> Read:
+    """Return the read of a backward call as a Read of the model, without a node."""
     call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
     return Read("", site_of(backward.place), call)

@@ -1,10 +1,10 @@
-"""From an error that PyTorch raised to the model's Refusal: which write, view or save it is about."""
+"""Makes a Refusal of the model from an error that PyTorch raised: which write, view or save the error is about."""
 
 from __future__ import annotations
 
 import re
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +21,9 @@ from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
     "This is not supported, please use out-of-place `.detach()` instead"
@@ -33,16 +36,16 @@ _ABOUT_WRITING = re.compile(
 
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
-"""What writes in place where backward says so (torch 2.13; tests/observe/describe/test_sloped.py)."""
+"""The operators that an error about a slope may mean (torch 2.13; tests/observe/describe/test_sloped.py)."""
 
 
 def is_freed(message: str) -> bool:
-    """Whether this is the error about a graph that was already run through."""
+    """Return True for the error about a second backward through a freed graph."""
     return "backward through the graph a second time" in message
 
 
 class Witness:
-    """What an exception is about, kept on the exception; it stays behind when the exception is pickled."""
+    """Holds on an exception what the exception is about. Pickling the exception drops the event."""
 
     __slots__ = ("event",)
 
@@ -54,25 +57,25 @@ class Witness:
 
 
 def remember(error: BaseException, event: Refusal | Clobber) -> None:
-    """Keep on an exception what it is about: it may still be caught, and then nothing is to be said of it."""
+    """Keep on an exception what it is about. The program may still catch it, and then nothing is reported."""
     error._noclobber = Witness(event)  # type: ignore[attr-defined]
 
 
 def remembered(error: BaseException) -> Refusal | Clobber | None:
-    """What `remember` kept."""
+    """Return what `remember` kept on an exception; None if there is nothing."""
     witness: Witness | None = getattr(error, "_noclobber", None)
     return None if witness is None else witness.event
 
 
 def about_writing(message: str) -> bool:
-    """Whether an error text may concern an in-place operation; the rules decide."""
+    """Return True if an error text may concern an in-place operation. The rules decide."""
     return _ABOUT_WRITING.search(message) is not None
 
 
 def write_failed(
-    context: Context, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    context: Context, written: Written, args: tuple[object, ...], kwargs: dict[str, object], error: RuntimeError
 ) -> None:
-    """An operator raised instead of writing: remember what it was about, in case the error leaves the program."""
+    """Remember what the error of an operator that did not write is about, in case the program does not catch it."""
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
@@ -82,7 +85,7 @@ def write_failed(
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
-    """An operator refused to write `tensor`."""
+    """Return the refusal of an operator to write `tensor`, which is None if it is not known."""
     site = site_of(place_of(frame))
     if tensor is None:
         return Refusal(message, site, op)
@@ -94,7 +97,10 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
-    """Where one of several views was made: PyTorch has just read its grad_fn itself, so reading it changes nothing."""
+    """Return where one of several views was made; None if that is not known.
+
+    PyTorch itself has just read the view's grad_fn, so reading it changes nothing.
+    """
     if "is a view" not in message:
         return None
     try:
@@ -105,7 +111,7 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 
 
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
-    """Unpacking a save is refused for another reason than its version."""
+    """Return the refusal to unpack a save for another reason than its version."""
     suspect = handle.version
     written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
     return Refusal(
@@ -113,8 +119,11 @@ def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal
     )
 
 
-def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory: Memory) -> Refusal:
-    """A backward reached a freed graph: where its newest freed node saved, and whether the root itself is old."""
+def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
+    """Return the refusal of a backward that reached a freed graph.
+
+    It says where the newest freed node saved, and whether the root itself is from before the last backward.
+    """
     boundary = memory.thread.boundary
     numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
     repeated = None if not boundary or not numbers else max(numbers) < boundary
@@ -132,7 +141,7 @@ def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory:
         place = memory.thread.history.place_of(number)
         shared = repeated is False and number >= memory.thread.boundaries.get(backward.place, 0)
         ends = ((end, line) for line, end in memory.thread.boundaries.items() if end > number)
-        freeing = min(ends, key=lambda one: one[0], default=(0, None))[1]
+        freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     carrying = _carrying(roots, boundary, memory)
     return Refusal(
         message,
@@ -147,10 +156,11 @@ def refusal_of_freed(message: str, roots: list[Any], backward: Backward, memory:
     )
 
 
-def _carrying(roots: list[Any], boundary: int | None, memory: Memory) -> Record | None:
-    """The write that carries a state from an older graph into the newest one, if any: at either end of that edge.
+def _carrying(roots: list[Node], boundary: int | None, memory: Memory) -> Record | None:
+    """Return the write that carries a state from an older graph into the newest graph; None if none is known.
 
-    The first write to a buffer finds it outside of the graph, and may not be on record.
+    It is at either end of the edge between the graphs. At the first write to a buffer the buffer is outside of the
+    graph, and that write may not be on record.
     """
     numbers = {
         number
@@ -160,11 +170,14 @@ def _carrying(roots: list[Any], boundary: int | None, memory: Memory) -> Record 
         if older is not None and older._sequence_nr() < boundary
         for number in (node._sequence_nr(), older._sequence_nr())
     }
-    return next((one for one in reversed(memory.recent) if one.node in numbers), None)
+    return next((record for record in reversed(memory.recent) if record.node in numbers), None)
 
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:
-    """What an exception that left the program is about: as remembered on it, else from its text and frames."""
+    """Return what an exception that left the program is about; None if it is not about writing.
+
+    This is what is remembered on the exception, else what its text and frames say.
+    """
     event = remembered(error)
     if event is not None or not isinstance(error, RuntimeError):
         return event
@@ -178,7 +191,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return Refusal(message, site, saved=site, call="save")
     if (sloped := _SLOPED.search(message)) is not None:
         names = [f"aten::{name}_" for name in _SLOPES[sloped[1]]]
-        places = {one.place for one in memory.recent if one.written.op in names}
+        places = {record.place for record in memory.recent if record.written.op in names}
         return Refusal(
             message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
         )
@@ -186,14 +199,14 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return Refusal(message, site, last.written.op, written=site_of(last.place))
     inside = last is not None and last.node == private.next_node() and _passed_through(error, "apply")
     if inside and last is not None and about_writing(message):
-        # A custom Function is judged once its forward has ended; its last write is what is forbidden. Its node is made
+        # PyTorch checks a custom Function after its forward, and forbids its last write. The Function's node is made
         # before its forward runs, so no write from before the call has the same number.
         return Refusal(message, site, last.written.op, written=site_of(last.place))
     return Refusal(message, site, call="backward" if _passed_through(error, "_engine_run_backward") else "write")
 
 
 def _passed_through(error: BaseException, function: str) -> bool:
-    """Whether an exception came up through a function of torch.autograd."""
+    """Return True if an exception passed through a function of torch with this name."""
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code

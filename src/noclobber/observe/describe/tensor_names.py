@@ -1,4 +1,4 @@
-"""What a reader calls a tensor: locals of user frames, `module.path.weight`; looked up only when a finding is made."""
+"""Finds the name of a tensor: a local of a user frame or `module.path.weight`. Used only when a finding is made."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class Name(NamedTuple):
 
 
 def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = None) -> Name | None:
-    """The name of a tensor: a parameter or buffer on its storage, else a local that is it or that shows the same bytes.
+    """Return the name of a tensor; None if it has none.
 
+    It is that of a parameter or buffer on its storage, else of a variable that is the tensor or shows the same bytes.
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
     with private.plain():
@@ -38,8 +39,8 @@ def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = Non
 def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
     best: Name | None = None
     where = _place(tensor)
-    for one in _user_frames(frame):
-        for label, value in _values(one):
+    for user_frame in _user_frames(frame):
+        for label, value in _values(user_frame):
             if isinstance(value, torch.nn.Module):
                 found = _in_module(label, value, key)
                 if found is not None:
@@ -58,7 +59,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The program's frames, innermost first; from those of a thread of the engine on to where backward was called."""
+    """Yield the program's frames, innermost first. From a thread of the engine it goes on at the backward call."""
     count, call = 0, backward_call()
     while frame is not None and count < _MOST_FRAMES:
         if owner_of(frame.f_code.co_filename) is Owner.USER:
@@ -72,7 +73,7 @@ def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
-    """Locals, then globals where they differ, then the attributes of a `self` and of other plain objects."""
+    """Yield labels and values: locals, then globals if they differ, each with the attributes of plain objects."""
     scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
     for scope in scopes:
         items = list(scope.items())[:_MOST_VALUES]
@@ -90,7 +91,7 @@ def _is_on(value: object, key: int) -> bool:
 
 
 def _gradient(value: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a leaf. A view is left alone: asking whether it is a leaf can change the program."""
+    """Return the gradient of a leaf; else None. A view is not asked if it is a leaf: that can change the program."""
     return value.grad if value.requires_grad and not value._is_view() and value.is_leaf else None
 
 

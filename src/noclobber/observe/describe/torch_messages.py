@@ -1,9 +1,9 @@
-"""PyTorch's own words for a stale save, which hooks make it leave unsaid, and what it names as the producer."""
+"""PyTorch's message for a stale save, which it does not raise under hooks, and the producer that the message names."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -11,17 +11,20 @@ from torch.autograd.function import BackwardCFunction
 from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, Suspect
 from noclobber.observe.torch_api import graph, native_saves
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 _NAMES_IN_FULL = torch.__version__ < "2.13"
-"""Whether PyTorch names a node "AddBackward0" in this error, and not "Add"."""
+"""Whether PyTorch says "AddBackward0" and not "Add" in this error."""
 
 
 def is_stale(message: str) -> bool:
-    """Whether this is the error of PyTorch's version check."""
+    """Return True for the error of PyTorch's version check."""
     return "variables needed for gradient computation has been modified by an inplace operation" in message
 
 
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
-    """PyTorch's own words for a stale save, which hooks make it leave unsaid. Raises what it raises in their place."""
+    """Return PyTorch's message for a stale save. Raises NotImplementedError if PyTorch raises that instead."""
     made_by = f", which is output {producer[1]} of {_shown(producer[0])}," if producer is not None else ""
     said, _, rest = native_saves.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
     return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
@@ -34,17 +37,18 @@ def _shown(node: str) -> str:
 
 
 def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[str, int] | None:
-    """The node and output that PyTorch names: of an input what made it last, as it stands now; None for a leaf.
+    """Return the node and output that PyTorch names in its message; None for a leaf.
 
-    Where the tensor itself is gone, what made it when it was saved; a view, whose base was written since, is named by
-    the node that autograd would make for it anew. Raises RuntimeError where PyTorch refuses to say: a view of several.
+    For an input this is what made the tensor last, as of now. If the tensor is gone, it is what made the tensor when it
+    was saved. A view whose base was written since gets the name of the node that autograd would make for it.
+    Raises RuntimeError if PyTorch refuses to name it: one of several views.
     """
     number = graph.output_of(node, field) if output else None
     if number is not None and graph.has_gradient(node, number):
-        return node.name(), number  # a result without a gradient is kept as an input is
+        return node.name(), number  # a result without a gradient is saved like an input
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
-        # A custom Function's own node stands in for the one that is lost.
+        # The node of a custom Function stands in for the node that is lost.
         return "_NoopSaveInputsBackward" if isinstance(handle, ArgumentOfNode) else node.name(), 0
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
@@ -63,15 +67,15 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     return ("AsStridedBackward0", 0) if made.name() in _VIEWS else (made.name(), number)
 
 
-def _first_of_views(node: Any) -> Any:
-    """What made the tensor that a row of views begins from."""
+def _first_of_views(node: Node) -> Node:
+    """Return the node that made the tensor at the start of a chain of views."""
     while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return node
 
 
 def _is_view_of_tracked(handle: Handle) -> bool:
-    """Whether a tensor that is gone was a view of one that entered the graph since: then autograd makes it a node."""
+    """Return True if a tensor that is gone was a view whose base entered the graph since: the view gets a node."""
     base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
     return base is not None and base.grad_fn is not None
 
@@ -104,8 +108,8 @@ _VIEWS = frozenset(
 )
 
 
-def made_by(tensor: torch.Tensor, node: Any) -> bool | None:
-    """Whether a node made a tensor; None where PyTorch refuses to say."""
+def made_by(tensor: torch.Tensor, node: object) -> bool | None:
+    """Return True if a node made a tensor; None if PyTorch refuses to say."""
     try:
         return bool(tensor.grad_fn is node)
     except RuntimeError:
@@ -113,7 +117,10 @@ def made_by(tensor: torch.Tensor, node: Any) -> bool | None:
 
 
 def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
-    """What made a tensor; asking is what PyTorch does itself before it raises."""
+    """Return the node and output that made a tensor; None for a leaf, or if PyTorch refuses.
+
+    PyTorch itself asks for the node before it raises, so asking changes nothing.
+    """
     try:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     except RuntimeError:

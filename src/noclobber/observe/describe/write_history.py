@@ -1,4 +1,4 @@
-"""What was written to memory that no handle of ours keeps and that was read again: from the write log, as a tale."""
+"""The writes to memory that no handle keeps and that was read again, from the write log."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
 MOST_CAUSES = 8
-"""Writes told for one region, the first ones."""
+"""Writes that are reported for one region; the first are kept."""
 
 
 def since(memory: Memory, begin: int, until: int | None = None) -> list[Record]:
-    """The remembered writes between two moments, oldest first."""
+    """Return the remembered writes from one moment until before another, oldest first. None: until now."""
     found: list[Record] = []
-    for one in reversed(memory.recent):
-        if one.moment < begin:
+    for record in reversed(memory.recent):
+        if record.moment < begin:
             break
-        if until is None or one.moment < until:
-            found.append(one)
+        if until is None or record.moment < until:
+            found.append(record)
     return found[::-1]
 
 
 def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current: int) -> tuple[Write, ...]:
-    """The model's writes to one memory, of which `tensor` was read; `current` is its version now.
+    """Return the model's writes to memory that was read as `tensor`; `current` is the version now.
 
-    A write through `.data` or another alias counts on a counter of its own, so the version before it is taken from the
+    A write through `.data` or another alias moves another version counter, so the version before it is taken from the
     writes around it.
     """
     entries, version = [], reread.version
@@ -41,11 +41,11 @@ def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current
 
 
 def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Write, ...]:
-    """The model's writes to several memories in the order they were made, one for each line that wrote."""
+    """Return the model's writes to several memories, oldest first: one per line that wrote, at most MOST_CAUSES."""
     found: dict[object, tuple[int, Write]] = {}
     for reread in rereads:
         tensor = reread.tensor()
-        numbers = [index for index, one in enumerate(records) if one.key == reread.alias]
+        numbers = [index for index, record in enumerate(records) if record.key == reread.alias]
         if tensor is None or not numbers:
             continue
         known = clobbers.tensor_of(tensor, reread.alias)
@@ -54,4 +54,4 @@ def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Wri
             place = records[index].place
             if place not in found or found[place][0] > index:
                 found[place] = (index, write)
-    return tuple(write for _, write in sorted(found.values(), key=lambda one: one[0])[:MOST_CAUSES])
+    return tuple(write for _, write in sorted(found.values(), key=lambda entry: entry[0])[:MOST_CAUSES])

@@ -1,36 +1,43 @@
-"""Bytes of live saves that foreign code can reach, compared from line to line: where they changed, and since when."""
+"""Compares the bytes of live saves that foreign code can reach, line by line, to find where and when they changed."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
 
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.fingerprints import Digest, fingerprint
-from noclobber.observe.core.records import geometry
+from noclobber.observe.core.records import Record, geometry
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
 SHARE = 0.2
-"""How much of the time that passes comparing may take."""
+"""The share of the running time that comparing may take."""
 SAVED_UP = 0.25
-"""Seconds of comparing that may be saved up for when more is needed at once."""
+"""Unused seconds of comparing that may be kept for later."""
 AT_FIRST = 0.05
+"""Seconds of comparing that are available at the start."""
 _BYTES_A_SECOND = 5e9
-"""A guess at the cost of a comparison, before the first one has been timed."""
+"""The guessed speed of a comparison, until the first one has been timed."""
+
+Name = tuple[object, ...]
+"""Identifies a stretch: the address, the shape, the strides and the dtype."""
+Writes = tuple[tuple[Record, int], ...]
+"""Writes that torch saw, each with the version before it."""
 
 
 class ChangedBytes(NamedTuple):
-    """Bytes were found changed after the line at `place`. They were last seen whole after `since`; None: just before.
+    """Bytes were found changed after the line at `place`. They were last seen unchanged after the line at `since`.
 
-    `seen` where a write that torch saw, or a moved version, explains it.
+    `since` is None if they were unchanged just before that line. `seen` is True if a write that torch saw, or a moved
+    version, explains the change.
     """
 
     place: Place | None
@@ -39,9 +46,9 @@ class ChangedBytes(NamedTuple):
 
 
 class Stretch:
-    """A stretch of memory that live saves show: what its bytes were last, and where they changed from what they were.
+    """A stretch of memory that live saves show: the last fingerprint of its bytes, and where the bytes changed.
 
-    `changes` goes by the fingerprint that the bytes had before: it holds for every save that was made of these.
+    The keys of `changes` are the fingerprints before each change: an entry holds for every save of those bytes.
     """
 
     __slots__ = ("changes", "compared", "cost", "digest", "handles", "key", "marked", "version", "whole", "writes")
@@ -57,22 +64,22 @@ class Stretch:
         self.mark(handle)
 
     def handle(self) -> Handle | None:
-        """A live save of these very bytes, a late one; the alias of a save can be given another storage."""
+        """Return a live save that is still on this storage, the newest; None if none is left. An alias can be moved."""
         for reference in reversed(self.handles):
             handle = reference()
             if handle is not None and private.storage_key(handle.alias) == self.key:
                 return handle
-            with contextlib.suppress(ValueError):  # another thread may have been quicker
+            with contextlib.suppress(ValueError):  # another thread may have removed it
                 self.handles.remove(reference)
         return None
 
     def mark(self, handle: Handle) -> None:
-        """Remember what torch has seen of this save so far."""
+        """Remember the writes to this save that torch has seen so far."""
         self.marked = ref(handle)
         self.version, self.writes = _marks(handle)
 
     def seen(self) -> bool:
-        """Whether torch saw a write that may have changed these bytes since `mark`."""
+        """Return True if torch has seen a write since `mark` that may have changed these bytes."""
         handle, version, before = self.marked(), self.version, self.writes
         if handle is None:
             handle = self.handle()
@@ -84,32 +91,32 @@ class Stretch:
         return version != current or any(clobbers.may_touch(handle.alias, one[0].geometry) for one in new)
 
     def add(self, handle: Handle) -> None:
-        """One more save of these bytes. Forgets changes that no live save can ask for any more."""
+        """Add a save of these bytes. Drop the changes that no live save can ask for."""
         self.handles.append(ref(handle))
         if len(self.changes) > 64 and len(self.changes) > 2 * len(self.handles):
-            self.handles = [one for one in self.handles if one() is not None]
-            asked = {one.digest for reference in self.handles if (one := reference()) is not None}
+            self.handles = [reference for reference in self.handles if reference() is not None]
+            asked = {save.digest for reference in self.handles if (save := reference()) is not None}
             self.changes = {digest: change for digest, change in self.changes.copy().items() if digest in asked}
 
 
 class ByteMonitor:
-    """Compares the stretches whose memory is handed out, as often as its share of the time allows."""
+    """Compares the stretches whose memory is handed out, as often as SHARE of the running time allows."""
 
     def __init__(self, is_out: Callable[[int], bool]) -> None:
         self._is_out = is_out
-        self._known: dict[tuple[Any, ...], Stretch] = {}
-        self._watched: dict[tuple[Any, ...], Stretch] = {}
+        self._known: dict[Name, Stretch] = {}
+        self._watched: dict[Name, Stretch] = {}
         self._rounds = 1
         self._credit = AT_FIRST
         self._least = 0.0
         self._counted = perf_counter()
 
     def __bool__(self) -> bool:
-        """Whether anything is watched."""
+        """Return True if any stretch is watched."""
         return bool(self._watched)
 
     def watch(self, handle: Handle, key: int, here: Place | None, *, fresh: bool) -> bool:
-        """Compare a save from now on; `fresh` where its fingerprint has just been taken. False where that cannot be."""
+        """Compare a save from now on; return False if that is impossible. `fresh`: its fingerprint was just taken."""
         digest = handle.digest
         if not isinstance(digest, int) or not handle.alias.numel():
             return False
@@ -133,7 +140,7 @@ class ByteMonitor:
         return True
 
     def passed(self, place: Place | None) -> bool:
-        """The line at `place` has run: compare. False once there is nothing to compare any more."""
+        """Compare the stretches after the line at `place` has run. Return False once nothing is left to compare."""
         self._earn()
         self._rounds += 1
         if self._credit < self._least:
@@ -146,7 +153,7 @@ class ByteMonitor:
         return bool(self._watched)
 
     def change(self, handle: Handle, here: Place | None) -> ChangedBytes | None:
-        """Where the bytes of a save that is being read changed, as far as it was watched."""
+        """Return where the bytes of a save that is being read changed; None if that is not known."""
         stretch = self._known.get(_name(handle)) if isinstance(handle.digest, int) else None
         if stretch is None or not isinstance(handle.digest, int):
             return None
@@ -156,12 +163,12 @@ class ByteMonitor:
         return ChangedBytes(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
 
     def drop(self, handle: Handle) -> None:
-        """Take back a `watch`."""
+        """Undo a `watch`."""
         self._known.pop(_name(handle), None)
         self._watched.pop(_name(handle), None)
 
     def forget(self) -> None:
-        """Compare nothing any more."""
+        """Stop comparing, and drop everything."""
         self._known, self._watched = {}, {}
 
     def _earn(self) -> None:
@@ -170,7 +177,7 @@ class ByteMonitor:
         self._counted = now
 
     def _spend(self, stretch: Stretch, alias: torch.Tensor) -> Digest:
-        """The fingerprint as it is now, timed."""
+        """Return the fingerprint as it is now, and subtract the time it took from the credit."""
         begin = perf_counter()
         digest = fingerprint(alias)
         stretch.cost = perf_counter() - begin
@@ -178,7 +185,7 @@ class ByteMonitor:
         return digest
 
     def _now(self, stretch: Stretch, handle: Handle) -> int | None:
-        """The fingerprint as it is at present; None where that is too dear."""
+        """Return the fingerprint as it is now; None if taking it costs too much, or if the bytes cannot be read."""
         self._earn()
         if stretch.cost > self._credit:
             return None
@@ -199,7 +206,7 @@ class ByteMonitor:
         else:
             stretch.mark(handle)
         stretch.compared, stretch.whole = self._rounds, place
-        # Asked last: what was handed out for the length of this line only has been compared once.
+        # Asked last, so that memory which was handed out during this line only is compared once.
         return self._is_out(stretch.key)
 
     def _changed(self, stretch: Stretch, handle: Handle, digest: int, change: ChangedBytes) -> None:
@@ -209,12 +216,12 @@ class ByteMonitor:
         stretch.mark(handle)
 
 
-def _name(handle: Handle) -> tuple[Any, ...]:
+def _name(handle: Handle) -> Name:
     alias = handle.alias
     return (private.address(alias), *geometry(alias)[1:])
 
 
-def _marks(handle: Handle) -> tuple[int, tuple[Any, ...]]:
-    """The version, and the writes that torch saw."""
+def _marks(handle: Handle) -> tuple[int, Writes]:
+    """Return the version of a save now, and the writes to it that torch saw."""
     version = handle.version
     return int(handle.alias._version), tuple(version.writes) if isinstance(version, Suspect) else ()

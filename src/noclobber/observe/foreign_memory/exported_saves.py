@@ -1,4 +1,4 @@
-"""The live saves whose memory foreign code may hold: watched from line to line, and who wrote to them."""
+"""Watches the live saves whose memory foreign code may hold, line by line, and says who wrote to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any
 from weakref import ref
 
 import torch
@@ -26,14 +25,14 @@ from noclobber.observe.foreign_memory.exports import Handout
 from noclobber.observe.torch_api import private
 
 MOST_STORAGES = 4096
-"""Storages whose handouts are remembered, the latest ones."""
+"""Storages whose handouts are remembered; the latest are kept."""
 MOST_OF_ONE = 16
-"""Handouts of one storage that are remembered."""
+"""Handouts that are remembered for one storage."""
 HAS_TRACER = "the lines of foreign writes, as the program has a tracer of its own (a debugger, coverage)"
 
 
 class ExportedSaves:
-    """What is handed out, by the key of its storage, which means something only while that storage lives."""
+    """The memory that is handed out, by the key of its storage. A key is valid only while its storage lives."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
@@ -46,7 +45,7 @@ class ExportedSaves:
         self.exports = exports.Exports(self.hand, way)
 
     def hand(self, tensor: torch.Tensor, by: str, frame: FrameType, held: Callable[[], bool]) -> None:
-        """The code of `frame` has just handed out a tensor's memory."""
+        """Record that the code of `frame` has just handed out a tensor's memory."""
         with private.plain():
             key = private.storage_key(tensor)
             if key is None or not tensor.numel():
@@ -63,19 +62,20 @@ class ExportedSaves:
                 self._watch(handle, key, frame, fresh=False)
 
     def saved(self, handle: Handle) -> None:
-        """A tensor was saved; called only while something is handed out."""
+        """Watch a new save if its memory is handed out. Called only while any memory is."""
         key = private.storage_key(handle.alias)
         if key in self.handed and self.is_out(key):
             self._watch(handle, key, sys._getframe(1), fresh=True)
 
     def is_out(self, key: int) -> bool:
-        """Whether foreign code may hold this storage at present."""
+        """Return True if foreign code may hold this storage now."""
         return any(one.storage() is not None and one.held() for one in self.handed.get(key, ()))
 
     def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
-        """The writes that changed the bytes of a save unseen by torch; empty where only a seen one did (`explained`).
+        """Return the writes to the bytes of a save that torch did not see. `explained` says that torch saw a write.
 
-        Where neither a line of this process nor another process is known, a window: from the save to the read.
+        Empty if the write that torch saw explains the change. If neither a line of this process nor another process is
+        known, the one write covers the whole window from the save to the read.
         """
         change, key = self.monitor.change(handle, self.lines.here()), private.storage_key(handle.alias)
         if explained and (change is None or change.seen):
@@ -95,24 +95,24 @@ class ExportedSaves:
         return (Write("", site, via=via, tensor=tensor, since=since, handed=handed),)
 
     def entered(self) -> None:
-        """A thread begins."""
+        """Follow the calling thread if anything is watched. Called when a thread begins, or goes on after it waited."""
         if self.monitor:
             self.lines.start(sys._getframe(1))
 
     def rest(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self.lines.end()
         self.monitor.forget()
 
     def disarm(self) -> None:
-        """Forget everything."""
+        """Stop watching, and drop everything."""
         self.rest()
         self.handed.clear()
         self.exports.forget()
         self.processes.close()
 
     def _blamed(self, key: int | None, storage: object) -> Handout | None:
-        """The latest handout of this very storage, else of its memory; rather one that is still out."""
+        """Return the latest handout of this storage, else of its memory, rather one still held; None if none."""
         alive = [one for one in self.handed.get(key or 0, ()) if one.storage() is not None]
         return max(reversed(alive), key=lambda one: (one.storage() is storage, one.held()), default=None)
 
@@ -141,14 +141,14 @@ class ExportedSaves:
 
 
 def arm(context: Context, way: Way) -> None:
-    """Watch over what is handed out until the recorder disarms, where contents are watched."""
+    """Watch the memory that is handed out until the recorder disarms. Does nothing if contents are not watched."""
     if context.contents is None:
         return
     aliases = ExportedSaves(context, way)
     aliases.exports.put()
     interpose.around_threads(way, aliases.entered, lambda: None)
     if sys.version_info < (3, 12):
-        # There a thread is followed only from within, and one that runs already must come by here.
+        # sys.settrace follows only the calling thread, so a thread that runs already must pass a call of ours.
         interpose.around_waiting(way, aliases.entered)
     way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
     way.at_end(lambda: _disarm(context, aliases))
@@ -161,11 +161,11 @@ def _disarm(context: Context, aliases: ExportedSaves) -> None:
     aliases.disarm()
 
 
-def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], Any]:
-    """`sys.gettrace` as the program would find it: scripts ask whether a debugger is there, and run otherwise if so."""
+def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], object]:
+    """Return a `sys.gettrace` that hides noclobber's tracer: some scripts run differently under a debugger."""
 
     @functools.wraps(line_tracer.gettrace)
-    def gettrace() -> Any:
+    def gettrace() -> object:
         tracer = line_tracer.gettrace()
         return None if tracer is not None and way.guarded(lambda: followed.is_ours(tracer)) else tracer
 

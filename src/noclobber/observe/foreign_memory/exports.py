@@ -1,4 +1,4 @@
-"""Where torch hands memory to code that it does not see, or takes in memory which such code may still hold."""
+"""The calls that hand torch's memory to foreign code, or make a tensor on memory that foreign code may hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -22,34 +22,38 @@ from noclobber.observe.torch_api import compile_guard, private
 from noclobber.observe.torch_api.frames import frame_above, passed_over
 
 SHARED = "share_memory_"
-"""It hands memory to other processes, not to code of this one."""
+"""This method hands memory to other processes, not to code of this process."""
 
 
 class Handout(NamedTuple):
-    """One call that handed memory out. `held` tells whether somebody still holds what the call gave, or was given."""
+    """One call that handed memory out. `held` returns True while somebody may hold what it returned or took in."""
 
     by: str
     place: Place | None
-    storage: ref[Any]
+    storage: ref[torch.UntypedStorage]
     held: Callable[[], bool]
 
 
 Hand = Callable[[torch.Tensor, str, FrameType, Callable[[], bool]], None]
-"""Is told of a tensor, the name of the call, the frame that made it, and `Handout.held`."""
+"""Called with the tensor, the name of the call, the frame that made the call, and `Handout.held`."""
+Method = Callable[..., object]
+Wrap = Callable[..., Method]
+"""Makes the function that replaces a native one."""
 
 
 class Exports:
-    """Tells `hand` of every handout, from `put` until the way is ended and `forget` is called."""
+    """Calls `hand` for every handout, from `put` until the way has ended and `forget` is called."""
 
     def __init__(self, hand: Hand, way: Way) -> None:
         self._hand, self._way = hand, way
-        self._put: list[tuple[Any, str, Any, Any]] = []
+        self._put: list[tuple[type | ModuleType, str, Method, Method]] = []
+        """What is replaced: the owner, the name, PyTorch's function and ours."""
         self._regions = compile_guard.Regions(
             way.entry(self._withdraw, also_off=True), way.entry(self._put_back, also_off=True)
         )
 
     def put(self) -> None:
-        """Begin."""
+        """Replace the calls."""
         _fill_tables()
         relays, scripted = _relays(), _scripted()
         for owner, name, wrap in _calls():
@@ -58,12 +62,12 @@ class Exports:
             self._way.patches.put(owner, name, ours)
             self._put.append((owner, name, native, ours))
             if id(native) in scripted:
-                # What torch.jit.script looks up a function by.
+                # torch.jit.script looks up a function by its id.
                 scripted[id(ours)] = scripted[id(native)]
         self._regions.listen()
 
     def forget(self) -> None:
-        """End."""
+        """Remove what torch keeps of the replaced functions. The way itself puts the native functions back."""
         self._regions.stop()
         scripted = _scripted()
         for _, _, native, ours in self._put:
@@ -72,7 +76,7 @@ class Exports:
         self._put.clear()
 
     def _withdraw(self) -> None:
-        """Functions only: torch.compile goes by the names of methods."""
+        """Put the native functions back while torch.compile looks at code. It knows methods by name: those stay."""
         for owner, name, native, ours in self._put:
             if isinstance(owner, ModuleType) and vars(owner)[name] is ours:
                 setattr(owner, name, native)
@@ -89,8 +93,8 @@ def _scripted() -> dict[int, str]:
     return table
 
 
-def _calls() -> Iterator[tuple[Any, str, Callable[..., Callable[..., Any]]]]:
-    """Every call that hands memory out: its owner, its name, and what to put in its place."""
+def _calls() -> Iterator[tuple[type | ModuleType, str, Wrap]]:
+    """Yield every call that hands memory out: its owner, its name, and what makes its replacement."""
     yield torch.Tensor, "numpy", partial(_giving, _alive)
     yield torch.Tensor, "data_ptr", partial(_giving, _always, unless_torch=True)
     yield torch.Tensor, "untyped_storage", partial(_giving, _used, unless_torch=True)
@@ -104,7 +108,7 @@ def _calls() -> Iterator[tuple[Any, str, Callable[..., Callable[..., Any]]]]:
 
 
 def _fill_tables() -> None:
-    """Let torch note its own functions before they are replaced: tables that it fills on first use, and keeps."""
+    """Make torch fill its tables of functions before they are replaced: it fills a table once, on first use."""
     torch.overrides.get_ignored_functions()
     torch.overrides.get_testing_overrides()
     private.lookup("overrides._get_overridable_functions")()
@@ -112,18 +116,18 @@ def _fill_tables() -> None:
 
 
 def _giving(
-    holding: Callable[[torch.Tensor, Any], Callable[[], bool]],
-    native: Callable[..., Any],
+    holding: Callable[[torch.Tensor, object], Callable[[], bool]],
+    native: Method,
     name: str,
     hand: Hand,
     way: Way,
     relays: dict[CodeType, str],
     *,
     unless_torch: bool = False,
-) -> Callable[..., Any]:
-    """A method that gives memory away. With `unless_torch` torch's own calls do not count, as it keeps nothing."""
+) -> Method:
+    """Return a method that gives memory away and reports it; `unless_torch` skips calls of torch: it keeps nothing."""
 
-    def gave(tensor: Any, given: Any, frame: FrameType) -> None:
+    def gave(tensor: torch.Tensor, given: object, frame: FrameType) -> None:
         by = name
         while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
             frame, by = frame.f_back, relay
@@ -133,7 +137,7 @@ def _giving(
     gave_away = way.entry(gave)
 
     @functools.wraps(native)
-    def giving(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
         given = native(tensor, *args, **kwargs)
         gave_away(tensor, given, frame_above(1))
         return given
@@ -143,18 +147,18 @@ def _giving(
 
 
 def _taking(
-    native: Callable[..., Any], name: str, hand: Hand, way: Way, relays: dict[CodeType, str]
-) -> Callable[..., Any]:
-    """A function that makes a tensor on memory of others."""
+    native: Callable[..., torch.Tensor], name: str, hand: Hand, way: Way, relays: dict[CodeType, str]
+) -> Method:
+    """Return a function that makes a tensor on foreign memory and reports it."""
 
-    def took(tensor: Any, source: Any, frame: FrameType) -> None:
+    def took(tensor: torch.Tensor, source: object, frame: FrameType) -> None:
         if type(tensor) in _PLAIN and tensor is not source and not _is_own(tensor):
             hand(tensor, name, frame, _owned(source))
 
     took_in = way.entry(took)
 
     @functools.wraps(native)
-    def taking(*args: Any, **kwargs: Any) -> Any:
+    def taking(*args: object, **kwargs: object) -> object:
         frame = frame_above(1)
         tensor = native(*args, **kwargs)
         took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), frame)
@@ -169,7 +173,7 @@ _OURS = (Owner.TORCH, Owner.NOCLOBBER)
 
 
 def _relays() -> dict[CodeType, str]:
-    """Methods of torch that hand on what one of the replaced ones gives."""
+    """Return the methods of torch that pass on what a replaced method returns, by code, with the names to report."""
     return {
         torch.Tensor.storage.__code__: "storage",
         private.lookup("Tensor._typed_storage").__code__: "storage",
@@ -179,7 +183,7 @@ def _relays() -> dict[CodeType, str]:
 
 
 def _is_own(tensor: torch.Tensor) -> bool:
-    """Whether torch allocated a tensor's memory: then nobody else knows of it."""
+    """Return True if torch allocated the tensor's memory, or if it has none: then no foreign code holds it."""
     try:
         with private.plain():
             return bool(private.storage(tensor).resizable())
@@ -187,28 +191,28 @@ def _is_own(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _always(tensor: torch.Tensor, given: Any) -> Callable[[], bool]:
-    """An address or a capsule: nobody knows who has it."""
+def _always(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
+    """For an address or a capsule: noclobber cannot know who has it, so it counts as held."""
     return lambda: True
 
 
-def _never(tensor: torch.Tensor, given: Any) -> Callable[[], bool]:
+def _never(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
     return lambda: False
 
 
-def _alive(tensor: torch.Tensor, array: Any) -> Callable[[], bool]:
-    """An array that torch made: all of its views hold it."""
+def _alive(tensor: torch.Tensor, array: object) -> Callable[[], bool]:
+    """For an array that torch made: every view of the array holds it, so it lives while anybody holds the memory."""
     reference = ref(array)
     return lambda: reference() is not None
 
 
-def _used(tensor: torch.Tensor, storage: Any) -> Callable[[], bool]:
-    """A storage: Python's object of it is there as long as torch's."""
+def _used(tensor: torch.Tensor, storage: object) -> Callable[[], bool]:
+    """For a storage. Its Python object lives as long as torch's, so its references are counted."""
     return partial(_has_holders, ref(storage))
 
 
-def _owned(source: Any) -> Callable[[], bool]:
-    """An array that the tensor made of it holds: whether the program holds it too, or what it is a view of."""
+def _owned(source: object) -> Callable[[], bool]:
+    """For an array that a tensor was made of and holds: `held` asks if anybody else holds the array or its base."""
     if not isinstance(source, getattr(sys.modules.get("numpy"), "ndarray", ())):
         return lambda: True
     reference = ref(source)
@@ -219,8 +223,8 @@ def _owned(source: Any) -> Callable[[], bool]:
     return held
 
 
-def _below(reference: Callable[[], Any], depth: int) -> Any:
-    """What an array is a view of, and so on."""
+def _below(reference: Callable[[], object], depth: int) -> object:
+    """Return the base of an array, `depth` steps down; None if the array is gone or has no such base."""
     thing = reference()
     for _ in range(depth):
         base = getattr(thing, "base", None)
@@ -228,16 +232,16 @@ def _below(reference: Callable[[], Any], depth: int) -> Any:
     return thing
 
 
-def _has_holders(get: Callable[[], Any]) -> bool:
-    """Whether an object that one other certainly holds has more holders than that."""
+def _has_holders(get: Callable[[], object]) -> bool:
+    """Return True if an object has more than one holder. One holder is certain."""
     return _holders(get) > _ONE
 
 
-def _holders(get: Callable[[], Any]) -> int:
+def _holders(get: Callable[[], object]) -> int:
     thing = get()
     return 0 if thing is None else sys.getrefcount(thing)
 
 
-_sample: list[Any] = [type("", (), {})()]
+_sample: list[object] = [type("", (), {})()]
 _ONE = _holders(ref(_sample[0]))
-"""What `_holders` counts where there is one."""
+"""What `_holders` counts for an object that has one holder."""

@@ -1,4 +1,4 @@
-"""Other processes: a forked child that writes to shared memory leaves word of it, for the parent that saved it."""
+"""Other processes: a forked child notes its writes to shared memory in a file, for the parent that saved the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,28 +24,35 @@ from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
+if TYPE_CHECKING:
+    from io import FileIO
+
 MOST_WORDS = 4096
-"""Words that one process leaves; the same line that writes the same bytes again says nothing new."""
+"""Notes that one process may leave. The same line that writes the same bytes again adds none."""
 MOST_NAMED = 3
-"""Writes of other processes named for one save, the latest ones."""
+"""Writes of other processes that are named for one save; the latest are kept."""
 _LENGTH = struct.Struct("=I")
 
-Word = tuple[int, str, tuple[Any, ...] | None, Place | None]
-"""The key of a storage, the operator, the region written, and where: plain values, as `marshal` takes them."""
+Where = tuple[int, tuple[int, ...], tuple[int, ...], int]
+"""The fields of a Region, in bytes."""
+Word = tuple[int, str, Where | None, Place | None]
+"""One note: the storage's key, the operator, the region written, and the place. `marshal` takes only plain values."""
+Before = Callable[[Written, torch.Tensor], Callable[[], object] | None]
+"""`write_kernels.Sink.before`."""
 
 
 class Processes:
-    """A nameless file that a process shares with the children it forks: gone when the last of them has closed it.
+    """A file without a name that a process shares with its forked children. It is gone when the last one closes it.
 
     Memory that was shared before the fork has the same address in the child, and so the same key.
     """
 
     def __init__(self) -> None:
-        self._file: Any = None
-        self._said: set[tuple[Any, ...]] = set()
+        self._file: FileIO | None = None
+        self._said: set[tuple[object, ...]] = set()
 
     def open(self) -> None:
-        """Called before a fork, in the parent."""
+        """Open the file. Called in the parent, before a fork."""
         if self._file is None:
             import fcntl
 
@@ -54,7 +61,7 @@ class Processes:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def tell(self, written: Written, tensor: torch.Tensor, place: Place | None) -> None:
-        """Leave word of a write of this process, if others may share the memory. Called in a child."""
+        """Note a write of this process, if other processes may share the memory. Called in a child."""
         if self._file is None or len(self._said) >= MOST_WORDS or not is_shared(tensor):
             return
         key, region = private.storage_key(tensor), clobbers.region(geometry(tensor))
@@ -67,7 +74,7 @@ class Processes:
             self._file.write(_LENGTH.pack(len(text)) + text)
 
     def told(self, key: int | None, saved: Tensor) -> tuple[Write, ...]:
-        """What children said of writes to the bytes of a save."""
+        """Return the writes to the bytes of a save that children noted, at most MOST_NAMED."""
         found: list[Write] = []
         for storage, op, where, place in self._words():
             region = None if where is None else Region(*where)
@@ -88,14 +95,14 @@ class Processes:
         return words
 
     def close(self) -> None:
-        """Nothing is to be said or heard any more in this process."""
+        """Close the file in this process: it neither notes writes nor reads notes from now on."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether other processes may map a tensor's memory."""
+    """Return True if other processes may map the tensor's memory."""
     try:
         return tensor.is_cpu and bool(private.storage(tensor).is_shared())
     except (RuntimeError, NotImplementedError):
@@ -103,11 +110,11 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 _armed: list[tuple[Processes, Callable[[], None], Way]] = []
-"""The one that is armed in this process, if any."""
+"""The entry that is armed in this process; empty if none is."""
 
 
 def arm(processes: Processes, rest: Callable[[], None], way: Way) -> None:
-    """Be there when this process forks; `rest` ends what a child is not to go on with."""
+    """Act when this process forks. `rest` ends what a child must not go on with."""
     _armed[:] = [(processes, rest, way)]
     way.at_end(_armed.clear)
     if hasattr(os, "register_at_fork"):
@@ -116,7 +123,7 @@ def arm(processes: Processes, rest: Callable[[], None], way: Way) -> None:
 
 @cache
 def _register() -> None:
-    """Once for the life of the process, as Python takes no such function back."""
+    """Register the functions for forks. Only once in a process: Python cannot unregister them."""
     os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
@@ -126,7 +133,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """The saves of a child are copies that nobody asks about; what it writes to shared memory, the parent may ask."""
+    """Watch the child's writes to shared memory, which the parent may ask about. The child's own saves are copies."""
     for processes, rest, way in _armed:
         way.guarded(partial(_watch_child, processes, rest, way))
 
@@ -139,8 +146,8 @@ def _watch_child(processes: Processes, rest: Callable[[], None], way: Way) -> No
         private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
 
 
-def _telling(processes: Processes, way: Way, before: Any) -> Any:
-    def then_tell(written: Written, tensor: torch.Tensor) -> Any:
+def _telling(processes: Processes, way: Way, before: Before) -> Before:
+    def then_tell(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         after = before(written, tensor)
         way.guarded(lambda: processes.tell(written, tensor, place_of(sys._getframe(1))))
         return after
@@ -148,10 +155,10 @@ def _telling(processes: Processes, way: Way, before: Any) -> Any:
     return then_tell
 
 
-def _telling_of_steps(processes: Processes) -> Any:
-    """The write log rests while PyTorch's own optimizers run."""
+def _telling_of_steps(processes: Processes) -> Callable[[torch.optim.Optimizer, object, object], None]:
+    """Return a hook that notes the writes of a step: the write log rests while PyTorch's own optimizers run."""
 
-    def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         place, written = place_of(sys._getframe(1)), Written(f"{type(optimizer).__name__}.step", (), False)
         for parameter in optimizer_steps.parameters(optimizer):
             processes.tell(written, parameter, place)

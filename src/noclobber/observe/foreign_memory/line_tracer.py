@@ -1,4 +1,4 @@
-"""The user's lines as they run, while asked for: by sys.monitoring on Python 3.12 and later, by sys.settrace before."""
+"""Follows the user's lines as they run, on demand: sys.monitoring on Python 3.12 and later, sys.settrace before."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from noclobber.model.source import Owner, is_settled, owner_of
 from noclobber.observe.core.sites import Place, place_of
 
 gettrace = sys.gettrace
-"""Not by its name in `sys`, which is replaced while noclobber is on (exported_saves.py)."""
+"""Python's own function. The name in `sys` is replaced while noclobber is on (exported_saves.py)."""
 
 MOST_IDLE = 10_000
-"""User lines told for nothing before monitoring them is given up."""
+"""User lines that may run unused before monitoring ends."""
+
+T = TypeVar("T")
+Callback = Callable[..., object]
+Trace = Callable[[FrameType, str, object], "Trace | None"]
+"""A trace function: Python calls it with frame, event and argument; it returns the frame's tracer or None."""
 
 
 class _Here(threading.local):
-    """The place that this thread has come to."""
+    """The place that this thread has reached."""
 
     place: Place | None = None
 
 
 class Lines:
-    """Calls `passed(place)` in the thread that has just run the user's line at `place`, or has left it for another's.
+    """Calls `passed(place)` in a thread that has just run the user's line at `place`, or has left it for another.
 
-    Frames of libraries are not followed: what they do, the user's line that called them did. `failed` is told of an
-    exception of our own, which must not become the program's.
+    Frames of libraries are not followed: their work counts as that of the user's line that called them. `failed` gets
+    an exception of noclobber's own, which must not reach the program.
     """
 
     def __init__(self, passed: Callable[[Place], None], failed: Callable[[Exception], None]) -> None:
@@ -39,35 +44,35 @@ class Lines:
         self._engine: _Engine = engine(self._moved, failed)
 
     def start(self, frame: FrameType) -> bool:
-        """Follow the calling thread, whose stack is `frame`'s; False where a tracer of the program's is in the way."""
+        """Follow the calling thread, now in `frame`. Return False if a tracer of the program is in the way."""
         if self._engine.follows():
             return True
         self._here.place = place_of(frame)
         return self._engine.start(frame)
 
     def stop(self) -> None:
-        """Follow nothing for now; a thread other than the caller's lets go at its next line."""
+        """Stop following for now. Threads other than the calling thread stop at their next line."""
         self._engine.stop()
         self._here = _Here()
 
     def end(self) -> None:
-        """Follow nothing any more, and leave the interpreter as it was."""
+        """Stop following for good, and leave the interpreter as it was."""
         self._engine.end()
 
-    def callbacks(self) -> tuple[Callable[..., Any], ...]:
-        """What the interpreter calls, wherever it is."""
+    def callbacks(self) -> tuple[Callback, ...]:
+        """Return the functions that the interpreter may call, at any place of the program."""
         return self._engine.callbacks()
 
     def is_ours(self, tracer: object) -> bool:
-        """Whether what `sys.gettrace` gives is ours."""
+        """Return True if `tracer`, as `sys.gettrace` returns it, is noclobber's."""
         return isinstance(self._engine, _Traced) and tracer is self._engine.trace
 
     def here(self) -> Place | None:
-        """The user's line that the calling thread is in."""
+        """Return the user's line that the calling thread is in; None if nothing is followed."""
         return self._here.place if self._engine.follows() else None
 
     def _moved(self, place: Place | None) -> None:
-        """The calling thread begins a line, calls, or goes back to `place`."""
+        """Note that the calling thread begins a line, enters a call or goes back to `place`; report the line before."""
         here = self._here
         before, here.place = here.place, place
         if before is not None:
@@ -75,9 +80,9 @@ class Lines:
 
 
 class _Engine(Protocol):
-    """How the interpreter tells where it is."""
+    """What follows the interpreter."""
 
-    def callbacks(self) -> tuple[Callable[..., Any], ...]: ...
+    def callbacks(self) -> tuple[Callback, ...]: ...
     def follows(self) -> bool: ...
     def start(self, frame: FrameType) -> bool: ...
     def stop(self) -> None: ...
@@ -99,15 +104,15 @@ def _is_users(code: CodeType) -> bool:
 
 
 class _Traced:
-    """sys.settrace, of one thread at a time; leaves alone a tracer that the program has set (a debugger, coverage)."""
+    """Follows by sys.settrace, one thread at a time. It leaves a tracer of the program alone (a debugger, coverage)."""
 
     def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
         self._moved = moved
         self._on = False
-        self._in_frame: Any = _guarded(self._event, failed)
-        self.trace: Any = _guarded(_of_users_only(self._called), failed)
+        self._in_frame: Trace = _guarded(self._event, failed)
+        self.trace: Trace = _guarded(_of_users_only(self._called), failed)
 
-    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+    def callbacks(self) -> tuple[Callback, ...]:
         return self.trace, self._event
 
     def follows(self) -> bool:
@@ -140,29 +145,29 @@ class _Traced:
                 del frame.f_trace
             frame = frame.f_back
 
-    def _called(self, frame: FrameType) -> Any:
+    def _called(self, frame: FrameType) -> Trace | None:
         if not self._on:
             self._let_go(frame)
             return None
         self._moved((frame.f_code, frame.f_lasti, None))
         return self._in_frame if self._on else None
 
-    def _event(self, frame: FrameType, event: str, argument: object) -> Any:
+    def _event(self, frame: FrameType, event: str, argument: object) -> Trace | None:
         if not self._on:
             self._let_go(frame)
         elif event == "line":
             self._moved((frame.f_code, frame.f_lasti, None))
         elif event == "return":
-            del frame.f_trace  # a generator that goes on is called anew
+            del frame.f_trace  # a generator that goes on is called again
             self._moved(place_of(frame.f_back))
             return None
         return self._in_frame if self._on else None
 
 
-def _guarded(event: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
-    """What the interpreter may call: an exception would be the program's."""
+def _guarded(event: Callable[..., T], failed: Callable[[Exception], None]) -> Callable[..., T | None]:
+    """Return a function that the interpreter may call. It raises nothing: an exception would reach the program."""
 
-    def guarded(*about: Any) -> Any:
+    def guarded(*about: object) -> T | None:
         try:
             return event(*about)
         except Exception as failure:
@@ -172,11 +177,11 @@ def _guarded(event: Callable[..., Any], failed: Callable[[Exception], None]) -> 
     return guarded
 
 
-def _of_users_only(called: Callable[[FrameType], Any]) -> Any:
-    """A trace function; it runs on every call of a Python function, so what is not the user's must be quick."""
+def _of_users_only(called: Callable[[FrameType], Trace | None]) -> Trace:
+    """Return a trace function for user frames. It runs on every Python call, so it leaves other frames quickly."""
     is_users = _user_files.get
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
+    def trace(frame: FrameType, event: str, argument: object) -> Trace | None:
         if is_users(frame.f_code.co_filename) is False or not _is_users(frame.f_code):
             return None
         return called(frame)
@@ -185,10 +190,10 @@ def _of_users_only(called: Callable[[FrameType], Any]) -> Any:
 
 
 class _Monitored:
-    """sys.monitoring, of all threads at once; a tracer of the program's does not mind it.
+    """Follows by sys.monitoring, all threads at once. It does not disturb a tracer of the program.
 
-    Every change of what is monitored makes the interpreter go through all code anew (15 us for each function that runs
-    next, Python 3.13). So `stop` leaves things as they are, until many lines have run for nothing.
+    Each change of what is monitored makes the interpreter instrument all code again (15 us for each function that runs
+    next, Python 3.13). So `stop` keeps the events on; they go off once many lines have run unused (`MOST_IDLE`).
     """
 
     def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
@@ -197,9 +202,9 @@ class _Monitored:
         self._on = False
         self._idle = 0
         self._tool: int | None = None
-        self._monitoring: Any = vars(sys).get("monitoring")  # not by its name, which Python 3.11 does not have
+        self._monitoring: Any = vars(sys).get("monitoring")  # Python 3.11 has no `sys.monitoring`
 
-    def callbacks(self) -> tuple[Callable[..., Any], ...]:
+    def callbacks(self) -> tuple[Callback, ...]:
         return self._line, self._entered, self._left
 
     def follows(self) -> bool:
@@ -213,7 +218,7 @@ class _Monitored:
             self._monitoring.use_tool_id(self._tool, "noclobber")
             for event, call in self._calls():
                 self._monitoring.register_callback(self._tool, event, _guarded(call, self._failed))
-            self._monitoring.restart_events()  # else what an earlier tool of this number has disabled stays so
+            self._monitoring.restart_events()  # else events that an earlier tool of this number disabled stay off
             self._monitoring.set_events(self._tool, sum(event for event, _ in self._calls()))
         self._on, self._idle = True, 0
         return True
@@ -230,7 +235,7 @@ class _Monitored:
                 self._monitoring.register_callback(tool, event, None)
             self._monitoring.free_tool_id(tool)
 
-    def _calls(self) -> tuple[tuple[int, Callable[..., Any]], ...]:
+    def _calls(self) -> tuple[tuple[int, Callback], ...]:
         on = self._monitoring.events
         entered, left = self._entered, self._left
         return (
@@ -241,7 +246,7 @@ class _Monitored:
             (on.PY_YIELD, left),
         )
 
-    def _line(self, code: CodeType, line: int) -> Any:
+    def _line(self, code: CodeType, line: int) -> object:
         if not _is_users(code):
             return self._monitoring.DISABLE
         if self._on:
@@ -252,14 +257,14 @@ class _Monitored:
                 self.end()
         return None
 
-    def _entered(self, code: CodeType, offset: int) -> Any:
+    def _entered(self, code: CodeType, offset: int) -> object:
         if not _is_users(code):
             return self._monitoring.DISABLE
         if self._on:
             self._moved((code, offset, None))
         return None
 
-    def _left(self, code: CodeType, offset: int, value: object) -> Any:
+    def _left(self, code: CodeType, offset: int, value: object) -> object:
         if not _is_users(code):
             return self._monitoring.DISABLE
         if self._on:
@@ -268,14 +273,14 @@ class _Monitored:
 
 
 def _caller() -> FrameType:
-    """The program's frame that the interpreter called back from: above the callback and what guards it (`_guarded`)."""
+    """Return the program's frame that the interpreter called back from, above the callback and `_guarded`."""
     return sys._getframe(3)
 
 
 def statement(place: Place) -> Place:
-    """A place where a line begins, or goes on, moved to the instruction of that line which most likely wrote.
+    """Return the place of the instruction that most likely wrote, in the line that begins or goes on at `place`.
 
-    An assignment to items or slices, or an in-place operator, comes first; then a call; the widest of them.
+    Assignments to items or slices and in-place operators come first, then calls; of several, the widest.
     """
     code, lasti, inside = place
     best, line = (-1, (0, 0), lasti), None

@@ -1,1 +1,1 @@
-"""Keeping the bytes that backward still needs."""
+"""Preserves the bytes that backward still needs."""

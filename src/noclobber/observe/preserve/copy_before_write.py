@@ -1,4 +1,4 @@
-"""Keeping the bytes that backward still needs, just before a write changes them: as few as will do."""
+"""Copies the bytes that backward still needs just before a write changes them, and no more than these."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""Tensors with the copies of their bytes."""
+"""Tensors, each with the copy of its bytes."""
 
 
 def keep(context: Context, handles: list[Handle], noted: Record, known: Copies | None = None) -> None:
-    """A write is about to happen: copy what it changes of these saves, unless that was done before; tell of each copy.
+    """Copy the bytes of these saves that a write is about to change, if they have no copy yet. Report each copy.
 
-    Saves whose bytes lie within those of another share its copy, and a copy dies with the saves that it stands in for.
-    So they do with those `known`, where the bytes are the same. A copy that is written itself is copied again.
-    A save whose bytes are no longer those that were saved is past help: its read will raise.
+    Saves whose bytes lie within those of another save share its copy, and a copy dies with its saves. Saves also share
+    the copies in `known` if the bytes are the same. A copy that is written itself is copied again. A save whose bytes
+    have changed already cannot be preserved: its read will raise.
     """
     copies: Copies = []
     for handle in sorted(handles, key=lambda handle: -handle.alias.numel()) if len(handles) > 1 else handles:
@@ -55,8 +55,8 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
                 copies.append((alias, kept))
                 _tell(context, noted, handle, private.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
-                handle.digest = fingerprint(kept)  # which is of bytes in their order
-        # Nothing of the save needs the old memory now, which is to go when the program lets it go.
+                handle.digest = fingerprint(kept)  # a fingerprint depends on the order of the bytes
+        # The save does not need the old memory any more. It must be freed when the program drops it.
         suspect.kept = handle.alias = kept
         handle.shown = None
         context.live.unsorted.append(ref(handle))
@@ -71,7 +71,7 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def with_sparse(hooks: Hooks, way: Way) -> Hooks:
-    """Such hooks, which also copy a sparse tensor at once: it has no storage by which a write to it could be met."""
+    """Return hooks that also copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
     pack, unpack = hooks
 
     def pack_sparse(tensor: torch.Tensor) -> Handle:
@@ -94,7 +94,7 @@ def _keep_sparse(handle: Handle) -> None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the same layout but for gaps: each element once, also where the tensor is expanded."""
+    """Return a copy with the same layout but without gaps. Each element is copied once, also of an expanded tensor."""
     if tensor.is_nested:
         return tensor.clone()
     shape = tensor.shape
@@ -106,8 +106,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def following_moves(live: LiveSaves[Handle]) -> Look:
-    """Told of every write: finds saves again whose storage one has moved. `set_` and `resize_` may make it larger, at
-    another address."""
+    """Return a function that is called before every write. After a write that moved a storage it files saves again.
+
+    `set_` and `resize_` may move a tensor to larger memory at another address.
+    """
     moves: dict[str, bool] = {}
     moved = False
 
@@ -139,8 +141,8 @@ def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: tor
 
 
 def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torch.Tensor | None:
-    """The place of `alias` in the copy of another tensor; None unless that one holds all of it, without a gap."""
-    special = any(one.is_conj() or one.is_neg() or one.is_nested for one in (copied, alias))
+    """Return the part of a copy that stands for `alias`; None unless the copy holds all of it, without gaps."""
+    special = any(tensor.is_conj() or tensor.is_neg() or tensor.is_nested for tensor in (copied, alias))
     if special or copied.dtype != alias.dtype or not copied.is_contiguous():
         return None
     offset = alias.storage_offset() - copied.storage_offset()

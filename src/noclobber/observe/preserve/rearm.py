@@ -1,20 +1,23 @@
-"""Preserving once more where no write is seen any longer: a region is run anew after the block, or in a bare thread."""
+"""Preserves bytes also for a region that is recomputed after the block, or in a thread that is not watched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
+from noclobber.model.events import Refusal
+from noclobber.model.kept import Kept
 from noclobber.model.report import Lost
+from noclobber.model.silent import Event
 from noclobber.observe.core import threads
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.engine import listening
 
 
 class _Silent:
-    """A listener that nobody asks what it heard."""
+    """A listener that ignores what it hears."""
 
     watching = keeping = True
     on_write = "record"
@@ -23,26 +26,26 @@ class _Silent:
         self.contents = contents
         self.lost: Lost | None = None
 
-    def clobbered(self, clobbers: Any, error: Any) -> None:
-        """The error, where there is one, says it."""
+    def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
+        """Ignored: the error says it, if there is one."""
 
-    def kept(self, one: Any) -> None:
-        """It is not the block that keeps this."""
+    def kept(self, one: Kept) -> None:
+        """Ignored: the copy is not made for a block of the program."""
 
-    def noticed(self, event: Any) -> None:
-        """The error that follows says it."""
+    def noticed(self, event: Event) -> None:
+        """Ignored: the error that follows says it."""
 
-    def refused(self, error: Any, refusal: Any) -> None:
-        """PyTorch's own words are enough."""
+    def refused(self, error: RuntimeError, refusal: Refusal) -> None:
+        """Ignored: PyTorch's own error says it."""
 
     def failed(self, lost: Lost) -> None:
-        """To be raised, as a number may be wrong otherwise."""
+        """Keep the first failure. `preserving` raises it, as a gradient may be wrong otherwise."""
         self.lost = self.lost or lost
 
 
 @contextmanager
 def preserving(context: Context) -> Iterator[None]:
-    """See and preserve in this thread; nothing where that is done anyway. Raises ClobberError where noclobber fails."""
+    """See and preserve in this thread, unless this is done already. Raises ClobberError if noclobber itself fails."""
     entered = context.thread.watched
     if context.keeping and entered:
         with listening(context):
