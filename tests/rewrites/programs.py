@@ -25,6 +25,12 @@ OPTIMIZERS = """
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
 """
 
+
+def _squared(x):
+    """The squares of 0, 1 and 2, one a row."""
+    return x.new_tensor([[0.0], [1.0], [4.0]])
+
+
 SOUND = {
     "added onto": """
 def run():
@@ -275,6 +281,19 @@ def run():
 """,
         lambda x, w: [x * 0 + 8],
     ),
+    "a canvas filled under vmap": (
+        """
+def row(values, offset):
+    canvas = torch.zeros(4, 4)
+    for i in range(4):
+        canvas[i, i] = values[i] * offset
+    return canvas
+
+def run():
+    torch.vmap(row)(x @ w, torch.arange(3)).pow(2).sum().backward()
+""",
+        lambda x, w: [2 * _squared(x) * (x @ w) @ w.T, x.T @ (2 * _squared(x) * (x @ w))],
+    ),
     "features made for inference": (
         """
 @torch.inference_mode()
@@ -385,6 +404,25 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+""",
+    "a canvas filled under vmap, of a function that others call as well": """
+def row(values):
+    canvas = torch.zeros(4)
+    canvas[0] = values[0]
+    return canvas
+
+def run():
+    row(torch.ones(4))
+    torch.vmap(row)(x @ w).sum().backward()
+""",
+    "a canvas filled under vmap, where one argument is not mapped": """
+def row(table, values):
+    canvas = torch.zeros(4)
+    canvas[0] = values[0]
+    return canvas
+
+def run():
+    torch.vmap(row, in_dims=(None, 0))(torch.ones(4), x @ w).sum().backward()
 """,
     "a captured result": """
 kept = []

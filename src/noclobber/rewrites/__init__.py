@@ -18,6 +18,7 @@ from noclobber.rewrites.flags import without_flag
 from noclobber.rewrites.guarding import guarded
 from noclobber.rewrites.joining import joined
 from noclobber.rewrites.keeping import kept_as_clone
+from noclobber.rewrites.mapping import made_from_mapped
 from noclobber.rewrites.modes import recorded
 from noclobber.rewrites.rebinding import rebound
 from noclobber.rewrites.returning import returned_new
@@ -27,6 +28,7 @@ from noclobber.rewrites.stepping import stepped_later
 REWRITES: tuple[Callable[[Finding], Sound | None], ...] = (
     guarded,
     recorded,
+    made_from_mapped,
     copied,
     returned_new,
     stepped_later,

@@ -24,6 +24,7 @@ _SAME = tuple(
             r"out of place|\b(?:re)?bind|new (?:tensor|gradient|value|name)|detach\(\)|squeeze",
         ),
         (r"clone the value", r"clone the value"),
+        (r"which is mapped", r"from a mapped one"),
     )
 )
 """The same change in the title of a rewrite and in the words of the rules."""

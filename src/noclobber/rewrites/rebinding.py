@@ -59,10 +59,11 @@ def rebound(finding: Finding) -> Sound | None:
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
     """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
-    part: ast.expr | None = getattr(write, "value", None)
-    if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
-        part = write.targets[0]
-    target = write_at(Place(file, write if part is None else part)).target
+    part: ast.AST = write
+    if isinstance(write, (ast.Assign, ast.Expr)):
+        is_item = isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript)
+        part = write.targets[0] if isinstance(write, ast.Assign) and is_item else write.value
+    target = write_at(Place(file, part)).target
     root = root_of(target) if target is not None else None
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None

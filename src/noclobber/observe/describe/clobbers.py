@@ -300,7 +300,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 touches,
                 record.step,
                 in_forward=record.backwards == 0,
-                untracked=record.untracked,
+                untracked=record.untracked and record.backwards == 0,
             )
         )
     return tuple(made)
