@@ -49,7 +49,7 @@ def _nothing_is(_: str) -> bool:
 
 
 Thing = TypeVar("Thing")
-Pair = tuple[object, object]
+Pair = tuple[Callable[..., object], Callable[..., object]]
 """A pack hook and its unpack hook."""
 
 
@@ -102,7 +102,7 @@ _storage: Callable[[torch.Tensor], torch.UntypedStorage] = _not_yet
 _storage_ref: Callable[[torch.UntypedStorage], StorageRef] = _not_yet
 _data = cast(GetSetDescriptorType, _not_yet)
 _cdata = cast(GetSetDescriptorType, _not_yet)
-push_hooks: Callable[[object, object], None] = _not_yet
+push_hooks: Callable[[Callable[..., object], Callable[..., object]], None] = _not_yet
 pop_hooks: Callable[[], None] = _not_yet
 top_hooks: Callable[[bool], Any] = _not_yet
 """Returns the uppermost pair of saved-tensor hooks of this thread, or None without one."""
@@ -432,8 +432,8 @@ def storage_holders(identity: int) -> int:
 
 def storage_at(identity: int) -> torch.UntypedStorage | None:
     """Return the storage with this `_cdata`, which a weak reference must hold; None once the storage is gone."""
-    found: torch.UntypedStorage | None = lookup("UntypedStorage._new_with_weak_ptr")(identity)
-    return found
+    memory: torch.UntypedStorage | None = lookup("UntypedStorage._new_with_weak_ptr")(identity)
+    return memory
 
 
 def when_backward_ends(function: Callable[[], None]) -> None:
