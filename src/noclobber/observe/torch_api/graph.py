@@ -183,7 +183,7 @@ def content(saved: Saved) -> Any:
     return content_of(saved.raw)
 
 
-def content_of(raw: RawSave) -> object:
+def content_of(raw: Any) -> object:
     """Return the same as `content`, of PyTorch's SavedTensor."""
     try:
         return raw.data

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import FunctionType, GetSetDescriptorType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.multiprocessing.reductions
@@ -22,6 +22,16 @@ from noclobber.observe.torch_api import releases
 if TYPE_CHECKING:
     from torch._C import DispatchKey, DispatchKeySet
     from torch.autograd.graph import Node
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    class StorageRef(StorageWeakRef):
+        """PyTorch's weak reference to a storage, with the types that its class lacks."""
+
+        cdata: int
+
+        def expired(self) -> bool:
+            """Return True once the storage is gone."""
+
 
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
@@ -58,37 +68,6 @@ class Weak(weakref.ref[Thing]):
     (swapped_tensors.py)."""
 
     __slots__ = ()
-
-
-class StorageRef(Protocol):
-    """PyTorch's weak reference to a storage."""
-
-    cdata: int
-    """What `storage_at` takes."""
-
-    def expired(self) -> bool:
-        """Return True once the storage is gone."""
-
-
-class Library(Protocol):
-    """The methods of torch.library.Library that noclobber calls; PyTorch gives them no types."""
-
-    def impl(
-        self,
-        op_name: str,
-        fn: Callable[..., object],
-        dispatch_key: str,
-        *,
-        with_keyset: bool = False,
-        allow_override: bool = False,
-    ) -> None:
-        """Register a kernel of one operator."""
-
-    def fallback(self, fn: Callable[..., object], dispatch_key: str) -> None:
-        """Register the kernel of all operators that have none of their own."""
-
-    def _destroy(self) -> None:
-        """Take all kernels of this library off."""
 
 
 # Without these names nothing can be watched. `require` looks them up.
@@ -450,9 +429,9 @@ def counting() -> AbstractContextManager[None]:
     return guard
 
 
-def library(namespace: str) -> Library:
-    """Return a torch.library.Library that registers kernels for the operators of a namespace."""
-    make: Callable[[str, str], Library] = torch.library.Library
+def library(namespace: str) -> Any:
+    """Return a torch.library.Library, which has no types, to register kernels for the operators of a namespace."""
+    make: Callable[[str, str], object] = torch.library.Library
     return make(namespace, "IMPL")
 
 
