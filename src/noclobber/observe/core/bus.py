@@ -42,7 +42,7 @@ class Bus:
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.told = 0
-        """Clobbers found so far."""
+        """The number of clobbers found so far."""
         self.unseen: dict[str, int] = {}
         """How often each thing was not seen, for the report's coverage."""
         self.lost: dict[Lost, int] = {}

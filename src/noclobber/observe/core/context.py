@@ -58,7 +58,7 @@ class UnseenWrites(Protocol):
 
 
 class Context:
-    """The shared state. It imports no watcher: the recorder sets the attributes that are declared above `__init__`."""
+    """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
 
     __slots__ = (
         "__weakref__",
