@@ -1,8 +1,8 @@
-"""Ways of seeing, and the error boundary: each is armed by itself, and where it fails it is taken off alone.
+"""Ways of seeing, and the error boundary. Each way is armed by itself, and a way that fails is taken off alone.
 
 Every call from PyTorch or from the program into noclobber passes `Way.guarded`, a function that `Way.entry` made, or a
-`try` that ends in `Way.fail`. Only ClobberError gets through: it is what the program is to be told, in PyTorch's words
-where PyTorch would raise as well. Everything else is noclobber's own fault; the program never sees it, the report does.
+`try` that ends in `Way.fail`. Only ClobberError gets through: it is meant for the program, and has PyTorch's words
+where PyTorch would raise too. Every other error is noclobber's own fault: the program never sees it, the report does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.report import Lost
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class Way:
-    """One way of seeing: what a report calls it, what it has replaced in PyTorch, and how it ends.
+    """One way of seeing: its name in a report, what it has replaced in PyTorch, and how it ends.
 
-    After a failure it is not `on`: what it has put in PyTorch's place stays there until the recorder disarms, and does
-    nothing any more, as PyTorch may be in the midst of going through its hooks. `lasting` ones go on, and only what
-    failed is lost: they keep no state that a failure could leave half done. `told` hears of each failure.
+    After a failure the way is not `on`. Its replacements stay in PyTorch until the recorder disarms, because PyTorch
+    may be going through its hooks at that moment, but they do nothing any more. A `lasting` way stays on, and only what
+    failed is lost: it keeps no state that a failure could leave half done. `told` is called with each failure.
     """
 
     def __init__(self, name: str, told: Callable[[Lost], None], *, lasting: bool = False) -> None:
@@ -40,7 +40,7 @@ class Way:
         self._endings: list[Callable[[], object]] = []
 
     def arm(self, arm: Callable[[Way], None]) -> None:
-        """Begin with `arm`. A failure is told, and what was begun is undone."""
+        """Begin by calling `arm`. A failure is reported, and what was begun is undone."""
         try:
             arm(self)
         except Exception as failure:
@@ -49,11 +49,11 @@ class Way:
             self._told(lost(self.name, failure))
 
     def at_end(self, end: Callable[[], object]) -> None:
-        """Call `end` when the recorder disarms, before what is replaced is put back."""
+        """Call `end` when the recorder disarms, before the replaced attributes are put back."""
         self._endings.append(end)
 
     def end(self) -> None:
-        """Undo everything; what somebody else has wrapped since stays in place."""
+        """Undo everything, except what somebody else has wrapped meanwhile."""
         endings, self._endings = self._endings, []
         for end in (*reversed(endings), self.patches.undo):
             try:
@@ -62,7 +62,7 @@ class Way:
                 self._told(lost(self.name, failure))
 
     def guarded(self, make: Callable[[], T]) -> T | None:
-        """What `make` makes; None where it fails, or has failed before. Raises ClobberError only."""
+        """Return what `make` returns; None if it fails, or if the way is off. Raises nothing but ClobberError."""
         if not self.on:
             return None
         try:
@@ -74,8 +74,10 @@ class Way:
             return None
 
     def entry(self, function: Callable[P, T], *, also_off: bool = False) -> Callable[P, T | None]:
-        """A function that PyTorch or the program may call: as `guarded`. One that undoes something is to run also
-        where the way is off."""
+        """Return a function that PyTorch or the program may call: it calls `function` as `guarded` does.
+
+        With `also_off` it runs while the way is off too, which a function that undoes something needs.
+        """
 
         @functools.wraps(function)
         def entered(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -92,14 +94,14 @@ class Way:
         return entered
 
     def fail(self, failure: Exception) -> None:
-        """Tell what failed; be off from now on, unless this is `lasting`."""
+        """Report a failure, and turn the way off unless it is `lasting`."""
         self.on = self.on and self._lasting
         with contextlib.suppress(Exception):
             self._told(lost(self.name, failure))
 
 
 def lost(way: str, failure: Exception) -> Lost:
-    """What to say of a failure. It holds text alone: the frames of an exception would keep tensors alive."""
+    """Return what a report says of a failure. It holds only text: an exception's frames would keep tensors alive."""
     if isinstance(failure, UnsupportedTorch):
         return Lost(way, str(failure))
     at, innermost = "", failure.__traceback__
@@ -110,8 +112,8 @@ def lost(way: str, failure: Exception) -> Lost:
     return Lost(way, f"{_words(failure)}{at}", internal=True, trace=trace)
 
 
-def _words(failure: Any) -> str:
-    """The type and the first line of an exception, whose own `str` may fail as well."""
+def _words(failure: Exception) -> str:
+    """Return the type and the first line of an exception; only the type if its own `str` fails too."""
     try:
         return "".join(f"{type(failure).__name__}: {failure}".splitlines()[:1])
     except Exception:

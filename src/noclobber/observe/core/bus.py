@@ -1,4 +1,4 @@
-"""What goes to whoever listens: findings, refusals, copies and failures, each told at once; and what was not seen."""
+"""What listeners are told at once: findings, refusals, copies and failures. It also counts what was not seen."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ from noclobber.observe.core.records import Backward, here
 
 
 class Listener(Protocol):
-    """Who hears of clobbers, at once; `error` is what the program is about to get, None where PyTorch stays silent."""
+    """Is told of each event at once, before the program goes on."""
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
-        """Called when a changed save is read, or a write is stopped."""
+        """Called when a changed save is read, or a write is stopped.
+
+        `error` is what the program is about to get, None where PyTorch stays silent.
+        """
 
     def kept(self, one: Kept) -> None:
-        """Called when bytes were copied for a save before a write, where they are preserved."""
+        """Called when the bytes of a save were copied before a write, in order to preserve them."""
 
     def noticed(self, event: Event) -> None:
-        """Called when something silent went wrong that is no clobber of a save."""
+        """Called when something went wrong silently that is not a clobber of a save."""
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
-        """Called when an operator refuses to write; the error may still be caught by the program."""
+        """Called when an operator refuses to write. The program may still catch the error."""
 
     def failed(self, lost: Lost) -> None:
         """Called when noclobber itself failed, and the program goes on."""
 
 
 class Bus:
-    """Of this process. Nothing is sent per save or per write: an event here is a finding, or nearly one."""
+    """The one bus of this process. It carries findings and little else, and nothing per save or per write."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.told = 0
-        """Clobbers found so far."""
+        """The number of clobbers found so far."""
         self.unseen: dict[str, int] = {}
-        """What was not seen, with how often, for the report's coverage."""
+        """How often each thing was not seen, for the report's coverage."""
         self.lost: dict[Lost, int] = {}
-        """What failed, with how often."""
+        """How often each failure happened."""
         unlocked_in_child(self)
 
     def unlock(self) -> None:
-        """Take a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
+        """Make a new lock, which nobody holds."""
+        self._counting = threading.RLock()  # reentrant: a garbage collection may run code that locks again
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None, call: Backward | None = None) -> None:
-        """Hand clobbers to whoever listens. `call` is the backward call that met them, by default the one under way."""
+        """Report clobbers to the listeners. `call` is the backward call that read them, None the one under way."""
         self.told += len(clobbers)
         if clobbers:
             if (call := call or here()) is not None:
@@ -60,27 +63,27 @@ class Bus:
                 listener.clobbered(clobbers, error)
 
     def notice(self, event: Event) -> None:
-        """Hand something else that went wrong to whoever listens."""
+        """Report something else that went wrong to the listeners."""
         for listener in self.listeners:
             listener.noticed(event)
 
     def refuse(self, error: RuntimeError, refusal: Refusal) -> None:
-        """Tell of an operator that refuses to write."""
+        """Report an operator that refuses to write."""
         for listener in self.listeners:
             listener.refused(error, refusal)
 
     def keep(self, kept: Kept) -> None:
-        """Tell of bytes that were copied for a save before a write."""
+        """Report that the bytes of a save were copied before a write."""
         for listener in self.listeners:
             listener.kept(kept)
 
     def not_seen(self, what: str) -> None:
-        """Count something for the report's coverage."""
+        """Count something that was not seen, for the report's coverage."""
         with self._counting:
             self.unseen[what] = self.unseen.get(what, 0) + 1
 
     def fail(self, lost: Lost) -> None:
-        """A way of seeing is lost, or failed once. Says so, however often it does."""
+        """Record that a way of seeing is lost, or failed once. Listeners are told only the first time."""
         with self._counting:
             times = self.lost.get(lost, 0)
             self.lost[lost] = times + 1
@@ -88,5 +91,5 @@ class Bus:
             listener.failed(lost)
 
     def forget(self) -> None:
-        """Begin anew with what was not seen, and what failed."""
+        """Drop the counts of what was not seen and of what failed."""
         self.unseen, self.lost = {}, {}

@@ -1,6 +1,6 @@
-"""What all that watches shares in this process: flags, the live table, the history, the threads, the bus. Plain state.
+"""The plain state that all watchers of this process share: flags, live table, history, threads, bus.
 
-Dispatch keys, hooks and patches are process-wide or thread-wide in PyTorch, never per `watch`, so there is one context.
+Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, never to a `watch`: there is one context.
 """
 
 from __future__ import annotations
@@ -28,33 +28,37 @@ from noclobber.observe.torch_api import private
 
 State = TypeVar("State")
 Look = Callable[[Written, torch.Tensor, int, FrameType], object]
-"""Who wants to hear of every write: what is written, its storage's key, and the frame that it comes from."""
+"""Called before every write: with what is written, the key of its storage, and the frame that the write comes from."""
 Meet = Callable[[list[Handle], torch.Tensor, Record], Callable[[], object] | None]
-"""What happens when a write meets live saves of its storage; what it returns is to be called after the write."""
+"""Called before a write to a storage that has live saves. Returns what to call after the write, None for
+nothing."""
 
 
 class UnseenWrites(Protocol):
-    """Who looks at writes that autograd is kept from seeing (untracked_writes.py)."""
+    """The watcher of writes that autograd cannot see (untracked_writes.py)."""
 
     @property
-    def taken(self) -> Collection[Any]:
-        """The tensors whose `.data` was taken last; the same object for good."""
+    def taken(self) -> Collection[object]:
+        """The tensors whose `.data` was read last. It is always the same object, so callers may keep it."""
 
     def data_taken(self, tensor: torch.Tensor) -> None:
-        """Somebody reads `tensor.data`."""
+        """Called when the program reads `tensor.data`."""
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
-        """A write under `no_grad`, or after a `.data`, is about to happen; what to call after it, and whether it goes
-        to a computed tensor, and not to a leaf."""
+        """Called before a write under `no_grad` or after a `.data`.
+
+        Returns what to call after the write, and True if it goes to a computed tensor and not to a leaf; None where
+        there is nothing to do.
+        """
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """A tensor is about to be given the data of another."""
+        """Called before a tensor gets the data of another (`tensor.data = value`)."""
 
 
 class Context:
-    """Imports nothing that watches: what is decided elsewhere is set by the recorder, above `__init__`."""
+    """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
 
     __slots__ = (
         "__weakref__",
@@ -89,32 +93,33 @@ class Context:
     )
 
     meet: Meet
-    make_hooks: Callable[[tuple[Any, Any] | None], Hooks]
-    """The hooks of a thread, which are to call the program's pair below them, if there is one."""
+    make_hooks: Callable[[private.Pair | None], Hooks]
+    """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
     untracked: UnseenWrites
     subscribe: Callable[[Any], object]
-    """Begins to watch for a listener that says how much it needs (subscription.py); `unsubscribe` ends that."""
+    """Begins to watch for a `subscription.Subscriber`, which says how much it needs; `unsubscribe` ends that."""
     unsubscribe: Callable[[Any], object]
 
     def __init__(self) -> None:
         self.bus = Bus()
         self.armed = self.watching = False
-        """`watching` adds the save registry to the write log."""
+        """`armed` is True while writes are logged, `watching` while saves are recorded too."""
         self.contents: Contents | None = None
-        """How fingerprints are taken, where the bytes of saves are compared."""
+        """Takes the fingerprints; None where the bytes of saves are not compared."""
         self.stop_writes = False
         self.keeping = False
-        """Whether the bytes that backward still needs are kept before a write changes them."""
+        """True where the bytes that backward still needs are kept before a write changes them."""
         self.careful = 0
-        """More than 0 where writes to tensors in the graph must be looked at too: to stop them, or as versions lie."""
+        """More than 0 where writes to tensors in the graph must be checked too: to stop them, or as versions lie."""
         self.put_off: set[Handle] = set()
-        """Saves of bytes that are out of their memory for the moment, and will be back (reruns.py)."""
+        """Saves whose bytes are not in their memory for the moment, but will be put back (reruns.py)."""
         self.attentive: list[Look] = []
-        """Who wants to hear of every write for the moment; each once."""
+        """Those to call before every write at the moment, each once."""
         self._attending: dict[Look, int] = {}
         self.by_key = True
         self.python_in_backward = False
-        """Whether hooks may run there: else the engine's own writes, which reach gradients only, go unlogged."""
+        """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not
+        logged."""
         self.live: LiveSaves[Handle] = LiveSaves(private.storage_key)
         self.memory = Memory()
         self.thread = self.memory.thread
@@ -122,58 +127,58 @@ class Context:
         self.customs = CustomBackwards()
         self.forwards = CustomForwards()
         self.core = Way("", self.bus.fail, lasting=True)
-        """What everything else stands on. A failure there costs no more than the save, write or call that failed."""
+        """The way that everything else needs. A failure in it loses only the save, write or call that failed."""
         self.entered = 0
-        """Threads that are watched."""
+        """The number of threads that are watched."""
         self.armings = 0
-        self._states: dict[Any, Any] = {}
+        self._states: dict[object, object] = {}
         unlocked_in_child(self)
 
     def unlock(self) -> None:
-        """Take a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
+        """Make a new lock, which nobody holds."""
+        self._counting = threading.RLock()  # reentrant: a garbage collection may run code that locks again
 
     def state(self, kind: Callable[[Context], State]) -> State:
-        """What a detector remembers, made when it is first asked for. A change of mode leaves it; `forget` does not."""
+        """Return what a detector remembers, made on the first call. It outlives a change of mode, but not `forget`."""
         if kind not in self._states:
             self._states[kind] = kind(self)
         return cast(State, self._states[kind])
 
     def forget(self) -> None:
-        """Drop all that was seen."""
+        """Drop everything that was seen."""
         self.memory.forget()
         self.bus.forget()
         self._states.clear()
 
     @property
     def strict(self) -> bool:
-        """Whether a changed save raises where PyTorch is silent, as it could neither be stopped nor kept."""
+        """True if a changed save raises where PyTorch is silent, as nothing stopped the write or kept the bytes."""
         return self.stop_writes or self.keeping
 
     @property
     def is_alone(self) -> bool:
-        """Whether only one thread is watched."""
+        """True if exactly one thread is watched."""
         return self.entered == 1
 
     def count_threads(self, more: int) -> None:
-        """One thread more (1) is watched, or one less (-1)."""
+        """Count one more watched thread (1) or one less (-1)."""
         with self._counting:
             self.entered += more
 
     def be_careful(self, more: int) -> None:
-        """One more reason (1) to look at writes to tensors in the graph too, or one less (-1)."""
+        """Count one more reason (1) to check writes to tensors in the graph too, or one less (-1)."""
         with self._counting:
             self.careful += more
 
     def attend(self, look: Look) -> None:
-        """Tell `look` of every write, from any thread, until it is ignored as often."""
+        """Call `look` before every write of any thread, until `ignore` was called as often as this."""
         with self._counting:
             self._attending[look] = count = self._attending.get(look, 0) + 1
             if count == 1:
                 self.attentive.append(look)
 
     def ignore(self, look: Look) -> None:
-        """Tell `look` of writes no more."""
+        """Undo one `attend`."""
         with self._counting:
             count = self._attending.pop(look, 0)
             if count > 1:
@@ -182,6 +187,6 @@ class Context:
                 self.attentive.remove(look)
 
     def ignore_all(self) -> None:
-        """Tell nobody of writes any more."""
+        """Undo every `attend`."""
         self.attentive.clear()
         self._attending.clear()

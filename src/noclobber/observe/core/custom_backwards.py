@@ -1,4 +1,4 @@
-"""The backward of custom Functions, the only Python that autograd calls unasked: one wrapper tells who watches."""
+"""The backward of custom Functions, the only Python code that autograd calls unasked, and its one wrapper."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
 
-End = Callable[[Any], object]
-"""Called with what the backward returned, None where it raised."""
-Begin = Callable[[Any, tuple[Any, ...]], End | None]
-"""Called with the node and what it is given."""
+End = Callable[[object], object]
+"""Called with what the backward returned, or None if it raised."""
+Begin = Callable[[torch.autograd.graph.Node, tuple[object, ...]], End | None]
+"""Called with the node and its arguments before a backward runs. Returns what to call at its end, None for nothing."""
 
 
 class CustomBackwards:
-    """Who hears of them."""
+    """The watchers of these backwards."""
 
     def __init__(self) -> None:
         self._watching: list[tuple[Way, Begin]] = []
 
     def watch(self, way: Way, begin: Begin, *, for_good: bool = False) -> None:
-        """Tell `begin` of every call, until the recorder disarms, or `for_good`."""
+        """Call `begin` before each backward until the recorder disarms; with `for_good` also after that."""
         entry = (way, begin)
         self._watching.append(entry)
         if not for_good:
             way.at_end(lambda: self._watching.remove(entry))
 
-    def begin(self, node: Any, args: tuple[Any, ...]) -> list[tuple[Way, End]]:
-        """A backward begins; gives who wants to hear of its end. Raises ClobberError where it lacks what it needs."""
+    def begin(self, node: torch.autograd.graph.Node, args: tuple[object, ...]) -> list[tuple[Way, End]]:
+        """Tell the watchers that a backward begins, and return what to call at its end.
+
+        Raises ClobberError if the backward lacks what it needs.
+        """
         ends: list[tuple[Way, End]] = []
         try:
             for way, begin in tuple(self._watching):
@@ -41,30 +46,33 @@ class CustomBackwards:
             raise
         return ends
 
-    def end(self, ends: list[tuple[Way, End]], result: Any) -> None:
-        """It has ended."""
+    def end(self, ends: list[tuple[Way, End]], result: object) -> None:
+        """Call what `begin` returned, the last watcher first."""
         for way, end in reversed(ends):
             way.entry(end, also_off=True)(result)
 
 
-def natives() -> dict[str, Any]:
-    """PyTorch's own methods that run a backward, by name."""
+def natives() -> dict[str, Callable[..., object]]:
+    """Return PyTorch's own methods that run a backward, by name."""
     owner = private.lookup("autograd.function.BackwardCFunction")
     return {name: getattr(owner, name) for name in ("apply", "apply_boxed") if hasattr(owner, name)}
 
 
 def arm(customs: CustomBackwards, way: Way) -> None:
-    """Be there whenever the backward of a custom Function runs."""
+    """Call the watchers whenever the backward of a custom Function runs."""
     owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
         way.patches.put(owner, name, around(way, native, customs))
 
 
-def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., Any]:
-    """The same for one node, as its own attribute of that name: also once everything else is disarmed."""
+def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., object]:
+    """Return a wrapper like `around` for one node, to be set as the node's own attribute `name`.
+
+    `node` returns the node. The wrapper also works after everything else is disarmed.
+    """
     owner = private.lookup("autograd.function.BackwardCFunction")
 
-    def apply(*args: Any) -> Any:
+    def apply(*args: object) -> object:
         itself, result = node(), None
         ends = way.guarded(lambda: customs.begin(itself, args))
         try:
@@ -77,10 +85,10 @@ def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwar
     return passed_over(apply)
 
 
-def around(way: Way, native: Any, customs: CustomBackwards) -> Callable[..., Any]:
-    """A method that runs a backward, and tells of it."""
+def around(way: Way, native: Callable[..., object], customs: CustomBackwards) -> Callable[..., object]:
+    """Return a method that runs a backward with `native` and calls the watchers before and after it."""
 
-    def apply(self: Any, *args: Any) -> Any:
+    def apply(self: torch.autograd.graph.Node, *args: object) -> object:
         result, ends = None, way.guarded(lambda: customs.begin(self, args))
         try:
             result = native(self, *args)

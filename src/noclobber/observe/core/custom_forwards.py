@@ -1,12 +1,14 @@
-"""Custom Functions in forward: the one wrapper of `Function.apply`. It notes what a call keeps on its ctx and declares
-dirty, and tells who watches."""
+"""Custom Functions in forward: the one wrapper of `Function.apply`.
+
+It records what a call keeps on its ctx and what it declares dirty, and calls the watchers.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
@@ -15,51 +17,58 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.torch_api import private
 
+if TYPE_CHECKING:
+
+    class _Ctx(torch.autograd.graph.Node):
+        _forward_cls: type  # PyTorch's stubs lack it
+
+
 _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "materialize_grads")
-"""What the methods of a ctx set; PyTorch reads and checks these itself."""
+"""The attributes that the methods of a ctx set. PyTorch reads and checks these itself."""
 
 
 class ForwardCall:
-    """One call of `apply` under way. `kept` says where each tensor, list, tuple or dict was put on the ctx."""
+    """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
 
     __slots__ = ("applied", "ctx", "dirty", "function", "kept")
 
     def __init__(self, function: type) -> None:
         self.function = function
-        self.ctx: Any = None
+        self.ctx: torch.autograd.graph.Node | None = None
+        """None until the forward sets an attribute."""
         self.kept: dict[str, Place | None] = {}
-        self.dirty: tuple[Any, ...] = ()
+        self.dirty: tuple[object, ...] = ()
         self.applied: Place | None = None
-        """Where it was called; known at its end."""
+        """Where the program called `apply`; known at the end of the call."""
 
 
 End = Callable[[bool], object]
-"""Called when a forward has ended: whether it returned, and did not raise."""
-Begin = Callable[[ForwardCall, tuple[Any, ...]], End | None]
-"""Called with a call that begins, and its arguments."""
-Forget = Callable[[Any, str], object]
+"""Called when a forward has ended: with True if it returned, with False if it raised."""
+Begin = Callable[[ForwardCall, tuple[object, ...]], End | None]
+"""Called with a call that begins, and its arguments. Returns what to call at the end, None for nothing."""
+Forget = Callable[[torch.autograd.graph.Node, str], object]
 """Called with a ctx and the name of an attribute that is set or deleted after its forward."""
 
 
 class CustomForwards:
-    """Who hears of them."""
+    """The watchers of these forwards."""
 
     def __init__(self) -> None:
         self._watching: list[tuple[Way, Begin, Forget | None]] = []
 
     def watch(self, way: Way, begin: Begin, forget: Forget | None = None) -> None:
-        """Tell `begin` of every call and `forget` of every attribute, until the way is taken off."""
+        """Call `begin` for every call and `forget` for every attribute, until the way is taken off."""
         entry = (way, begin, forget)
         self._watching.append(entry)
         way.at_end(lambda: self._watching.remove(entry))
 
-    def begin(self, call: ForwardCall, args: tuple[Any, ...]) -> list[tuple[Way, End]]:
-        """A call begins; gives who wants to hear of its end."""
+    def begin(self, call: ForwardCall, args: tuple[object, ...]) -> list[tuple[Way, End]]:
+        """Tell the watchers that a call begins, and return what to call at its end."""
         ends = [(way, way.guarded(partial(begin, call, args))) for way, begin, _ in tuple(self._watching)]
         return [(way, end) for way, end in ends if end is not None]
 
-    def forget(self, ctx: Any, name: str) -> None:
-        """An attribute of a ctx is another one now."""
+    def forget(self, ctx: torch.autograd.graph.Node, name: str) -> None:
+        """Tell the watchers that an attribute of a ctx was set or deleted after its forward."""
         for way, _, forget in tuple(self._watching):
             if forget is not None:
                 way.guarded(partial(forget, ctx, name))
@@ -71,11 +80,11 @@ class _Calls(threading.local):
 
 
 def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> None:
-    """See every call of a custom Function in threads that are watched; PyTorch's own Functions are not looked at."""
-    native: Any = vars(Function)["apply"]  # a Python classmethod, and from torch 2.15 on one written in C++
+    """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
+    native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
     calls = _Calls()
 
-    def began(cls: Any, args: Any) -> tuple[ForwardCall, list[tuple[Way, End]]] | None:
+    def began(cls: type[Function], args: tuple[object, ...]) -> tuple[ForwardCall, list[tuple[Way, End]]] | None:
         if not is_watched() or cls.__module__.startswith("torch.") or private.transforms_active():
             return None
         call = ForwardCall(cls)
@@ -88,7 +97,7 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
         for its_way, end in ends:
             its_way.entry(end, also_off=True)(returned)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
         begun = way.guarded(lambda: began(cls, args))
         if begun is None:
             return native.__get__(None, cls)(*args, **kwargs)
@@ -108,14 +117,15 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
 
 
 def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
-    set_native: Callable[[Any, str, Any], None] = object.__setattr__
-    del_native: Callable[[Any, str], None] = object.__delattr__
+    """See every attribute that is set or deleted on the ctx of a custom Function."""
+    set_native: Callable[[object, str, object], None] = object.__setattr__
+    del_native: Callable[[object, str], None] = object.__delattr__
 
-    def __setattr__(ctx: Any, name: str, value: Any) -> None:
+    def __setattr__(ctx: _Ctx, name: str, value: object) -> None:
         set_native(ctx, name, value)
         way.guarded(lambda: was_set(ctx, name, value))
 
-    def was_set(ctx: Any, name: str, value: Any) -> None:
+    def was_set(ctx: _Ctx, name: str, value: Any) -> None:
         under_way = calls.under_way
         if under_way and under_way[-1].function is ctx._forward_cls:
             call = under_way[-1]
@@ -127,7 +137,7 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
         else:
             forwards.forget(ctx, name)
 
-    def __delattr__(ctx: Any, name: str) -> None:
+    def __delattr__(ctx: _Ctx, name: str) -> None:
         del_native(ctx, name)
         way.guarded(lambda: forwards.forget(ctx, name))
 

@@ -1,13 +1,21 @@
-"""Operators that are not PyTorch's own: a kernel for those that say they write nothing, so that this can be checked."""
+"""A kernel for operators that are not PyTorch's own and whose schema says that they write nothing.
+
+With it a detector compares their arguments before and after.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from noclobber.observe.torch_api import private
 
-Around = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[], object] | None]
+if TYPE_CHECKING:
+    from torch._C import DispatchKeySet
+    from torch._ops import OpOverload
+
+Around = Callable[[str, tuple[object, ...], dict[str, object]], Callable[[], object] | None]
+"""Called with an operator's name and arguments before it runs. Returns what to call after it, None for nothing."""
 
 _OWN = frozenset(
     """
@@ -21,21 +29,27 @@ _around: Around | None = None
 
 
 def is_foreign(namespace: str) -> bool:
-    """Whether a namespace is none of PyTorch's own, whose schemas are believed but for a few (write_kernels.py)."""
+    """Return True if a namespace is not PyTorch's own.
+
+    The schemas of PyTorch's own operators are believed, except a few (write_kernels.py).
+    """
     return namespace not in _OWN
 
 
 def compare(around: Around | None) -> None:
-    """Call `around` with the name and arguments before each such operator; what it returns is called after it."""
+    """Call `around` before each operator with such a kernel, or with None stop doing so."""
     global _around
     _around = around
 
 
-def kernel(op: Any, name: str) -> Callable[..., Any]:
-    """A kernel that takes the dispatch keys first. The spare key stays set: what runs inside is to be logged."""
+def kernel(op: OpOverload[..., object], name: str) -> Callable[..., object]:
+    """Return a kernel for an operator; its first argument is the set of dispatch keys.
+
+    The spare key stays set, so that the writes inside the operator are logged.
+    """
     below = private.KEYS_BELOW
 
-    def compared(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def compared(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         after = _around(name, args, kwargs) if _around is not None else None
         result = op.redispatch(keys & below, *args, **kwargs)
         if after is not None:
@@ -45,6 +59,6 @@ def kernel(op: Any, name: str) -> Callable[..., Any]:
     return compared
 
 
-def before(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
-    """Such an operator is about to run by other ways; what is returned is called after it."""
+def before(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
+    """Do before an operator that runs without the kernel what the kernel does. Return what to call after it."""
     return _around(name, args, kwargs) if _around is not None else None

@@ -1,12 +1,11 @@
-"""The one wrapper of the autograd engine: every backward call of a watched thread begins and ends here."""
+"""The one wrapper of the autograd engine. Every backward call of a watched thread begins and ends here."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -19,25 +18,25 @@ from noclobber.observe.core.write_log import may_rest
 from noclobber.observe.torch_api import private
 
 _LINES = 64
-"""Lines that ran a backward, of which it is known when they last did."""
+"""The number of lines for which `Thread.boundaries` holds when they last ran a backward."""
 
 
 def arm(context: Context, way: Way) -> None:
-    """Be there at every backward call of a thread that is watched."""
+    """See every backward call of a thread that is watched."""
     engine = private.engine()
 
-    def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # PyTorch's own name for it: whoever walks the stack knows the engine by that.
+    def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
+        # The function has PyTorch's own name: code that walks the stack finds the engine by it.
         begun = way.guarded(lambda: _begins(context, t_outputs, args, kwargs))
         if begun is None:
             return engine(t_outputs, *args, **kwargs)
         call, ended = begun
-        # No variable of this frame: a frame that holds itself keeps all others until a garbage collection.
+        # Not kept in a variable: a frame that refers to itself keeps all other frames until a garbage collection.
         call.frame = sys._getframe()
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
-            call.over = True  # whatever fails now
+            call.over = True  # set first, whatever fails afterwards
             way.guarded(partial(ended, None, error))
             raise
         call.over = True
@@ -48,9 +47,12 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _begins(
-    context: Context, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Backward, Callable[[Any, BaseException | None], None]] | None:
-    """A backward call is about to begin in this thread: the call, and what is to be called at its end."""
+    context: Context, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[Backward, Callable[[object, BaseException | None], None]] | None:
+    """Return the backward call that this thread begins, and what to call at its end with its result or its error.
+
+    None for a call that nobody watches.
+    """
     thread = context.thread
     outer = here() if thread.backwards or not thread.entered else None
     if not context.bus.listeners:
@@ -63,7 +65,7 @@ def _begins(
     optimizer_steps.unmute(thread)
     call = read(outputs, args, kwargs)
     call.outer, call.node = outer, private.next_node()
-    ends = context.calls.begin(call)  # who may find hooks, which are to be listened to
+    ends = context.calls.begin(call)  # watchers may find hooks, whose writes must be logged
     logged = context.by_key and not context.python_in_backward and private.key_is_set()
     call.quiet = logged and may_rest(context, outputs, call.create_graph)
     if context.contents is not None:
@@ -74,14 +76,15 @@ def _begins(
         if call.quiet:
             private.set_key(False)
     except Exception:
-        call.over = True  # it goes on without us
+        call.over = True  # the backward runs unwatched
         raise
     return call, partial(_has_ended, context, call, ends)
 
 
 def _has_ended(
-    context: Context, call: Backward, ends: list[tuple[Way, End]], result: Any, error: BaseException | None
+    context: Context, call: Backward, ends: list[tuple[Way, End]], result: object, error: BaseException | None
 ) -> None:
+    """Undo what `_begins` did and call the watchers. Raises the ClobberError that a watcher returned, if any."""
     thread, call.frame = context.thread, None
     if call.quiet and thread.watched:
         private.set_key(True)
@@ -106,12 +109,15 @@ def _has_ended(
 
 
 def arm_listening(context: Context, way: Way) -> None:
-    """Log the writes of custom Functions in backward."""
+    """Log the writes that custom Functions make in backward."""
     context.customs.watch(way, partial(listen, context))
 
 
-def listen(context: Context, *_: Any) -> Callable[..., None] | None:
-    """Log writes again while Python runs inside a backward that goes unlogged; what is returned ends that."""
+def listen(context: Context, *_: object) -> Callable[..., None] | None:
+    """Log writes again while Python code runs inside a backward that is not logged.
+
+    Returns what ends this; None where there is nothing to do.
+    """
     call = here() if context.by_key and context.bus.listeners else None
     if call is None or not call.quiet or private.key_is_set():
         return None
@@ -121,7 +127,7 @@ def listen(context: Context, *_: Any) -> Callable[..., None] | None:
 
 @contextmanager
 def listening(context: Context) -> Iterator[None]:
-    """The same for a block."""
+    """Do what `listen` does for a block."""
     end = listen(context)
     try:
         yield

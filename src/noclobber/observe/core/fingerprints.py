@@ -1,4 +1,4 @@
-"""The second witness: a fingerprint of a save's bytes, taken when it is saved and again when it is read."""
+"""Fingerprints of the bytes of a save, taken at save and again at read. They find changes that no version counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -15,20 +15,22 @@ import xxhash
 from noclobber.observe.torch_api import private
 
 LARGE = 64 * 1024
-"""Bytes from which the fingerprint of a tensor that is saved several times is taken once."""
+"""From this size on, in bytes, a tensor that is saved several times is read only once."""
 BLOCK = 1024 * 1024
-"""Bytes copied at a time where a tensor's bytes do not lie one after another: the copy is not to raise the peak."""
+"""How many bytes are copied at a time where a tensor has gaps, so that the copy does not raise the memory peak."""
 _WEIGHTS = 4096
 
-hash_of: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+View = ctypes.Array[ctypes.c_char]
+"""Memory of the CPU, shown as bytes."""
+hash_of: Callable[[View | bytes], int] = xxhash.xxh3_64_intdigest
 _UNREADABLE = (TypeError, RuntimeError, NotImplementedError, ValueError)
-_bytes_at: dict[int, Callable[[int], Any]] = {}
-"""By size: what shows the memory at an address as bytes. `Tensor.numpy` would do, but a tensor that was once seen as an
-array can't be resized any more (torch 2.13; test_a_tensor_can_still_be_resized)."""
+_bytes_at: dict[int, Callable[[int], View]] = {}
+"""By size in bytes: what shows the memory at an address. `Tensor.numpy` could show it too, but a tensor that was once
+seen as an array cannot be resized afterwards (torch 2.13; test_a_tensor_can_still_be_resized)."""
 
 
-def _viewer(size: int) -> Callable[[int], Any]:
-    """What shows `size` bytes of the CPU's memory from an address on; whoever looks must hold the tensor."""
+def _viewer(size: int) -> Callable[[int], View]:
+    """Return a function that shows `size` bytes from an address on. Its caller must hold the tensor meanwhile."""
     at = _bytes_at.get(size)
     if at is None:
         if len(_bytes_at) > 4096:
@@ -38,15 +40,18 @@ def _viewer(size: int) -> Callable[[int], Any]:
 
 
 class Plan(NamedTuple):
-    """How to read a tensor of some layout: what shows its bytes from the first to the last, and what takes those out
-    that belong to it; None where there are no gaps, whatever the order of the dimensions."""
+    """How to read a tensor of some layout.
 
-    at: Callable[[int], Any]
-    pieces: Callable[[Any], Iterable[bytes]] | None
+    `at` shows its memory from the first byte to the last. `pieces` takes the bytes out of it that belong to the tensor;
+    None where there are no gaps, whatever the order of the dimensions.
+    """
+
+    at: Callable[[int], View]
+    pieces: Callable[[View], Iterable[bytes]] | None
 
 
 class OnDevice:
-    """A fingerprint that stays on its device: comparing it at once would make the program wait for the device."""
+    """A fingerprint that stays on its device, because reading its value makes the program wait for the device."""
 
     __slots__ = ("value",)
 
@@ -55,25 +60,25 @@ class OnDevice:
 
 
 Digest = int | OnDevice | None
-"""None where there are no bytes to read: meta, fake and sparse tensors, subclasses, while a CUDA graph is captured."""
+"""None if no bytes can be read: of meta, fake and sparse tensors, of subclasses, while a CUDA graph is captured."""
 
 
 NEVER: Digest = -1
-"""A fingerprint that no bytes have."""
+"""A fingerprint that differs from that of any bytes."""
 
 
 def same(one: Digest, other: Digest) -> bool:
-    """Whether two fingerprints are known to be equal; waits for the device that they are on."""
+    """Return True if two fingerprints are known to be equal. Waits for their device."""
     return one is not None and not differ(one, other)
 
 
 def differ(one: Digest, other: Digest) -> bool:
-    """Whether two fingerprints are other ones; waits for the device that they are on."""
+    """Return True if two fingerprints differ. Waits for their device."""
     return all_known([differs(one, other)])[0]
 
 
 def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
-    """Whether two fingerprints are other ones; left on their device, for `all_known`."""
+    """Return whether two fingerprints differ; on a device as a tensor that stays there, for `all_known`."""
     if isinstance(one, OnDevice) and isinstance(other, OnDevice):
         with private.aside():
             return one.value != other.value
@@ -81,29 +86,31 @@ def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
 
 
 def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
-    """The values of what `differs` gave. The program waits once for each device."""
-    known = {index: one for index, one in enumerate(answers) if isinstance(one, bool)}
-    waiting = [(index, one) for index, one in enumerate(answers) if not isinstance(one, bool)]
-    for device in {one.device for _, one in waiting}:
-        there = [(index, one) for index, one in waiting if one.device == device]
+    """Return the values of several answers of `differs`. The program waits once for each device."""
+    known = {index: answer for index, answer in enumerate(answers) if isinstance(answer, bool)}
+    waiting = [(index, answer) for index, answer in enumerate(answers) if not isinstance(answer, bool)]
+    for device in {answer.device for _, answer in waiting}:
+        there = [(index, answer) for index, answer in waiting if answer.device == device]
         with private.aside():
-            values = torch.stack([one for _, one in there]).tolist()
+            values = torch.stack([answer for _, answer in there]).tolist()
         known |= zip((index for index, _ in there), values, strict=True)
     return [known[index] for index in range(len(answers))]
 
 
 def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
-    """Whether a tensor has the numbers that a fingerprint is of, with zeros of another sign; waits for its device.
+    """Return True if a tensor has the same numbers as when `digest` was taken, except for the sign of zeros.
 
-    Known only where all those zeros had one sign, of real numbers; else False. As -0.0 == 0.0, but not their bytes,
-    what multiplies with them or adds them up gives the same numbers.
+    Waits for the tensor's device. This is known only of real numbers, and only if all zeros had one sign at that time;
+    otherwise False. -0.0 equals 0.0 although the bytes differ: products and sums with either are equal.
     """
     return any(same(_with_zeros(tensor, zero), digest) for zero in (0.0, -0.0))
 
 
 def differs_in_numbers(tensor: torch.Tensor, now: Digest, before: Digest) -> torch.Tensor | bool:
-    """Whether a tensor, whose fingerprint is `now`, has other numbers than one `before`: zeros of another sign do not
-    count. Left on its device, for `all_known`."""
+    """Return whether a tensor has other numbers now than before; zeros of another sign do not count.
+
+    `now` and `before` are its fingerprints. The answer stays on the tensor's device, for `all_known`.
+    """
     answer = differs(now, before)
     for zero in (0.0, -0.0):
         other = differs(_with_zeros(tensor, zero), before)
@@ -113,7 +120,7 @@ def differs_in_numbers(tensor: torch.Tensor, now: Digest, before: Digest) -> tor
 
 
 def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
-    """The fingerprint of a tensor if all its zeros were this one; None where it has no real numbers."""
+    """Return the fingerprint that a tensor has with all its zeros set to `zero`; None if it has no real numbers."""
     if not _has_memory(type(tensor)) or tensor.is_nested or tensor.layout is not torch.strided:
         return None
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg() or tensor.is_meta:
@@ -125,10 +132,10 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
 
 
 def fingerprint(tensor: torch.Tensor) -> Digest:
-    """xxh3_64 of a tensor's bytes; of tensors on a device a weighted sum, left there.
+    """Return the xxh3_64 hash of a tensor's bytes, or of a tensor on a device a weighted sum that stays there.
 
-    Each element counts once, also where a tensor is expanded. Marks (conjugated, negated) and the type make no
-    difference: it is meant to be compared with another fingerprint of the same tensor.
+    None if no bytes can be read. Each element counts once, also where a tensor is expanded. Marks (conjugated, negated)
+    and the dtype make no difference, because only fingerprints of the same tensor are compared.
     """
     if not _has_memory(type(tensor)):
         return None
@@ -150,19 +157,19 @@ def _on_device(tensor: torch.Tensor) -> Digest:
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None  # what is computed now becomes part of the program's graph, and nobody may wait for it
+        return None  # the sum would become part of the program's graph, and nobody may wait for it
     with private.aside():
         return OnDevice(weighted(tensor))
 
 
-Shown = tuple[Any, int, Callable[[Any], Iterable[bytes]] | None]
-"""A small tensor's memory as bytes, the address that it begins at, and the `pieces` of its plan. It keeps no memory: to
-be looked at as long as a tensor is there that begins at the address."""
-_small: dict[int, Callable[[int], Any]] = {}
+Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
+"""The memory of a small tensor, the address where it begins, and the `pieces` of its plan. It does not keep the memory
+alive: look at it only while a tensor lives that begins at the address."""
+_small: dict[int, Callable[[int], View]] = {}
 
 
 def shown(tensor: torch.Tensor) -> Shown | None:
-    """What shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
+    """Return what shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
         if type(tensor) not in _real or not tensor.is_cpu or not (begin := private.address(tensor)):
             return None
@@ -181,14 +188,14 @@ def shown(tensor: torch.Tensor) -> Shown | None:
 
 
 def digest_of(memory: Shown) -> int:
-    """The fingerprint of what is shown."""
+    """Return the fingerprint of memory that `shown` returned."""
     view, _, pieces = memory
     return hash_of(view if pieces is None else b"".join(pieces(view)))
 
 
 @lru_cache(maxsize=4096)
 def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan | None:
-    """How to read a tensor that is not contiguous; None where it is more than a few rows, equally far apart."""
+    """Return how to read a tensor that is not contiguous; None unless it is a few rows, equally far apart."""
     rows, length, apart = 1, itemsize, 0
     for stride, size in sorted(zip((stride * itemsize for stride in strides), shape, strict=True)):
         if size == 1 or stride == 0:
@@ -210,10 +217,10 @@ def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a plain tensor of the numbers that a tensor keeps; None where there are none to look at.
+    """Return a plain tensor of the numbers that a tensor holds; None if there are none to look at.
 
-    Meta and fake tensors have none, and the operators of other subclasses are the program's. A sparse tensor gives its
-    values, a nested one its elements in one row. To be called `aside`; tests/observe/core/test_unreadable.py.
+    Meta and fake tensors hold none, and the operators of other subclasses are the program's. A sparse tensor gives its
+    values, a nested one its elements in one row. Call this inside `aside`; tests/observe/core/test_unreadable.py.
     """
     tensor = private.unwrapped(tensor)
     if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):
@@ -228,7 +235,7 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for many: the gradients of `is_grads_batched`, which show no single number."""
+    """Return True for the gradients of `is_grads_batched`: such a tensor stands for many, and shows no numbers."""
     return bool(private.lookup("_C._functorch.is_legacy_batchedtensor")(tensor))
 
 
@@ -236,14 +243,14 @@ _real: set[type] = {torch.Tensor, torch.nn.Parameter}
 
 
 def _has_memory(kind: type) -> bool:
-    """Whether tensors of a class hold their numbers themselves: those that dispatch in Python (fake) need not."""
+    """Return True if tensors of a class hold their numbers themselves. Those that dispatch in Python may not (fake)."""
     if kind not in _real and getattr(kind, "__torch_dispatch__", None) == torch.Tensor.__torch_dispatch__:
         _real.add(kind)
     return kind in _real
 
 
 def _scattered(tensor: torch.Tensor) -> int:
-    """The fingerprint of a tensor whose bytes lie in many pieces, by way of copies."""
+    """Return the fingerprint of a tensor whose bytes lie in many pieces. It copies them."""
     state = xxhash.xxh3_64()
     with private.aside():
         _feed(state, _in_order(tensor))
@@ -251,7 +258,7 @@ def _scattered(tensor: torch.Tensor) -> int:
 
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element of a tensor once, the longest strides first, so that as much as possible lies in one piece."""
+    """Return a view with each element once and the longest strides first. Its pieces are as long as possible."""
     once = tensor.detach()
     for dimension, stride in enumerate(once.stride()):
         if stride == 0:
@@ -260,8 +267,8 @@ def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     return once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
 
 
-def _feed(state: Any, tensor: torch.Tensor) -> None:
-    """Add the bytes of a tensor to a running fingerprint, at most about BLOCK of them copied at a time."""
+def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
+    """Add the bytes of a tensor to a running fingerprint. About BLOCK bytes at most are copied at a time."""
     size = tensor.numel() * tensor.itemsize
     if size <= BLOCK:
         copy = tensor.contiguous()
@@ -274,10 +281,10 @@ def _feed(state: Any, tensor: torch.Tensor) -> None:
 
 
 def weighted(tensor: torch.Tensor) -> torch.Tensor:
-    """A fingerprint in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
+    """Return a fingerprint in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
 
-    The bytes as 64-bit numbers in rows of 4096, times odd weights of their row and of their column: tells a swap of two
-    elements and changes that cancel, which a plain sum does not.
+    The bytes are read as 64-bit numbers in rows of 4096. Each is weighted by odd weights of its row and its column.
+    Unlike a plain sum this notices a swap of two elements, and changes that cancel.
     """
     dense = _as_stored(_in_order(tensor)).contiguous()
     words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride
@@ -298,32 +305,32 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without the marks that make its bytes stand for others."""
+    """Return a tensor on the same bytes without the marks (conjugated, negated) that change what they mean."""
     plain: torch.Tensor = tensor.conj() if tensor.is_conj() else tensor
     return torch._neg_view(plain) if plain.is_neg() else plain
 
 
 def _odd(count: int, device: torch.device) -> torch.Tensor:
-    """`count` odd weights, far apart: multiples of a large odd constant, made odd."""
+    """Return `count` odd weights that are far apart: multiples of a large odd constant, made odd."""
     return torch.arange(1, count + 1, device=device, dtype=torch.int64) * 0x1E3779B97F4A7C15 | 1
 
 
 class Contents:
-    """Fingerprints at save and at read; those of large tensors are shared while the bytes cannot have changed.
+    """Takes fingerprints at save and at read, and reuses those of large tensors while the bytes cannot have changed.
 
-    A tensor that is saved several times at one version is read once for all its saves, as long as one of them is alive,
-    and in a backward that runs no Python once for all its reads. Memory that torch did not allocate is always read.
+    A tensor that is saved several times at one version is hashed once for all its saves, while one of them is alive,
+    and once for all its reads in a backward that runs no Python. Memory that torch did not allocate is always hashed.
     """
 
     def __init__(self) -> None:
-        self._saved: dict[tuple[Any, ...], tuple[ref[torch.Tensor], Digest]] = {}
-        self._read: dict[tuple[Any, ...], Digest] = {}
+        self._saved: dict[tuple[object, ...], tuple[ref[torch.Tensor], Digest]] = {}
+        self._read: dict[tuple[object, ...], Digest] = {}
         self._limit = 256
         self.unread = 0
-        """Saves that have no bytes to read."""
+        """How many saves had no bytes to read."""
 
     def at_save(self, alias: torch.Tensor) -> Digest:
-        """The fingerprint of what is being saved."""
+        """Return the fingerprint of a tensor that is being saved."""
         key = _identity(alias)
         known = self._saved.get(key) if key is not None else None
         if known is not None and known[0]() is not None:
@@ -339,7 +346,7 @@ class Contents:
         return digest
 
     def at_read(self, alias: torch.Tensor) -> Digest:
-        """The fingerprint of what is about to be read."""
+        """Return the fingerprint of a save that is about to be read."""
         key = _identity(alias) if self.sharing else None
         digest = self._read.get(key) if key is not None else None
         if digest is None:
@@ -349,16 +356,17 @@ class Contents:
         return digest
 
     sharing = False
-    """Whether a backward is under way that runs no Python, so that reads of the same bytes give the same."""
+    """True during a backward that runs no Python, where all reads of the same memory find the same bytes."""
 
     def begin(self, sharing: bool) -> None:
-        """A backward begins, or ends (`sharing` False)."""
+        """Begin a backward, or end it (`sharing` False)."""
         self.sharing = sharing
         self._read.clear()
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """What tells a large tensor's bytes, while it lives; None for a small one and for memory of others."""
+def _identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Return what identifies the bytes of a large tensor while it lives; None for a small tensor, and for memory that
+    torch did not allocate."""
     try:
         if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
             return None

@@ -1,1 +1,1 @@
-"""What noclobber takes from below PyTorch's public names: looked up when armed, tried out, touched nowhere else."""
+"""The private parts of PyTorch that noclobber uses. They are looked up when armed, tested, and used only from here."""

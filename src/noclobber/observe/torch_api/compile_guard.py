@@ -1,62 +1,64 @@
-"""Regions of torch.compile: it knows torch's functions by what they are, so while it looks none may be replaced."""
+"""Notice regions of torch.compile.
+
+torch.compile knows torch's functions by their identity, so none may be replaced while it looks at the program.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable
-from types import MethodDescriptorType
-from typing import Any
+from types import MethodDescriptorType, ModuleType
 
 from noclobber.observe.torch_api import private
 
 _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._dynamo.decorators")
-"""Where the function is looked up by which torch.compile begins and ends to look at frames of the calling thread."""
+"""The modules in which torch.compile looks up `set_eval_frame`."""
 
 
 class Regions:
-    """Calls `enter` when the first thread enters a compiled region and `leave` when the last one has left."""
+    """Calls `enter` when the first thread enters a compiled region and `leave` when the last thread has left."""
 
     def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
         self._enter = enter
         self._leave = leave
         self._inside: set[int] = set()
-        self._native: Any = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
-        """By which torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread."""
-        self._ours: Any = None
+        self._native: Callable[[object], object] = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
+        """With it torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread."""
+        self._ours: Callable[[object], object] | None = None
 
     def listen(self) -> None:
-        """Begin."""
+        """Begin to listen."""
         native, inside, enter, leave = self._native, self._inside, self._enter, self._leave
         here = threading.get_ident
 
-        def set_eval_frame(callback: Any) -> Any:
-            # Nothing of ours may run once there is a callback: it would be compiled.
+        def set_eval_frame(callback: object) -> object:
+            # None of noclobber's code may run once there is a callback: it would be compiled.
             if callback is not None:
                 if not inside:
                     enter()
                 inside.add(here())
                 return native(callback)
             before = native(None)
-            if before is not None:  # it is while a frame is being compiled
+            if before is not None:  # it is None while a frame is being compiled
                 inside.discard(here())
                 if not inside:
                     leave()
             return before
 
-        # What it calls, too, would have the callback put back at its end.
+        # The functions that it calls may be looked at: skipping them would set the callback again at its end.
         private.never_compile(set_eval_frame, nor_its_calls=False)
         self._ours = set_eval_frame
         _replace(native, set_eval_frame)
 
     def stop(self) -> None:
-        """End. The module that torch.compile lives in may have been imported meanwhile, and have taken ours along."""
+        """Stop listening. torch.compile's module may have been imported meanwhile with our function in it."""
         _replace(self._ours, self._native)
 
 
-def forget(ours: Callable[..., Any], native: Callable[..., Any]) -> None:
-    """Have torch.compile look up anew what it knows of torch's functions, if it did so while `ours` was in place."""
-    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+def forget(ours: Callable[..., object], native: Callable[..., object]) -> None:
+    """Clear what torch.compile has looked up of torch's functions, if it did so while `ours` was in place."""
+    rules: ModuleType | None = sys.modules.get("torch._dynamo.trace_rules")
     if rules is None:
         return
     functions, methods = rules.get_torch_obj_rule_map, rules.get_tensor_method
@@ -67,8 +69,8 @@ def forget(ours: Callable[..., Any], native: Callable[..., Any]) -> None:
         methods.cache_clear()
 
 
-def _replace(one: Any, other: Any) -> None:
+def _replace(old: object, new: object) -> None:
     for name in _MODULES:
         names = vars(sys.modules.get(name, object))
-        for key in [key for key, value in names.items() if value is one]:
-            setattr(sys.modules[name], key, other)
+        for key in [key for key, value in names.items() if value is old]:
+            setattr(sys.modules[name], key, new)

@@ -1,4 +1,4 @@
-"""Python frames: those above noclobber's, which may be missing, and its own, which the program is not to count."""
+"""Python frames: the program's above noclobber's, which may be missing, and noclobber's, which warnings must skip."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Value = TypeVar("Value")
 
 
 def frame_above(depth: int) -> FrameType:
-    """The frame this many calls above the calling one, or the outermost there is.
+    """Return the frame `depth` calls above the calling frame, or the outermost frame where there are fewer.
 
-    PyTorch calls into Python from threads that have no Python frame of their own: there what it calls is the outermost
-    (torch.jit.fork on torch 2.13; tests/observe/core/test_forked.py).
+    PyTorch also calls Python from threads that have no Python frame of their own. There the called function is the
+    outermost frame (torch.jit.fork on torch 2.13; tests/observe/core/test_forked.py).
     """
     frame = sys._getframe(1)
     while depth and frame.f_back is not None:
@@ -26,14 +26,14 @@ def frame_above(depth: int) -> FrameType:
 
 
 def passed_over(value: Value) -> Value:
-    """Let warnings and logging pass over a function of noclobber's, or the functions of a property or class method.
+    """Make warnings and logging skip a function of noclobber's, or the functions of a property or class method.
 
-    For what calls code of the program: a warning there that blames a frame further up is to blame the one it does bare,
-    as filters show a warning once for each place.
+    Used on functions that call code of the program. A warning in that code may blame a frame further up. It must blame
+    the same frame as without noclobber, because filters show a warning once for each place.
     """
     if isinstance(value, property):
-        for one in (value.fget, value.fset, value.fdel):
-            passed_over(one)
+        for function in (value.fget, value.fset, value.fdel):
+            passed_over(function)
     elif isinstance(value, (classmethod, staticmethod)):
         passed_over(value.__func__)
     elif isinstance(value, FunctionType) and owner_of(value.__code__.co_filename) is Owner.NOCLOBBER:
@@ -47,9 +47,10 @@ def _renamed(code: CodeType) -> CodeType:
 
 
 def led_to(message: WarningMessage) -> FrameType | None:
-    """The frame that led to the frame of noclobber's that a warning blames; None where it blames another.
+    """Return the program's frame that led to the noclobber frame which a warning blames.
 
-    Python notes what it has shown for each module. That is taken back for noclobber's, as many places lead to one line.
+    None where the warning blames no frame of noclobber's. Python notes in each module what it has shown. Those notes
+    are cleared for noclobber's modules, because many places of a program lead to one line of noclobber.
     """
     frame: FrameType | None = None
     if owner_of(message.filename) is Owner.NOCLOBBER:

@@ -1,10 +1,10 @@
-"""Saves of PyTorch's own, made without a node: to be unpacked at will, and to hear what PyTorch says of a stale one."""
+"""PyTorch's own saves, made without a node: to unpack at any time, and to learn what PyTorch says of a stale save."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -12,18 +12,32 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.private import aside, lookup, no_modes, unlogged
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
-def make(tensor: torch.Tensor) -> Any:
-    """A save of PyTorch's own, as a node makes it of an input: `unpack` gives the tensor at its place in the graph."""
+
+class Save(Protocol):
+    """A save that `make` made."""
+
+    def unpack(self) -> torch.Tensor:
+        """Return the saved tensor. Raises what PyTorch raises of a stale save."""
+
+
+def make(tensor: torch.Tensor) -> Save:
+    """Return a save of PyTorch's own, like the one a node makes of an input.
+
+    Its `unpack` gives the tensor at its place in the graph.
+    """
     if hasattr(private.C._autograd, "_make_saved_tensor"):
-        return private.C._autograd._make_saved_tensor(tensor, is_output=False)
+        made: Save = private.C._autograd._make_saved_tensor(tensor, is_output=False)
+        return made
     return _SavedByNode(tensor)
 
 
 def said_of_a_stale(tensor: torch.Tensor) -> str:
-    """What PyTorch says of a save of this tensor that was overwritten once.
+    """Return what PyTorch says of a save of this tensor that was overwritten once.
 
-    Raises NotImplementedError where PyTorch comes to that instead: of a jagged tensor (torch 2.13; test_nested.py).
+    Raises NotImplementedError where PyTorch raises that instead: of a jagged tensor (torch 2.13; test_nested.py).
     """
     with aside(), without_hooks():
         sample = _like(tensor)
@@ -39,26 +53,26 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same type and shape with a version counter of its own."""
+    """Return a tensor of the same type and shape with its own version counter."""
     try:
         return private.take(tensor)
-    except RuntimeError:  # a subclass that is nothing without its mode (FunctionalTensor of torch 2.10 to 2.12)
+    except RuntimeError:  # a subclass that cannot be used without its mode (FunctionalTensor of torch 2.10 to 2.12)
         return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 class _SavedByNode:
-    """Stands in on torch 2.10 and 2.11, which make a save nowhere but in a node."""
+    """Used on torch 2.10 and 2.11, where only a node can make a save."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        apply = vars(lookup("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past what sees the program's own
+        apply = vars(lookup("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past noclobber's wrapper of `apply`
         with torch.enable_grad(), unlogged(), no_modes(), private.plain():
-            # Not its node: that lives as long as this. An input would be asked for its sizes, which a nested tensor has
-            # not, and for its tangent.
+            # Keep the result, not its node: the node lives as long as the result. The tensor goes in inside a list: of
+            # an input PyTorch wants the sizes, which a nested tensor does not have, and the tangent.
             self._made = apply([tensor], torch.empty(0, requires_grad=True))
 
     @property
-    def raw(self) -> Any:
-        """The save itself."""
+    def raw(self) -> object:
+        """PyTorch's SavedTensor."""
         return self._made.grad_fn._raw_saved_tensors[0]
 
     @passed_over
@@ -69,19 +83,19 @@ class _SavedByNode:
 
 class _Saving(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, saved: list[torch.Tensor], connected: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, saved: list[torch.Tensor], connected: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*saved)
         return connected.new_empty(0)
 
 
-def raw(save: Any) -> Any:
-    """PyTorch's SavedTensor of what `make` made."""
+def raw(save: Save) -> object:
+    """Return PyTorch's SavedTensor of a save that `make` made."""
     return getattr(save, "raw", save)
 
 
 @passed_over
-def unpacked(save: Any) -> torch.Tensor:
-    """What a save of PyTorch's own gives back."""
+def unpacked(save: Save) -> torch.Tensor:
+    """Return the tensor that a save of PyTorch's own gives back."""
     tensor: torch.Tensor = save.unpack()
     return tensor
 

@@ -1,9 +1,8 @@
-"""Attributes that are replaced while noclobber is on, and put back as they were."""
+"""Attributes that noclobber replaces while it is on, and puts back afterwards."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 from noclobber.observe.torch_api.frames import passed_over
 
@@ -11,13 +10,13 @@ _ABSENT = object()
 
 
 class Patches:
-    """Replaced attributes, undone in reverse order. Undoing leaves alone what somebody else has replaced since."""
+    """Replaced attributes, put back in reverse order. An attribute that somebody else replaced meanwhile stays."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[Any, str, Any, Any]] = []
+        self._made: list[tuple[type | ModuleType, str, object, object]] = []
 
-    def put(self, owner: type | ModuleType, name: str, value: Any) -> None:
-        """Set `owner.name`, remembering what the owner itself held (nothing, where it only inherits the name)."""
+    def put(self, owner: type | ModuleType, name: str, value: object) -> None:
+        """Set `owner.name`, and remember what the owner itself held: nothing where it only inherits the name."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
         setattr(owner, name, value)
 

@@ -1,4 +1,4 @@
-"""The private PyTorch names that noclobber stands on, each touched once, with a check that the release has them."""
+"""The private PyTorch names that noclobber needs, each used in one place, with a check that the release has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any, TypeVar
+from types import FunctionType, GetSetDescriptorType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.multiprocessing.reductions
@@ -18,14 +19,29 @@ from torch.utils.hooks import RemovableHandle
 from noclobber.model.error import UnsupportedTorch
 from noclobber.observe.torch_api import releases
 
+if TYPE_CHECKING:
+    from torch._C import DispatchKey, DispatchKeySet
+    from torch.autograd.graph import Node
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    class StorageRef(StorageWeakRef):
+        """PyTorch's weak reference to a storage, with the types that its class lacks."""
+
+        cdata: int
+
+        def expired(self) -> bool:
+            """Return True once the storage is gone."""
+
+
 KEY_NAME = "TESTING_ONLY_GenericMode"
-"""A dispatch key that PyTorch keeps for its tests: it sits above functorch and autograd, and nothing else uses it."""
+"""A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
 
 
 def lookup(name: str) -> Any:
-    """What PyTorch holds under a private name: "_C._autograd.SavedTensor". Raises UnsupportedTorch where it lacks it.
+    """Return what PyTorch holds under a private name such as "_C._autograd.SavedTensor".
 
-    Called when a way of seeing is armed, and never when a module is imported: then that way is lost, and not all.
+    Raises UnsupportedTorch where PyTorch lacks the name. Call this when a way of seeing is armed, never when a module
+    is imported: then a missing name costs one way of seeing, and not all of them.
     """
     try:
         return operator.attrgetter(name)(torch)
@@ -34,7 +50,7 @@ def lookup(name: str) -> Any:
         raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`; {supported}") from None
 
 
-def _not_yet(*_: Any) -> Any:
+def _not_yet(*_: object) -> NoReturn:
     raise RuntimeError("nothing is armed: call `private.require` first")
 
 
@@ -43,45 +59,50 @@ def _nothing_is(_: str) -> bool:
 
 
 Thing = TypeVar("Thing")
+Pair = tuple[Callable[..., object], Callable[..., object]]
+"""A pack hook and its unpack hook."""
 
 
 class Weak(weakref.ref[Thing]):
-    """A weak reference of noclobber's own to a tensor of the program, unnoticed by it (swapped_tensors.py)."""
+    """A weak reference that noclobber makes to a tensor of the program. The program does not notice it
+    (swapped_tensors.py)."""
 
     __slots__ = ()
 
 
-# What everything stands on: without one of these nothing can be watched. `require` looks them up.
-C: Any = torch._C
+# Without these names nothing can be watched. `require` looks them up.
+C: ModuleType = torch._C
 next_node: Callable[[], int] = _not_yet
-"""The number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+"""Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
 address: Callable[[torch.Tensor], int] = _not_yet
-"""Not by its name on a tensor, which may be replaced while noclobber is on (exported_saves.py)."""
-_storage: Callable[[torch.Tensor], Any] = _not_yet
-_storage_ref: Callable[[Any], Any] = _not_yet
-_data: Any = _not_yet
-_cdata: Any = _not_yet
-push_hooks: Callable[[Any, Any], None] = _not_yet
+"""Returns what `tensor.data_ptr()` returns. The method itself may be replaced while noclobber is on
+(exported_saves.py)."""
+_storage: Callable[[torch.Tensor], torch.UntypedStorage] = _not_yet
+_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = _not_yet
+_data = cast(GetSetDescriptorType, _not_yet)
+_cdata = cast(GetSetDescriptorType, _not_yet)
+push_hooks: Callable[[Callable[..., object], Callable[..., object]], None] = _not_yet
 pop_hooks: Callable[[], None] = _not_yet
 top_hooks: Callable[[bool], Any] = _not_yet
+"""Returns the uppermost pair of saved-tensor hooks of this thread, or None without one."""
 plain: Callable[[], AbstractContextManager[None]] = _not_yet
-"""Keeps what noclobber asks of tensors from the program's `__torch_function__` modes."""
+"""Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
 transforms_active: Callable[[], bool] = _not_yet
-"""Whether this thread is inside torch.func."""
+"""Returns True while this thread is inside torch.func."""
 use_count: Callable[[torch.Tensor], int] = _not_yet
-"""How many hold a tensor: whatever refers to it from Python counts as one."""
-_current_node: Callable[[], Any] = _not_yet
+"""Returns how many holders a tensor has. All Python references together count as one."""
+_current_node: Callable[[], Node | None] = _not_yet
 _storage_holders: Callable[[int], int] = _not_yet
 _is_wrapped: Callable[[torch.Tensor], bool] = _not_yet
 _unwrapped: Callable[[torch.Tensor], torch.Tensor] = _not_yet
 _modes_on_stack: Callable[[], int] = _not_yet
-_without_modes: Callable[[], AbstractContextManager[Any]] = _not_yet
+_without_modes: Callable[[], AbstractContextManager[object]] = _not_yet
 _takes_numbers: Callable[[str], bool] = _not_yet
 _operator_names: Callable[[], list[str]] = _not_yet
-_eval_frame: Any = _not_yet
-_put_aside: Callable[[str, Any], None] = _not_yet
+_eval_frame = cast(ModuleType, _not_yet)
+_put_aside: Callable[[str, object], None] = _not_yet
 _is_aside: Callable[[str], bool] = _nothing_is
-_aside: Callable[[str], Any] = _not_yet
+_aside: Callable[[str], object] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
@@ -109,15 +130,18 @@ _REQUIRED = {
     "_aside": "_C._get_obj_in_tls",
 }
 
-# The spare key, for which a TorchDispatchMode stands in where a release lacks any of it.
-KEY: Any = None
-include: Any = None
-KEYS_BELOW: Any = None
-"""What a kernel on the spare key hands a call on to."""
+# The spare key. Where a release lacks any of these, a TorchDispatchMode is used instead.
+KEY: DispatchKey | None = None
+include = cast("Callable[[DispatchKey | None, bool], None]", None)
+KEYS_BELOW = cast("DispatchKeySet", None)
+"""The keys below the spare key: a kernel on the spare key passes a call on to them."""
 
 
 def require() -> None:
-    """Look up the private names that everything stands on. Raises UnsupportedTorch, naming the release and the name."""
+    """Look up the private names without which nothing can be watched.
+
+    Raises UnsupportedTorch, which names the release and the missing name.
+    """
     global KEY, include, KEYS_BELOW
     for name, path in _REQUIRED.items():
         globals()[name] = lookup(path)
@@ -127,23 +151,23 @@ def require() -> None:
         include = lookup("_C._dispatch_tls_set_dispatch_key_included")
         KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
         lookup("_C._dispatch_tls_is_dispatch_key_included")
-    except RuntimeError:  # of the first: it knows no key of that name
+    except RuntimeError:  # from `_parse_dispatch_key`: it knows no key of that name
         KEY = None
 
 
 def has_key() -> bool:
-    """Whether this release has the spare key at all; whether it works is for `writes.key_answers` to find out."""
+    """Return True if this release has the spare key. `write_kernels.key_answers` finds out whether the key works."""
     return KEY is not None
 
 
-def engine() -> Callable[..., Any]:
-    """The one door to the autograd engine, as torch.autograd calls it."""
-    door: Callable[..., Any] = lookup("autograd._engine_run_backward")
+def engine() -> Callable[..., object]:
+    """Return the function through which torch.autograd makes every call of the autograd engine."""
+    door: Callable[..., object] = lookup("autograd._engine_run_backward")
     return door
 
 
-def current_node() -> Any:
-    """The node whose backward is running in this thread, None outside of one (set inside an unpack hook)."""
+def current_node() -> Node | None:
+    """Return the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
     return _current_node()
 
 
@@ -152,24 +176,25 @@ _PROBE = "noclobber: a probe"
 
 
 def backward_call() -> Any:
-    """What was set with `set_backward_call` for the call that this thread runs or works for; None outside of one.
+    """Return what `set_backward_call` set for the call that this thread runs or works for; None outside of one.
 
-    A call of the engine takes the thread's own state along, into each thread that runs nodes of it: those of devices,
-    and those that stand in where a backward is nested deeply (torch 2.13; tests/observe/core/test_threads.py).
+    The engine copies the state of the calling thread into each thread that runs nodes of the call: the threads of
+    devices, and those that take over where backward calls are nested deeply (torch 2.13;
+    tests/observe/core/test_threads.py).
     """
     return _aside(_CALL) if _is_aside(_CALL) else None
 
 
-def set_backward_call(call: Any) -> None:
-    """Say which backward call this thread makes; None for no call. It stays: torch 2.12 can't take it away again."""
+def set_backward_call(call: object) -> None:
+    """Set the backward call that this thread makes; None for no call. The entry stays: torch 2.12 cannot remove it."""
     _set_aside(_CALL, call)
 
 
-def _set_aside(name: str, thing: Any) -> None:
-    """Keep something in the thread's own state.
+def _set_aside(name: str, thing: object) -> None:
+    """Keep an object in the state of this thread.
 
-    torch 2.10 and 2.11 count no reference for it, and give one back in the end: Python then frees what is still in use
-    (tests/observe/torch_api/test_releases.py).
+    torch 2.10 and 2.11 take no reference to the object, but release one in the end. Python would then free an object
+    that is still in use, so the missing reference is added here (tests/observe/torch_api/test_releases.py).
     """
     if _uncounted():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -190,28 +215,31 @@ def _uncounted() -> bool:
 
 
 def take(tensor: torch.Tensor) -> torch.Tensor:
-    """What `tensor.data` gives."""
+    """Return what `tensor.data` gives."""
     taken: torch.Tensor = _data.__get__(tensor)
     return taken
 
 
 def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """What `tensor.data = data` does."""
+    """Do what `tensor.data = data` does."""
     _data.__set__(tensor, data)
 
 
 def identity(tensor: torch.Tensor) -> int:
-    """What tells a tensor, whatever Python object stands for it, while it is there. It is used again then."""
+    """Return a number that is unique to a tensor while the tensor lives, whatever Python object stands for it.
+
+    The number may be used again after the tensor died.
+    """
     return int(_cdata.__get__(tensor))
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """What tells whether two tensors share memory: where their storage begins; None without one (sparse, opaque).
+    """Return a number that is equal for tensors that share memory; None without a storage (sparse, opaque).
 
-    The address is cheaper than the Python object of a storage, and the same for memory that came in through numpy or
-    DLPack. Where there is none (meta and fake tensors, empty ones, functorch's wrappers) the
-    StorageImpl identifies itself. Both are reused as soon as the storage dies (955 of 1000 times, torch 2.13), so a key
-    means something only while something holds the storage; the alias in a save does.
+    It is the address where the storage begins. That is cheaper than the Python object of a storage, and the same for
+    memory that came in through numpy or DLPack. Without an address (meta and fake tensors, empty ones, functorch's
+    wrappers) it is the identity of the StorageImpl. Both are reused as soon as the storage dies (955 of 1000 times,
+    torch 2.13), so a key means something only while something holds the storage; the alias in a save does.
     """
     if type(tensor) in _PLAIN:
         try:
@@ -234,7 +262,7 @@ def _identity(tensor: torch.Tensor) -> int | None:
 
 
 def is_view_of_function(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view that a custom Function returned, which PyTorch marks as not to be written."""
+    """Return True if a custom Function returned this tensor as a view, which PyTorch marks as not to be written."""
     known = getattr(C._autograd, "_get_creation_meta", None)
     return (
         known is not None and tensor._is_view() and bool(known(tensor) == C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
@@ -242,41 +270,43 @@ def is_view_of_function(tensor: torch.Tensor) -> bool:
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor below the wrappers of torch.func."""
+    """Return the tensor below the wrappers of torch.func."""
     while _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
 
 
-def storage(tensor: torch.Tensor) -> Any:
-    """A storage's Python object, which is there as long as the storage: weak references to it tell when that dies.
+def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the Python object of a tensor's storage. It lives as long as the storage, so it can be referred to weakly.
 
-    A lazy parameter's class refuses to be asked (torch 2.13; tests/observe/core/test_lazy_modules.py), so it is not.
+    The class of a lazy parameter refuses to be asked (torch 2.13; tests/observe/core/test_lazy_modules.py), so
+    `plain` goes past it.
     """
     with plain():
         return _storage(unwrapped(tensor))
 
 
-def storage_ref(tensor: torch.Tensor) -> Any:
-    """What tells by `expired()` whether the storage that a tensor has is still there, without holding its memory.
+def storage_ref(tensor: torch.Tensor) -> StorageRef:
+    """Return a reference whose `expired()` says whether the storage that the tensor has now is gone.
 
-    Nothing has the address of the storage as long as this is there, and unlike a weak reference to the tensor it does
-    not forbid `swap_tensors` (torch 2.13; tests/observe/detectors/test_untracked.py).
+    The reference does not hold the memory, but no other storage gets the same identity while the reference exists.
+    Unlike a weak reference to the tensor it does not forbid `swap_tensors` (torch 2.13;
+    tests/observe/detectors/test_untracked.py).
     """
     return _storage_ref(storage(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """The version counter; None for an inference tensor, which has none."""
+    """Return the version counter; None for an inference tensor, which has none."""
     try:
         return int(tensor._version)
     except RuntimeError:
         return None
 
 
-def replace_hooks(these: Callable[[tuple[Any, Any]], bool], by: tuple[Any, Any] | None = None) -> None:
-    """Take the uppermost of `these` pairs of hooks off this thread's stack, also from below others, and put one in its
-    place."""
+def replace_hooks(these: Callable[[Pair], bool], by: Pair | None = None) -> None:
+    """Remove the uppermost pair for which `these` returns True from this thread's stack of hooks; put `by` in its
+    place. The pair may lie below others, which stay."""
     above = []
     while (top := top_hooks(True)) is not None:
         pop_hooks()
@@ -294,7 +324,7 @@ def set_key(on: bool) -> None:
 
 
 def key_is_set() -> bool:
-    """Whether this thread's operators go through the spare key."""
+    """Return True if this thread's operators go through the spare key."""
     return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
 
 
@@ -311,52 +341,58 @@ def unlogged() -> Iterator[None]:
             set_key(True)
 
 
-def no_modes() -> AbstractContextManager[Any]:
-    """Keep noclobber's own operators from the program's dispatch modes; selective checkpoints count what they see."""
+def no_modes() -> AbstractContextManager[object]:
+    """Hide noclobber's own operators from the program's dispatch modes: selective checkpoints count operators."""
     return _without_modes() if _modes_on_stack() else nullcontext()
 
 
-def never_compile(function: Callable[..., Any], *, nor_its_calls: bool = True) -> None:
-    """Have torch.compile run a Python function as it is, and what it calls."""
+def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:
+    """Make torch.compile run a Python function as it is. With `nor_its_calls` the same holds for what it calls."""
     skip, usual = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
     strategy = _eval_frame._FrameExecStrategy(skip, skip if nor_its_calls else usual)
-    _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    _eval_frame.set_code_exec_strategy(cast(FunctionType, function).__code__, strategy)
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """For operators of noclobber's own: out of the write log and the graph, and out of sight of the program's modes.
+    """Run noclobber's own operators outside of the write log and the graph, unseen by the program's modes.
 
-    Out of inference mode too: what is made there has no version counter, and can be written nowhere else (torch 2.13;
-    tests/observe/core/test_inference.py).
+    They run outside of inference mode too: a tensor made there has no version counter, and cannot be written outside
+    of that mode (torch 2.13; tests/observe/core/test_inference.py).
     """
     with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
         yield
 
 
-def usual() -> AbstractContextManager[Any]:
-    """Leave the program's inference mode. What is made inside requires a gradient again, but for `no_grad`."""
+def usual() -> AbstractContextManager[object]:
+    """Leave the program's inference mode. Results can require a gradient again, except under `no_grad`."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def let_through() -> None:
-    """Make the operators that take functions (`cond`, Functions under torch.func) pass over the spare key.
+    """Make the operators that take functions (`cond`, Functions under torch.func) skip the spare key.
 
-    They look their kernels up in Python and would find none (torch 2.13); those to come copy the list.
+    They look up their kernels in Python and would find none for it (torch 2.13). Operators that are defined later copy
+    the list that is changed here.
     """
     ops = lookup("_ops")
     passed_over = ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     if KEY not in passed_over:
         passed_over.append(KEY)
-        for one in ops._higher_order_ops.values():
-            one.fallthrough(KEY)
+        for op in ops._higher_order_ops.values():
+            op.fallthrough(KEY)
 
 
 _own_hooks = 0
+Function = TypeVar("Function")
+Registered = TypeVar("Registered")
 
 
-def hook(register: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
-    """Register a hook of noclobber's own; whatever else is registered in this process is the program's."""
+def hook(register: Callable[[Function], Registered], function: Function) -> Registered:
+    """Register one of noclobber's own hooks and return its handle.
+
+    These are counted: all other hooks of the process are the program's.
+    """
     global _own_hooks
     handle = register(function)
     _own_hooks += 1
@@ -364,47 +400,51 @@ def hook(register: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
 
 
 def program_has_hooks() -> bool:
-    """Whether the program ever registered a hook of any kind. Counts those of nodes too, which no patch could see."""
+    """Return True if the program ever registered a hook of any kind, also one on a node, which no patch could see."""
     return bool(RemovableHandle.next_id != _own_hooks)
 
 
 def storage_holders(identity: int) -> int:
-    """How many tensors share a storage, given by its `_cdata`; a Python object that stands for it counts as one."""
+    """Return how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
     return _storage_holders(identity)
 
 
-def storage_at(identity: int) -> Any:
-    """The storage of a `_cdata` that a weak reference holds; None where it is gone."""
-    return lookup("UntypedStorage._new_with_weak_ptr")(identity)
+def storage_at(identity: int) -> torch.UntypedStorage | None:
+    """Return the storage with this `_cdata`, which a weak reference must hold; None once the storage is gone."""
+    memory: torch.UntypedStorage | None = lookup("UntypedStorage._new_with_weak_ptr")(identity)
+    return memory
 
 
 def when_backward_ends(function: Callable[[], None]) -> None:
-    """Call a function once the backward under way in this thread has ended, and has freed what is not retained."""
+    """Call a function when the backward that this thread runs has ended and has freed what is not retained."""
     lookup("autograd.Variable._execution_engine").queue_callback(function)
 
 
 def counting() -> AbstractContextManager[None]:
-    """Below a dispatch mode, let what runs inside move version counters: gloo gathers with a counted `copy_`."""
+    """Let operators inside the block move version counters although they run below a dispatch mode.
+
+    gloo needs it: it gathers with a `copy_` that is counted.
+    """
     guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)
     return guard
 
 
 def library(namespace: str) -> Any:
-    """A handle to register kernels of a namespace with (torch.library.Library is not typed)."""
-    make: Any = torch.library.Library
+    """Return a torch.library.Library, which has no types, to register kernels for the operators of a namespace."""
+    make: Callable[[str, str], object] = torch.library.Library
     return make(namespace, "IMPL")
 
 
 def takes_numbers(operator: str) -> bool:
-    """Whether the overloads of an operator ("aten::add_") take a Python number where their schema says Tensor."""
+    """Return True if an operator ("aten::add_") takes a Python number where its schema says Tensor."""
     return _takes_numbers(operator.partition("::")[2])
 
 
 def operator_names() -> list[str]:
-    """The full names of all operators that are defined: "aten::add_.Tensor"."""
+    """Return the full names of all operators that are defined, such as "aten::add_.Tensor"."""
     return _operator_names()
 
 
 def operators_may_have_changed() -> tuple[int, ...]:
-    """Counts that grow when operators are defined: from Python, by a loaded library, by an imported extension."""
+    """Return counts that grow when operators are defined: from Python, by a loaded library, by an extension."""
     return (len(getattr(torch.library, "_defs", ())), len(torch.ops.loaded_libraries), len(sys.modules))

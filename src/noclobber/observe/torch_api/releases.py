@@ -1,15 +1,15 @@
-"""The releases of torch that noclobber supports. A newer one is tried all the same, and the report says that it is."""
+"""The releases of torch that noclobber supports. A newer release is tried too, and the report says so."""
 
 from __future__ import annotations
 
 import torch
 
 OLDEST, NEWEST = "2.10", "2.15"
-"""What pyproject.toml and the README say too (tests/observe/torch_api/test_releases.py)."""
+"""pyproject.toml and the README name the same releases (tests/observe/torch_api/test_releases.py)."""
 
 
 def notes() -> tuple[str, ...]:
-    """What a report is to say of the installed release."""
+    """Return the notes of a report on the installed release: one if the release is newer than NEWEST, else none."""
     release = torch.__version__.split(".")[:2]
     if [int(part) for part in release] <= [int(part) for part in NEWEST.split(".")]:
         return ()

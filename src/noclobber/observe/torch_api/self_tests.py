@@ -1,6 +1,6 @@
-"""Self-tests of what PyTorch's private names mean, not only of whether they are there. Each runs once in a process.
+"""Self-tests of what PyTorch's private names mean, not only of whether they exist. Each runs once in a process.
 
-A release that keeps a name may change what it counts, or the order of arguments. Then what stands on it is not armed.
+A release may keep a name but change what it counts, or the order of arguments. Then what needs the name is not armed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from noclobber.observe.torch_api import native_saves, private
 
 
 def of_saves() -> None:
-    """Raises UnsupportedTorch where saved-tensor hooks, numbers of nodes or the engine's arguments mean something else.
+    """Raise UnsupportedTorch if saved-tensor hooks, numbers of nodes or arguments of the engine mean something else.
 
-    Nothing here runs the engine: with a GPU it starts threads, and a process that has them can't train in a fork.
+    Nothing here runs the engine: with a GPU it starts threads, and a process that has them cannot train in a fork.
     """
-    if not private.transforms_active():  # there hooks are forbidden; the next arming tries
+    if not private.transforms_active():  # inside torch.func hooks are forbidden; the next arming runs the test
         _of_saves()
 
 
@@ -58,18 +58,18 @@ def _of_saves() -> None:
 
 
 def _of_engine(x: torch.Tensor) -> None:
-    """Asks copies of torch.autograd's functions, whose engine is another, how they would call it."""
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    """Run copies of torch.autograd's functions with a fake engine, and check how they call it."""
+    calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
 
-    def engine(*args: Any, **kwargs: Any) -> tuple[()]:
+    def engine(*args: object, **kwargs: object) -> tuple[()]:
         calls.append((args, kwargs))
         return ()
 
     copied = {**vars(torch.autograd), "_engine_run_backward": engine}
     gradient = torch.ones((), device="cpu")
     grad, backward = torch.autograd.grad, torch.autograd.backward
-    if any(getattr(one, "__globals__", None) is not vars(torch.autograd) for one in (grad, backward)):
-        return  # the program has put others in their place
+    if any(getattr(function, "__globals__", None) is not vars(torch.autograd) for function in (grad, backward)):
+        return  # the program has replaced them
     FunctionType(grad.__code__, copied, "grad", grad.__defaults__)(
         x, (x,), gradient, retain_graph=False, create_graph=True
     )
@@ -85,7 +85,7 @@ def _of_engine(x: torch.Tensor) -> None:
 
 @cache
 def of_use_counts() -> None:
-    """Raises UnsupportedTorch where the use counts of tensors and storages count something else."""
+    """Raise UnsupportedTorch if the use counts of tensors and storages count something else."""
     with torch.inference_mode(False), torch.no_grad(), private.unlogged(), private.no_modes(), private.plain():
         tensor = torch.zeros(2, device="cpu")
         alone, storage = private.use_count(tensor), private.storage(tensor)
@@ -101,7 +101,7 @@ def of_use_counts() -> None:
 
 @cache
 def of_checkpoints() -> None:
-    """Raises UnsupportedTorch where PyTorch's record of a checkpointed region lacks what is read of it."""
+    """Raise UnsupportedTorch if PyTorch's record of a checkpointed region lacks a field that noclobber reads."""
     try:
         frame = private.lookup("utils.checkpoint._CheckpointFrame")(None, True, None, None)
     except TypeError as failure:
