@@ -1,1 +1,1 @@
-"""torch.utils.checkpoint: what a region computes anew for backward, compared with what it computed in forward."""
+"""Watches torch.utils.checkpoint: compares what a region computes in its second run, for backward, with forward."""

@@ -1,9 +1,9 @@
-"""The arguments of a checkpointed region that is not reentrant: it is run anew with the very tensors it was given."""
+"""Runs a checkpointed region that is not reentrant again with the same argument tensors that it got in forward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -16,13 +16,32 @@ from noclobber.observe.core.save_hooks import Argument, ArgumentOfNode, Handle, 
 from noclobber.observe.describe import refusals
 from noclobber.observe.torch_api import private
 
+_Given = list[tuple[Any, bool]]
+"""The arguments of a region, each with whether it has a node that it can lose."""
+
+
+class _Frame(Protocol):
+    """PyTorch's record of a region, with what noclobber keeps on it."""
+
+    saved_args: list[object]
+    noclobber_given: _Given
+
+
+class _Node(Protocol):
+    """The node that saves the arguments on torch 2.10 and 2.11, with what noclobber keeps on it."""
+
+    _raw_saved_tensors: tuple[Any, ...]
+    noclobber_given: list[torch.Tensor]
+
 
 def arm(context: Context, way: Way) -> None:
-    """Give regions what they were given, until the recorder disarms, as PyTorch does without hooks.
+    """Give each region its own arguments again, as PyTorch does without hooks, until the recorder disarms.
 
-    What hooks unpack is another tensor, which still requires a gradient where the one given was detached in place since
-    or was told to require none. PyTorch refuses an argument that had a node and has lost it. One that can't be asked
-    for its node, as hooks do, is saved past them: of several views of a base that was written (torch 2.13).
+    What hooks unpack is another tensor. It still requires a gradient where the program has since detached the argument
+    in place, or turned its requires_grad off. PyTorch refuses an argument that had a node and has lost it.
+
+    Hooks read the node of what they pack. PyTorch refuses that for one of several views of a base that was written:
+    such an argument is saved without hooks (torch 2.13).
     """
     frame_type = private.lookup("utils.checkpoint._CheckpointFrame")
     if hasattr(frame_type, "save_inputs"):
@@ -32,11 +51,11 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
-    """PyTorch's record of a region saves the arguments, each by itself."""
+    """Replace the methods of PyTorch's record of a region, which saves each argument by itself."""
     save, unpacked = frame_type.save_inputs, frame_type.get_inputs
     saved_tensor = private.lookup("_C._autograd.SavedTensor")
 
-    def save_inputs(frame: Any, *args: Any) -> None:
+    def save_inputs(frame: _Frame, *args: object) -> None:
         ours = private.top_hooks(True)
         try:
             save(frame, *args)
@@ -51,28 +70,28 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         else:
             way.guarded(lambda: saved_inputs(frame, args))
 
-    def saved_inputs(frame: Any, args: Any) -> None:
+    def saved_inputs(frame: _Frame, args: tuple[object, ...]) -> None:
         if context.thread.watched:
-            given = [(one, _may_be_detached(one)) for one in args]
-            _mark((one for one in frame.saved_args if isinstance(one, saved_tensor)), Argument)
+            given = [(argument, _may_be_detached(argument)) for argument in args]
+            _mark((save for save in frame.saved_args if isinstance(save, saved_tensor)), Argument)
             frame.noclobber_given = given
 
-    def get_inputs(frame: Any) -> list[Any]:
+    def get_inputs(frame: _Frame) -> list[object]:
         given = getattr(frame, "noclobber_given", None)
         if given is None:
-            inputs: list[Any] = unpacked(frame)
+            inputs: list[object] = unpacked(frame)
             return inputs
         way.guarded(lambda: refuse_detached(frame.saved_args, given))
         inputs = unpacked(frame)
         return way.guarded(lambda: given_again(frame.saved_args, given, inputs)) or inputs
 
-    def given_again(saved: list[Any], given: Any, inputs: list[Any]) -> list[Any]:
+    def given_again(saved: list[object], given: _Given, inputs: list[object]) -> list[object]:
         rows = zip(saved, given, inputs, strict=True)
-        return [_either(context, getattr(one, "data", None), was, tensor) for one, (was, _), tensor in rows]
+        return [_either(context, getattr(save, "data", None), was, tensor) for save, (was, _), tensor in rows]
 
-    def refuse_detached(saved: list[Any], given: Any) -> None:
-        for one, (tensor, had_node) in zip(saved, given, strict=True) if context.bus.listeners else ():
-            handle = one.data if isinstance(one, saved_tensor) else None
+    def refuse_detached(saved: list[object], given: _Given) -> None:
+        for save, (tensor, had_node) in zip(saved, given, strict=True) if context.bus.listeners else ():
+            handle = save.data if isinstance(save, saved_tensor) else None
             if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not context.keeping:
                 error = ClobberError(refusals.DETACHED)
                 refusals.remember(error, refusals.refusal_of_read(handle, refusals.DETACHED, reading()))
@@ -82,53 +101,56 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
     way.patches.put(frame_type, "get_inputs", get_inputs)
 
 
-def _may_be_detached(given: Any) -> bool:
-    """Whether an argument has a node that it can lose. A view can't, and asking for its node can change a program."""
-    return isinstance(given, torch.Tensor) and not given._is_view() and not given.is_leaf
+def _may_be_detached(argument: object) -> bool:
+    """Return True if an argument has a node that it can lose. A view cannot lose its node, and reading the node of a
+    view can change a program."""
+    return isinstance(argument, torch.Tensor) and not argument._is_view() and not argument.is_leaf
 
 
 def _from_nodes(context: Context, way: Way, function: Any) -> None:
-    """A Function of PyTorch's own saves the arguments, and its node is asked for all of them at once.
+    """Replace what PyTorch's own Function does, which saves the arguments and gives them all at once.
 
-    It gets one that was detached since, and none of several views whose base was written, as without hooks.
+    As without hooks, an argument that was detached since is given to the region, and one of several views whose base
+    was written is not.
     """
     save = function.apply
     unpacked = private.lookup("_C._FunctionBase.saved_tensors")
 
-    def apply(*args: Any) -> Any:
+    def apply(*args: object) -> object:
         result = save(*args)
         way.guarded(lambda: saved_by(result.grad_fn, args))
         return result
 
-    def saved_by(node: Any, args: Any) -> None:
+    def saved_by(node: _Node | None, args: tuple[object, ...]) -> None:
         if context.thread.watched and node is not None:
             _mark(node._raw_saved_tensors, ArgumentOfNode)
-            node.noclobber_given = [one for one in args if isinstance(one, torch.Tensor)]
+            node.noclobber_given = [argument for argument in args if isinstance(argument, torch.Tensor)]
 
-    def saved_tensors(node: Any) -> tuple[Any, ...]:
-        tensors: tuple[Any, ...] = unpacked.__get__(node)
+    def saved_tensors(node: _Node) -> tuple[object, ...]:
+        tensors: tuple[object, ...] = unpacked.__get__(node)
         given = getattr(node, "noclobber_given", None)
         if given is None:
             return tensors
         return way.guarded(lambda: instead(node, given, tensors)) or tensors
 
-    def instead(node: Any, given: Any, tensors: Any) -> tuple[Any, ...]:
+    def instead(node: _Node, given: list[torch.Tensor], tensors: tuple[object, ...]) -> tuple[object, ...]:
         rows = zip(node._raw_saved_tensors, given, tensors, strict=True)
-        return tuple(_either(context, saved.data, one, tensor) for saved, one, tensor in rows)
+        return tuple(_either(context, saved.data, argument, tensor) for saved, argument, tensor in rows)
 
     way.patches.put(function, "apply", staticmethod(apply))
     way.patches.put(function._backward_cls, "saved_tensors", property(saved_tensors))
 
 
 def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
-    """What hooks have kept of arguments is no save of a node that runs."""
-    for one in saved:
-        if type(one.data) in (Handle, OfView):
-            one.data.__class__ = kind
+    """Give the handles of arguments a class of their own: they are not saves of a node that runs."""
+    for save in saved:
+        if type(save.data) in (Handle, OfView):
+            save.data.__class__ = kind
 
 
-def _either(context: Context, handle: Any, given: Any, tensor: Any) -> Any:
-    """What a region is run anew with for one argument: it, or `tensor`, which hooks have unpacked."""
+def _either(context: Context, handle: object, given: Any, tensor: Any) -> object:
+    """Return what a region gets for one argument in its second run: the argument `given` in forward, or `tensor`, which
+    the hooks unpacked."""
     if not isinstance(handle, Handle):
         return tensor
     if context.keeping and given.requires_grad != tensor.requires_grad:

@@ -1,25 +1,24 @@
-"""What a function reads from outside: tensors in its arguments, closure, defaults, globals, bound self and modules."""
+"""Finds the tensors that a function can read: in arguments, closure, defaults, globals, bound self and modules."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
 
 import torch
 
 _DEEPEST = 5
-"""Levels followed: a closure's cell, the trainer in it, its dict of modules, a module, what is in it."""
+"""How many levels are followed: a closure's cell, the trainer in it, its dict of modules, a module, its contents."""
 _MOST = 2000
-"""Values looked at in one container."""
+"""How many values of one container are visited."""
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
 
 
-def tensors_read(*values: Any) -> list[torch.Tensor]:
-    """The tensors that can be reached from functions, modules, containers and plain objects, each once."""
+def tensors_read(*values: object) -> list[torch.Tensor]:
+    """Return the tensors that functions, modules, containers and plain objects lead to, each once."""
     found: dict[int, torch.Tensor] = {}
-    seen: dict[int, Any] = {}
+    seen: dict[int, object] = {}
     waiting = [(value, _DEEPEST) for value in values]
     while waiting:
         value, depth = waiting.pop()
@@ -31,7 +30,8 @@ def tensors_read(*values: Any) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _inside(value: object) -> Iterable[object]:
+    """Return the values that a value leads to directly."""
     if isinstance(value, torch.nn.Module):
         return _of_module(value)
     if isinstance(value, dict):
@@ -49,23 +49,24 @@ def _inside(value: Any) -> Iterable[Any]:
     return list(getattr(value, "__dict__", {}).values())[:_MOST]
 
 
-def _of_module(module: torch.nn.Module) -> Iterator[Any]:
-    """Parameters, buffers, and whatever else a module and those in it hold by name."""
-    for one in module.modules():
-        yield from one._parameters.values()
-        counts = getattr(one, "momentum", None) is None
-        yield from (value for name, value in one._buffers.items() if counts or name != _COUNT)
-        for name, value in vars(one).items():
+def _of_module(module: torch.nn.Module) -> Iterator[object]:
+    """Yield the parameters, buffers and other attributes of a module and of the modules in it."""
+    for each in module.modules():
+        yield from each._parameters.values()
+        counts = getattr(each, "momentum", None) is None
+        yield from (value for name, value in each._buffers.items() if counts or name != _COUNT)
+        for name, value in vars(each).items():
             if name not in _OF_EVERY_MODULE and not isinstance(value, _LEAVES):
                 yield value
 
 
 _COUNT = "num_batches_tracked"
-"""Of batch norm, which reads it only where its momentum is None."""
+"""A buffer of batch norm. Batch norm reads it only if its momentum is None."""
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
-def _of_function(function: FunctionType) -> Iterator[Any]:
+def _of_function(function: FunctionType) -> Iterator[object]:
+    """Yield what a function reads from its closure, its defaults and its globals."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -81,6 +82,6 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _names(code: CodeType) -> frozenset[str]:
-    """The names that code, and the functions defined in it, may look up among the globals."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return frozenset(code.co_names).union(*(_names(one) for one in inner))
+    """Return the names that code, and the functions defined in it, may look up among the globals."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*(_names(constant) for constant in inner))

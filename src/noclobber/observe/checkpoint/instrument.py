@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint, reentrant or not: what a region computes anew for backward is compared with forward."""
+"""Watches torch.utils.checkpoint, reentrant or not: compares what a region computes again for backward with forward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -27,17 +27,32 @@ from noclobber.observe.detectors import user_save_hooks
 from noclobber.observe.torch_api import graph, private, self_tests
 from noclobber.observe.torch_api.frames import passed_over
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node, saved_tensors_hooks
+
+
+class _Ctx(reruns.SavesTensors, Protocol):
+    """The ctx of PyTorch's Function for a reentrant region, with what noclobber keeps on it."""
+
+    needs_input_grad: tuple[bool, ...]
+    inputs: list[object]
+    """The region's arguments, with None in place of each tensor."""
+    preserve_rng_state: bool
+    run_function: Callable[..., object]
+    noclobber_region: tuple[CheckpointRegion, list[RegionSave], taint.Before | None, Callable[..., object]]
+
 
 def arm(context: Context, way: Way) -> None:
-    """See every region until the recorder disarms.
+    """Watch every region until the recorder disarms.
 
-    Programs import `checkpoint` by name before; it looks up what is replaced here when it is called (torch 2.13).
+    Programs may have imported `checkpoint` by name already. That is no problem: `checkpoint` looks up the functions
+    that are replaced here each time it is called (torch 2.13).
     """
     native = private.lookup("utils.checkpoint._checkpoint_hook")
     private.lookup("utils.checkpoint._Holder")
     self_tests.of_checkpoints()
 
-    def began(hooks: Any, frame: Any, caller: FrameType) -> None:
+    def began(hooks: saved_tensors_hooks, frame: reruns.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
             region = _region(context, way, caller, function, args, kwargs)
@@ -45,7 +60,7 @@ def arm(context: Context, way: Way) -> None:
                 _preserve(region, frame, function, args, kwargs)
             _watch(region, hooks, frame)
 
-    def _checkpoint_hook(frame: Any) -> Any:
+    def _checkpoint_hook(frame: reruns.RegionFrame) -> object:
         hooks, caller = native(frame), sys._getframe(1)
         way.guarded(lambda: began(hooks, frame, caller))
         return hooks
@@ -53,7 +68,7 @@ def arm(context: Context, way: Way) -> None:
     module: Any = torch.utils.checkpoint
     way.patches.put(module, "_checkpoint_hook", _checkpoint_hook)
     if (asks := getattr(module, "_current_user_saved_tensors_hooks", None)) is not None:
-        # From torch 2.15 on a selective checkpoint warns of the program's hooks, or passes what it keeps through them.
+        # From torch 2.15 on, a selective checkpoint warns of the program's hooks or passes what it keeps through them.
         way.patches.put(
             module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: user_save_hooks.theirs(asks))
         )
@@ -61,24 +76,24 @@ def arm(context: Context, way: Way) -> None:
     _watch_reentrant(context, way, module.CheckpointFunction)
 
 
-def _region(context: Context, way: Way, frame: Any, *given: Any) -> CheckpointRegion:
+def _region(context: Context, way: Way, frame: FrameType, *given: object) -> CheckpointRegion:
     return CheckpointRegion(context, way, place_of(frame), captured_tensors.tensors_read(*given))
 
 
-def _preserve(region: CheckpointRegion, frame: Any, function: Any, args: Any, kwargs: Any) -> None:
-    """Run a region that is not reentrant anew with what it read in forward."""
+def _preserve(region: CheckpointRegion, frame: reruns.RegionFrame, function: object, args: Any, kwargs: object) -> None:
+    """Make a region that is not reentrant run again with the bytes that it read in forward."""
     weak, native = ref(frame), frame.recompute_fn
 
     def in_forward() -> bool:
-        record: Any = weak()
+        record = weak()
         return record is not None and not record.forward_completed
 
     reached = captured_tensors.tensors_read(
-        function, kwargs, [one for one in args if not isinstance(one, torch.Tensor)]
+        function, kwargs, [argument for argument in args if not isinstance(argument, torch.Tensor)]
     )
     region.past = past = reruns.Past(region.context, region.way, region.place, in_forward, reached)
 
-    def recompute_fn(*args: Any) -> None:
+    def recompute_fn(*args: object) -> None:
         stack = ExitStack()
         leave = region.way.entry(stack.close, also_off=True)
         record: Any = weak()
@@ -87,7 +102,7 @@ def _preserve(region: CheckpointRegion, frame: Any, function: Any, args: Any, kw
         try:
             if not region.way.guarded(lambda: past.enter_for(stack, record)):
                 leave()
-                if any(isinstance(one.version, Suspect) for one in list(past.reached)):
+                if any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
                     raise ClobberError(reruns.LOST)
             native(*args)
         finally:
@@ -96,23 +111,23 @@ def _preserve(region: CheckpointRegion, frame: Any, function: Any, args: Any, kw
     frame.recompute_fn = passed_over(recompute_fn)
 
 
-def _watch(region: CheckpointRegion, hooks: Any, frame: Any) -> None:
-    """Look at what passes through the hooks of a region that is not reentrant.
+def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: reruns.RegionFrame) -> None:
+    """Watch what passes through the hooks of a region that is not reentrant.
 
-    PyTorch pairs what was saved in forward with what is computed anew, by a holder that it keeps in the place of the
-    tensor, and compares shapes, types and devices only. `frame` is its record of the region.
+    In forward PyTorch keeps a holder in place of each saved tensor. By the holder it finds the tensor that the second
+    run computes, of which it compares shape, type and device only. `frame` is PyTorch's record of the region.
     """
     context, guarded = region.context, region.way.guarded
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
-    @functools.wraps(pack)  # with the marks by which torch 2.15 tells its own hooks from the program's
-    def pack_hook(tensor: torch.Tensor) -> Any:
+    @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
+    def pack_hook(tensor: torch.Tensor) -> object:
         holder = pack(tensor)
         if context.thread.watched:
             guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
         return holder
 
-    def unpack_hook(holder: Any) -> torch.Tensor:
+    def unpack_hook(holder: object) -> torch.Tensor:
         before = guarded(lambda: (moment(), context.bus.told, len(frame.is_recomputed)))
         tensor: torch.Tensor = unpack(holder)
         read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
@@ -124,14 +139,23 @@ def _watch(region: CheckpointRegion, hooks: Any, frame: Any) -> None:
 
 
 def _read(
-    region: CheckpointRegion, frame: Any, holder: Any, tensor: torch.Tensor, now: int, told: int, runs: int
+    region: CheckpointRegion,
+    frame: reruns.RegionFrame,
+    holder: object,
+    tensor: torch.Tensor,
+    now: int,
+    told: int,
+    runs: int,
 ) -> torch.Tensor:
-    """What is read of a region, which may just have run anew. Raises ClobberError where bytes that were to be preserved
-    are lost."""
+    """Return the tensor that backward reads of a region, which may just have run again.
+
+    `now`, `told` and `runs` are the moment, the clobbers reported and the runs of the region before the read. Raises
+    ClobberError where bytes that noclobber had to preserve are lost.
+    """
     context = region.context
     if len(frame.is_recomputed) > runs:
         region.again = now
-        # What the region was given is known to be clobbered, then: that it drifts needn't be said as well.
+        # If a clobber of the region's arguments was reported, the drift that follows from it is not reported as well.
         region.told |= context.bus.told > told
     if region.past is not None:
         tensor = region.past.saved(holder, tensor)
@@ -142,8 +166,9 @@ def _read(
     return tensor
 
 
-def _compare(region: CheckpointRegion, frame: Any, holder: Any, tensor: torch.Tensor) -> None:
-    """Once a tensor is read that differs, tell of the first one of its region that does and will be read."""
+def _compare(region: CheckpointRegion, frame: reruns.RegionFrame, holder: object, tensor: torch.Tensor) -> None:
+    """Compare a tensor that backward reads with forward. If it differs, report the first tensor of the region that
+    differs and will be read."""
     node, packed = private.current_node(), region.saved.get(holder)
     if packed is None:
         return
@@ -156,16 +181,17 @@ def _compare(region: CheckpointRegion, frame: Any, holder: Any, tensor: torch.Te
         region.tell(node, clobbers.field_of(holder, node), packed, tensor, unfilled=True)
     elif _matters(region, node, holder, packed, tensor):
         different = [(packed.order, node, holder, packed, tensor)]
-        different += [one for one in _recomputed(region, frame, node) if _matters(region, *one[1:])]
-        _, node, holder, packed, tensor = min(different, key=lambda one: one[0])
+        different += [computed for computed in _recomputed(region, frame, node) if _matters(region, *computed[1:])]
+        _, node, holder, packed, tensor = min(different, key=lambda computed: computed[0])
         region.tell(node, clobbers.field_of(holder, node), packed, tensor)
 
 
-_Recomputed = tuple[int, Any, Any, RegionSave, torch.Tensor]
+_Recomputed = tuple[int, "Node | None", object, RegionSave, torch.Tensor]
+"""The order of a save in its region, the node that reads it, its holder, the save in forward, the tensor now."""
 
 
-def _recomputed(region: CheckpointRegion, frame: Any, root: Any) -> Iterator[_Recomputed]:
-    """What else of a region was computed anew and is still to be read: order, node, holder, then and now."""
+def _recomputed(region: CheckpointRegion, frame: reruns.RegionFrame, root: Node | None) -> Iterator[_Recomputed]:
+    """Yield the other tensors that a region computed again and that nodes below `root` still have to read."""
     for node in graph.walk([root] if root is not None else []):
         for saved in graph.saves_of_or_gone(node):
             holder = graph.content(saved)
@@ -180,8 +206,10 @@ def _recomputed(region: CheckpointRegion, frame: Any, root: Any) -> Iterator[_Re
                     yield packed.order, node, holder, packed, tensor
 
 
-def _matters(region: CheckpointRegion, node: Any, holder: Any, packed: RegionSave, tensor: torch.Tensor) -> bool:
-    """Whether what was computed anew differs, the node reads it, and all its bytes have a meaning."""
+def _matters(
+    region: CheckpointRegion, node: Node | None, holder: object, packed: RegionSave, tensor: torch.Tensor
+) -> bool:
+    """Return True if a tensor that was computed again differs, the node reads it, and all its bytes have a meaning."""
     if not region.differs(packed, tensor):
         return False
     if node is not None and clobbers.field_of(holder, node) == _PARTLY_FILLED.get(node.name()):
@@ -190,18 +218,22 @@ def _matters(region: CheckpointRegion, node: Any, holder: Any, packed: RegionSav
 
 
 _PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
-"""What keeps some of the bytes that its memory had before: the alphas of ctc_loss, the workspace of an LSTM."""
+"""Saves that their operator fills only in part, by node: the alphas of ctc_loss, the workspace of an LSTM. The other
+bytes are whatever the memory held before."""
 
 
-def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
-    """Compare what a reentrant region returned in forward, where it saves nothing, with what it returns when run anew.
+def _watch_reentrant(context: Context, way: Way, function: type[torch.autograd.Function]) -> None:
+    """Compare what a reentrant region returns in forward with what it returns when it runs again.
 
-    The region is kept on the `ctx` of the Function.
+    Such a region saves nothing in forward, so there are no saves to compare. The region is kept on the `ctx` of the
+    Function.
     """
     forward, backward = function.forward, function.backward
 
     @functools.wraps(forward)
-    def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+    def watched_forward(
+        ctx: _Ctx, run_function: Callable[..., object], preserve_rng_state: bool, *args: object
+    ) -> object:
         under_way, caller = [True], sys._getframe(1)
         begun = way.guarded(lambda: began(ctx, run_function, args, under_way, caller))
         try:
@@ -212,7 +244,9 @@ def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
             way.guarded(lambda: ended(ctx, run_function, outputs, *begun))
         return outputs
 
-    def began(ctx: Any, run_function: Any, args: Any, under_way: list[bool], caller: FrameType) -> _Begun | None:
+    def began(
+        ctx: _Ctx, run_function: object, args: tuple[object, ...], under_way: list[bool], caller: FrameType
+    ) -> _Begun | None:
         if not context.thread.watched:
             return None
         region = _region(context, way, caller, run_function, args)
@@ -221,16 +255,22 @@ def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
             region.past = _past(region, run_function, args, lambda: bool(under_way))
         return region, before
 
-    def ended(ctx: Any, run_function: Any, outputs: Any, region: CheckpointRegion, before: taint.Before | None) -> None:
+    def ended(
+        ctx: _Ctx,
+        run_function: Callable[..., object],
+        outputs: object,
+        region: CheckpointRegion,
+        before: taint.Before | None,
+    ) -> None:
         region.end = moment()
-        packed = [region.output(one) for one in _tensors(outputs)]
+        packed = [region.output(tensor) for tensor in _tensors(outputs)]
         ctx.noclobber_region = (region, packed, before, run_function)
         if region.past is not None:
             region.past.forward_ended()
             ctx.run_function = functools.partial(_run_anew, region, packed, before, ref(ctx), run_function, None)
 
     @functools.wraps(backward)
-    def watched_backward(ctx: Any, *gradients: Any) -> Any:
+    def watched_backward(ctx: _Ctx, *gradients: object) -> object:
         watched: Any = getattr(ctx, "noclobber_region", (None, [], None, None))
         region, packed, before, run = watched
         if region is None or region.past is not None or not context.bus.listeners:
@@ -248,8 +288,12 @@ def _watch_reentrant(context: Context, way: Way, function: Any) -> None:
 _Begun = tuple[CheckpointRegion, "taint.Before | None"]
 
 
-def _past(region: CheckpointRegion, run: Any, args: Any, in_forward: Callable[[], bool]) -> reruns.Past:
-    reached = captured_tensors.tensors_read(run, [one for one in args if not isinstance(one, torch.Tensor)])
+def _past(
+    region: CheckpointRegion, run: object, args: tuple[object, ...], in_forward: Callable[[], bool]
+) -> reruns.Past:
+    reached = captured_tensors.tensors_read(
+        run, [argument for argument in args if not isinstance(argument, torch.Tensor)]
+    )
     return reruns.Past(region.context, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
@@ -259,15 +303,16 @@ def _run_anew(
     packed: list[RegionSave],
     before: taint.Before | None,
     node: Callable[[], Any],
-    run: Any,
+    run: Callable[..., object],
     told: int | None,
-    *args: Any,
-) -> Any:
-    """Run a reentrant region anew, where bytes are preserved also once the block that does so has ended. `told`: how
-    much had been told when its backward began, None where that is no matter. Raises ClobberError where it drifts though
-    its bytes are to be preserved.
+    *args: object,
+) -> object:
+    """Run a reentrant region again. Where bytes are preserved, this happens even after the preserving block has ended.
 
-    PyTorch calls this: nothing but `run` may raise anything else here.
+    `told` is how many clobbers had been reported when its backward began; None if clobbers need not be counted. Raises
+    ClobberError if the region drifts although its bytes must be preserved.
+
+    PyTorch calls this, so nothing else may raise here except `run`.
     """
     guarded, past, stack = region.way.guarded, region.past, ExitStack()
     leave = region.way.entry(stack.close, also_off=True)
@@ -275,7 +320,7 @@ def _run_anew(
         followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
         if followed is None:
             leave()
-            if past is not None and any(isinstance(one.version, Suspect) for one in list(past.reached)):
+            if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
                 raise ClobberError(reruns.LOST)
         outputs = run(*args)
         if followed is not None and not region.told:
@@ -288,7 +333,8 @@ def _run_anew(
 
 
 class _Followed(NamedTuple):
-    """What is computed while a region runs anew: from what has changed, and from what was moved in the graph."""
+    """What a region computes while it runs again: `changed` from changed memory, `moved` from tensors whose place in
+    the graph changed. None where nothing of that kind is followed."""
 
     changed: taint.Derived | None
     moved: taint.Derived | None
@@ -297,12 +343,13 @@ class _Followed(NamedTuple):
 def _followed(
     region: CheckpointRegion,
     before: taint.Before | None,
-    ctx: Any,
-    run: Any,
+    ctx: _Ctx,
+    run: object,
     told: int | None,
-    args: Any,
+    args: tuple[object, ...],
     following: ExitStack,
 ) -> _Followed:
+    """Enter on `following` what must be in force while a region runs again, and return what follows its operators."""
     if region.past is not None:
         region.past.enter(following, ctx, args)
     if told is not None:
@@ -319,14 +366,16 @@ def _followed(
     return _Followed(changed, moved)
 
 
-def _tensors(outputs: Any) -> list[torch.Tensor]:
+def _tensors(outputs: object) -> list[torch.Tensor]:
     several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    return [one for one in several if isinstance(one, torch.Tensor)]
+    return [output for output in several if isinstance(output, torch.Tensor)]
 
 
-def _now(region: CheckpointRegion, before: taint.Before, ctx: Any, run: Any, args: Any) -> taint.Now | None:
-    """What a region reads now that it is run anew; None where that need not or can't be known."""
-    given = [one if kept is None else kept for one, kept in zip(args, ctx.inputs, strict=True)]
+def _now(
+    region: CheckpointRegion, before: taint.Before, ctx: _Ctx, run: object, args: tuple[object, ...]
+) -> taint.Now | None:
+    """Return what a region reads in its second run; None if that cannot be known or the region is reported already."""
+    given = [argument if kept is None else kept for argument, kept in zip(args, ctx.inputs, strict=True)]
     return None if region.told else before.now(run, given)
 
 
@@ -337,9 +386,12 @@ def _compare_outputs(
     derived: taint.Derived | None,
     moved: taint.Derived | None,
 ) -> None:
-    """Tell where a region returns something else, unless it is known that backward reads nothing of what has changed;
-    where what it was computed from was cut off the graph or joined to it, so that gradients go elsewhere; and where the
-    region saved what has changed."""
+    """Report the first output of a region that is wrong in the second run.
+
+    An output is wrong if it differs from forward, unless backward certainly reads nothing that has changed. It is also
+    wrong if a tensor that it was computed from was cut off the graph or joined to it, because gradients then flow
+    elsewhere. If no output is wrong, report a save of the region that shows changed bytes.
+    """
     for before, tensor in zip(packed, outputs, strict=False):
         if moved is not None and moved.explains(tensor):
             wrong = True
@@ -348,10 +400,10 @@ def _compare_outputs(
         elif derived is None:
             wrong = False
         elif before.digest is None and not tensor.is_cpu:
-            # Its own bytes tell nothing; those that it was computed from do.
+            # The output's own bytes were not recorded. The memory that it was computed from was.
             wrong = derived.explains(tensor) and derived.reaches(outputs)
         else:
-            # Where bytes are preserved nothing should have changed: an output that is the same for all that is luck.
+            # Where bytes are preserved nothing should have changed. If something has, an equal output is mere luck.
             doubtful = derived.explains(tensor) if region.past is not None else derived.hides(tensor)
             wrong = doubtful and derived.reaches(outputs)
         if wrong:

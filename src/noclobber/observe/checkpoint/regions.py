@@ -1,10 +1,13 @@
-"""One region of torch.utils.checkpoint: what it reads from outside, what it saved in forward, and why it drifted."""
+"""One region of torch.utils.checkpoint: what it reads from outside, what it saved in forward, and why it drifted.
+
+A region drifts if its second run, in backward, computes something else than forward did.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -22,9 +25,13 @@ from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 
 class RegionSave:
-    """One tensor as it was in forward, without a reference to it."""
+    """A record of one tensor in forward: a save of a region, or an output of a reentrant one. Holds no reference to the
+    tensor."""
 
     is_copy = False
     __slots__ = ("__weakref__", "digest", "filled_last", "key", "node", "order", "place", "rough", "version")
@@ -38,13 +45,13 @@ class RegionSave:
         self.node = private.next_node() - 1
         self.key = private.storage_key(tensor)
         self.filled_last = False
-        """Whether the operator makes it only once all is saved (late_fills.py)."""
+        """True if the operator computes this save only after all is saved (late_fills.py)."""
 
 
 class CheckpointRegion:
     """One call of `checkpoint`: where it is, what it reads from outside, and what it saved.
 
-    Of what it computes only fingerprints are kept, for a checkpoint is there to give that memory back.
+    Only fingerprints of its saves are kept, because the purpose of a checkpoint is to free their memory.
     """
 
     def __init__(self, context: Context, way: Way, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
@@ -52,7 +59,7 @@ class CheckpointRegion:
         self.memory = context.memory
         self.place = place
         self.begin = self.end = self.again = moment()
-        """When forward began, when it last saved, and when it was run anew."""
+        """The moments when forward began, when it made its last save, and when the second run began."""
         self.outside: dict[int, Reread] = {}
         for tensor in outside:
             key = private.storage_key(tensor)
@@ -60,34 +67,38 @@ class CheckpointRegion:
                 self.outside[key] = reread = Reread(key, tensor)
                 self.memory.expect(reread)
         self.used: set[int] = set()
-        """The storages among `outside` of which something was saved inside: the others may not matter."""
-        self.saved: WeakKeyDictionary[Any, RegionSave] = WeakKeyDictionary()
-        """By the object that PyTorch keeps in the place of the tensor."""
+        """The storages of `outside` that the region has saves on. The others may not matter."""
+        self.saved: WeakKeyDictionary[object, RegionSave] = WeakKeyDictionary()
+        """The saves of forward, by the holder that PyTorch keeps in place of the tensor."""
         self.count = 0
-        """How many tensors were saved."""
+        """How many tensors forward saved."""
         self._of_last: list[RegionSave] = []
-        """What the node has saved that saved last."""
+        """The saves of the node that saved last."""
         self.told = False
+        """True once this region is reported."""
         self.past: reruns.Past | None = None
-        """What it read in forward, where bytes are preserved."""
+        """What the region read in forward; None where bytes are not preserved."""
         self._digests = context.contents is not None
 
     def output(self, tensor: torch.Tensor) -> RegionSave:
-        """Note what a reentrant region returns in forward."""
+        """Return the record of a tensor that a reentrant region returns in forward."""
         packed = RegionSave(tensor, self.place, self.digest(tensor))
         packed.rough = None if packed.digest is None else rough(tensor)
         return packed
 
     def digest(self, tensor: torch.Tensor) -> Digest:
-        """The fingerprint of a tensor where contents are watched. A device may round otherwise when it computes anew:
-        there only bytes tell that the region found as they were, outside."""
+        """Return the fingerprint of a tensor; None where contents are not watched.
+
+        Also None for a tensor that the region computed on a device: the second run may round differently there, so only
+        memory from outside the region can be compared.
+        """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
         with private.no_modes():
             return fingerprint(tensor)
 
-    def save(self, holder: Any, tensor: torch.Tensor, place: Place | None) -> None:
-        """Note what is saved in forward."""
+    def save(self, holder: object, tensor: torch.Tensor, place: Place | None) -> None:
+        """Record a tensor that forward saves under PyTorch's holder."""
         self.count += 1
         self.saved[holder] = packed = RegionSave(tensor, place, self.digest(tensor), self.count)
         self.end = moment()
@@ -102,15 +113,16 @@ class CheckpointRegion:
         history.places.append(place)
 
     def unfilled(self) -> list[RegionSave]:
-        """What has no value where the region stops, run anew, once all has been saved: its operator makes it only then
-        (torch 2.13; tests/observe/core/test_filled.py)."""
-        return [one for one in self._of_last if one.filled_last]
+        """Return the saves without a value if the second run stops as soon as everything is saved: their operator
+        computes them only after that (torch 2.13; tests/observe/core/test_filled.py)."""
+        return [save for save in self._of_last if save.filled_last]
 
     def differs(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
-        """Whether a recomputed tensor is another than in forward: by its bytes, else by its version.
+        """Return True if a recomputed tensor differs from forward: by its bytes if there is a fingerprint, else by its
+        version.
 
-        A version alone says nothing where the writes that moved it are known and went elsewhere in the storage, nor
-        where the region itself moved it in a way that is not known.
+        A higher version alone proves nothing if the writes that moved it are known and went to other bytes of the
+        storage, or if the region itself moved it by writes that noclobber does not know.
         """
         if packed.digest is not None:
             return differ(self.digest(tensor), packed.digest)
@@ -124,11 +136,11 @@ class CheckpointRegion:
         return any(write.overlaps for write in self._writes_to(Reread(key, tensor), tensor, packed.version))
 
     def source(self, tensor: torch.Tensor) -> Reread | None:
-        """The memory outside that a recomputed tensor shows; None where the region computed it."""
+        """Return the outside memory that a recomputed tensor is on; None where the region computed the tensor."""
         key = private.storage_key(tensor)
         if key is None:
             return None
-        return self.outside.get(key) or next((one for one in self.outside.values() if _is_now_at(one, key)), None)
+        return self.outside.get(key) or next((known for known in self.outside.values() if _is_now_at(known, key)), None)
 
     def _writes_to(self, reread: Reread, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.tensor_of(tensor, reread.alias)
@@ -139,16 +151,17 @@ class CheckpointRegion:
         )
 
     def _kept_again(self) -> Iterator[tuple[Reread, torch.Tensor]]:
-        """What a reentrant region, run anew, has saved of the memory outside."""
+        """Yield what the second run of a reentrant region saved of outside memory: the memory and the save's alias."""
         for key, reread in self.outside.items():
             for handle in self.context.live.at(key):
                 if handle.moment >= self.again:
                     yield reread, handle.alias
 
     def _was_written(self) -> bool:
-        """Whether a reentrant region, run anew, has saved what was overwritten since forward: known without bytes."""
+        """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
+        needs no fingerprints."""
         records = [
-            one for one in write_history.since(self.memory, self.end, self.again) if not one.written.is_statistics
+            noted for noted in write_history.since(self.memory, self.end, self.again) if not noted.written.is_statistics
         ]
         return any(
             write.overlaps and write.version_before != write.version_after
@@ -159,23 +172,23 @@ class CheckpointRegion:
         )
 
     def statistics(self) -> set[int]:
-        """The storages among `outside` to which nothing but batch norm has written since forward began."""
+        """Return the storages of `outside` that only batch norm has written to since forward began."""
         records = write_history.since(self.memory, self.begin, self.again)
-        written = {one.key: True for one in records if one.key in self.outside}
-        for one in records:
-            if one.key in written and not one.written.is_statistics:
-                written[one.key] = False
+        written = {noted.key: True for noted in records if noted.key in self.outside}
+        for noted in records:
+            if noted.key in written and not noted.written.is_statistics:
+                written[noted.key] = False
         return {key for key, only in written.items() if only}
 
     def was_written(self, keys: set[int]) -> bool:
-        """Whether a write to one of these storages, `detach_` among them, is known since forward began."""
-        return any(one.key in keys for one in write_history.since(self.memory, self.begin, self.again))
+        """Return True if a write to one of these storages since forward began is known. `detach_` counts as a write."""
+        return any(noted.key in keys for noted in write_history.since(self.memory, self.begin, self.again))
 
     def returns_other(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
-        """Whether a reentrant region, run anew, returns something else.
+        """Return True if a reentrant region returns something else in its second run.
 
-        With gradients on, some operators compute by another algorithm (singular values, norms), so that bytes which
-        differ mean nothing as long as the numbers are close and nothing is known to have been written.
+        With gradients on, some operators use another algorithm (singular values, norms). Different bytes therefore mean
+        nothing if the numbers are close and no write is known.
         """
         if packed.digest is None:
             return self.past is None and self._was_written()
@@ -184,15 +197,16 @@ class CheckpointRegion:
         return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
 
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
-        """The writes that made a tensor differ, as far as known: to the memory that it shows, else to what the region
-        saved of, else to all that it can reach; those made by its own forward only where there were none since."""
+        """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
+        that the region has saves on, else to all outside memory. Writes of the region's own forward count only if there
+        are no later ones."""
         own = self.source(tensor)
         used = self.used | {reread.alias for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
         for begin in (self.end, self.begin):
             records = write_history.since(self.memory, begin, self.again)
-            weighty = [one for one in records if not one.written.is_statistics]
+            weighty = [noted for noted in records if not noted.written.is_statistics]
             for group in groups:
                 found = write_history.writes_to_any(group, weighty) or write_history.writes_to_any(group, records)
                 if found:
@@ -201,7 +215,7 @@ class CheckpointRegion:
 
     def tell(
         self,
-        node: Any,
+        node: Node | None,
         field: str,
         packed: RegionSave,
         tensor: torch.Tensor,
@@ -209,9 +223,10 @@ class CheckpointRegion:
         reentrant: bool = False,
         unfilled: bool = False,
     ) -> None:
-        """Tell once that `tensor`, read by `node`, differs from forward, or is still `unfilled`.
+        """Report that `tensor`, which `node` reads, differs from forward or is still `unfilled`.
 
-        One that the region computed, and whose version moved, was computed right and then overwritten: a clobber.
+        If the region computed the tensor itself and its version moved, it was computed right and then overwritten: that
+        is a clobber. Anything else is a drift.
         """
         self.told = True
         backward = reading()
@@ -229,9 +244,11 @@ class CheckpointRegion:
             causes = () if unfilled else self.causes(tensor)
             self.context.bus.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
 
-    def ask_later(self, call: Backward, node: Any, field: str, packed: RegionSave, tensor: torch.Tensor) -> None:
-        """Compare what shows memory outside on a device once the call has ended, and tell then, as `tell` does. Holds
-        nothing of the tensor."""
+    def ask_later(
+        self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor
+    ) -> None:
+        """Compare a tensor on outside memory on a device when the backward call has ended, and report it then if it
+        differs. Keeps no memory of the tensor alive."""
         digest = self.digest(tensor)
         if digest is None:
             return
@@ -253,12 +270,12 @@ class CheckpointRegion:
         call.later.append(clobbers.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:
-        """Whether what was told can't be made good: bytes are to be preserved, and these are lost."""
+        """Return True if an error must be raised for what was reported: bytes had to be preserved, and are lost."""
         return self.told and (self.context.keeping or self.past is not None)
 
 
 def _is_now_at(reread: Reread, key: int) -> bool:
-    """Whether the tensor was given other memory since (`t.data = u`), and that is it."""
+    """Return True if the tensor was given other memory since (`t.data = u`), and `key` is that memory's storage."""
     tensor = reread.tensor()
     return tensor is not None and private.storage_key(tensor) == key
 
@@ -267,7 +284,11 @@ _SAMPLE = 256
 
 
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Up to 256 of a tensor's numbers, the mean of all and their root mean square, as doubles; None of no numbers."""
+    """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles.
+
+    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, and for one of integers
+    or booleans.
+    """
     if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     with private.aside():
@@ -279,7 +300,7 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def close(summary: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the same numbers as the one of the summary but for rounding."""
+    """Return True if a tensor has the same numbers, up to rounding, as the tensor of the summary."""
     other = rough(tensor)
     if other is None or summary.shape != other.shape:
         return False

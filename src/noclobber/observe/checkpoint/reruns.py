@@ -1,11 +1,11 @@
-"""What a checkpointed region reads when it is run anew is what it read in forward, where bytes are preserved."""
+"""Makes a checkpointed region read the same bytes in its second run as in forward, where bytes are preserved."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -24,10 +24,27 @@ from noclobber.observe.torch_api import native_saves, private
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
 
 
-class Past:
-    """The tensors that one region can reach, to be put back for as long as it runs anew.
+class RegionFrame(Protocol):
+    """PyTorch's record of a region that is not reentrant (`_CheckpointFrame`)."""
 
-    `given` are its arguments, where nothing else keeps them as they were before its forward.
+    recompute_fn: Callable[..., object]
+    early_stop: bool
+    forward_completed: bool
+    is_recomputed: Mapping[int, bool]
+    recomputed: Mapping[int, Mapping[object, torch.Tensor]]
+    weak_holders: Sequence[ref[object]]
+
+
+class SavesTensors(Protocol):
+    """The node of a Function, of which PyTorch's own saves can be read."""
+
+    _raw_saved_tensors: tuple[object, ...]
+
+
+class Past:
+    """The tensors that one region can reach, with their bytes from forward, which are put back while it runs again.
+
+    `given` are the region's arguments, where nothing else keeps their bytes from before its forward.
     """
 
     def __init__(
@@ -37,7 +54,7 @@ class Past:
         place: Place | None,
         in_forward: Callable[[], bool],
         reached: Iterable[torch.Tensor],
-        given: Iterable[Any] = (),
+        given: Iterable[object] = (),
         *,
         reentrant: bool = False,
     ) -> None:
@@ -45,10 +62,10 @@ class Past:
         self._reentrant = reentrant
         self.reached: set[Needed] = set()
         self.has_put_back = False
-        """Whether anything was in other memory, or held other bytes, while the region ran anew."""
+        """True once a second run of the region had to put back memory or bytes."""
         itself = ref(self)
 
-        def gone(needed: Any) -> None:
+        def gone(needed: Needed) -> None:
             if (past := itself()) is not None:
                 past.reached.discard(needed)
 
@@ -56,13 +73,18 @@ class Past:
             if (needed := self._needed(tensor, way.entry(gone))) is not None:
                 self.reached.add(needed)
         given = list(given)
-        self._given = [self._needed(one) if isinstance(one, torch.Tensor) else None for one in given]
-        self._required = [isinstance(one, torch.Tensor) and one.requires_grad for one in given]
-        self._again: WeakKeyDictionary[Any, Handle] = WeakKeyDictionary()
-        """What was saved when the region last ran anew, by PyTorch's holder."""
+        self._given = [self._needed(argument) if isinstance(argument, torch.Tensor) else None for argument in given]
+        self._required = [isinstance(argument, torch.Tensor) and argument.requires_grad for argument in given]
+        self._again: WeakKeyDictionary[object, Handle] = WeakKeyDictionary()
+        """The saves of the region's last second run, by PyTorch's holder."""
         self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors whose place in the graph has changed, each with the tensor that the region gets instead."""
 
-    def _needed(self, tensor: torch.Tensor, gone: Callable[[Any], object] | None = None) -> Needed | None:
+    def _needed(self, tensor: torch.Tensor, gone: Callable[[Needed], object] | None = None) -> Needed | None:
+        """Return the record of a tensor as it is now; None if it has no storage, no version or no detached alias.
+
+        `gone` is called when the tensor dies.
+        """
         key, alias = private.storage_key(tensor), alias_of(tensor)
         version = private.version_of(alias)
         if key is None or version is None or alias is tensor:
@@ -73,13 +95,14 @@ class Past:
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
-            # Of a view that was written, looking at its node makes PyTorch put it elsewhere in the graph.
+            # Not of a view that was written: reading its node makes PyTorch give it another place in the graph.
             needed.connected = native_saves.make(tensor)
         self._file(needed)
         return needed
 
-    def _standing(self, tensor: torch.Tensor) -> tuple[bool, Any]:
-        """Whether a tensor requires a gradient, and what tells where in the graph it is, where that matters."""
+    def _standing(self, tensor: torch.Tensor) -> tuple[bool, int | None]:
+        """Return whether a tensor requires a gradient, and a number for its place in the graph (`taint.node_of`); None
+        where the place does not matter, as in a region that is not reentrant."""
         return taint.node_of(tensor) if self._reentrant else (tensor.requires_grad, None)
 
     def _file(self, handle: Handle) -> None:
@@ -89,17 +112,17 @@ class Past:
             live.sweep()
 
     def forward_ended(self) -> None:
-        """The region has run: arguments that it did not overwrite itself are kept by what saves them."""
-        self._given = [one if one is not None and _kept(one) is not None else None for one in self._given]
+        """Forward has ended: drop the arguments that the region did not overwrite. Their own saves keep them."""
+        self._given = [needed if needed is not None and _kept(needed) is not None else None for needed in self._given]
 
     # -- running anew --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def restored(self, given: Iterable[Any] = ()) -> Iterator[None]:
-        """Put back what was overwritten since, in its own memory; and what is there now, at the end.
+        """Put the bytes from forward back into their own memory, and at the end the bytes that are there now.
 
-        What is saved meanwhile is kept from the second. `given` are tensors of the checkpoint's own that share the
-        memory of the arguments.
+        Saves made in between are kept, so that the second step does not clobber them. `given` are tensors of the
+        checkpoint's own that share the memory of the arguments.
         """
         context, swapped, given = self.context, list[tuple[torch.Tensor, Needed]](), list(given)
         with ExitStack() as undo:
@@ -108,7 +131,7 @@ class Past:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := _kept(needed)) is not None:
                     private.give(tensor, _copied(kept))
-            for needed in list(self.reached):  # which loses those that die meanwhile
+            for needed in list(self.reached):  # a copy: tensors that die in the meantime leave the set
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in context.live.at(needed.key)}
             waiting = there - context.put_off
@@ -120,15 +143,16 @@ class Past:
             elsewhere = {private.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
                 if isinstance(tensor, torch.Tensor) and private.storage_key(tensor) in elsewhere:
-                    private.give(tensor, _copied(tensor))  # else it can't be told from the one that is replaced
+                    private.give(tensor, _copied(tensor))  # so that it has other memory than the replaced tensor
             yield
 
-    def standing_in(self) -> AbstractContextManager[Any]:
-        """Hand the region others in the place of tensors that were cut off the graph, joined to it or put elsewhere in
-        it; to be entered once bytes are restored, around nothing but the region itself."""
+    def standing_in(self) -> AbstractContextManager[object]:
+        """Return a context in which the region gets other tensors in place of those whose place in the graph changed:
+        they were cut off the graph, joined to it or moved in it. Enter it after `restored`, around the region only."""
         return _Instead(self._stand_ins) if self._stand_ins else nullcontext()
 
     def _instead(self, needed: Needed) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a tensor and its stand-in; None where the tensor is gone or still has its place in the graph."""
         tensor = needed()
         if tensor is None or self._standing(tensor) == needed.standing:
             return None
@@ -148,9 +172,8 @@ class Past:
             return
         self.has_put_back = True
         if private.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
-            undo.callback(
-                private.give, tensor, private.take(tensor)
-            )  # it was given other memory: `tensor.data = u`, `set_`
+            # The program gave the tensor other memory: `tensor.data = u`, `set_`.
+            undo.callback(private.give, tensor, private.take(tensor))
             private.give(tensor, needed.alias)
         elif suspect.kept is not None:
             memory = private.take(tensor)
@@ -159,9 +182,13 @@ class Past:
             swapped.append((tensor, needed))
 
     def _keep_what_was_saved(self, swapped: list[tuple[torch.Tensor, Needed]], there: set[Handle]) -> None:
+        """Keep copies for the saves of the second run, before the bytes in memory change back.
+
+        `swapped` are the tensors whose bytes were put back; `there` are the saves from before the second run.
+        """
         for tensor, needed in swapped:
             kept, noted = _kept(needed), _first_write(needed)
-            made = [one for one in self.context.live.at(needed.key) if one not in there]
+            made = [handle for handle in self.context.live.at(needed.key) if handle not in there]
             if kept is None or noted is None:
                 continue
             noted = noted._replace(geometry=geometry(tensor), key=needed.key)
@@ -172,9 +199,9 @@ class Past:
                 marked.writes.append((noted, int(handle.alias._version)))
             copy_before_write.keep(self.context, made, noted, [(tensor, kept)])
 
-    def enter_for(self, stack: ExitStack, frame: Any) -> bool:
-        """A region that is not reentrant is run anew. `frame` is PyTorch's record of it, whose own hooks are on top of
-        this thread's."""
+    def enter_for(self, stack: ExitStack, frame: RegionFrame) -> bool:
+        """Prepare the second run of a region that is not reentrant. `frame` is PyTorch's record of the region, and the
+        record's hooks are on top of this thread's stack. Returns True."""
         pack, unpack = private.top_hooks(True)
         stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored())
@@ -183,21 +210,23 @@ class Past:
         return True
 
     @contextmanager
-    def _saving(self, frame: Any, pack: Any, unpack: Any) -> Iterator[None]:
-        """Keep what such a region saves, as any save."""
+    def _saving(
+        self, frame: RegionFrame, pack: Callable[[torch.Tensor], object], unpack: Callable[[Any], torch.Tensor]
+    ) -> Iterator[None]:
+        """Make a handle for each tensor that the second run saves, as for any other save."""
         count = 0
 
         @functools.wraps(pack)
-        def pack_again(tensor: torch.Tensor) -> Any:
+        def pack_again(tensor: torch.Tensor) -> object:
             nonlocal count
             holder = frame.weak_holders[count]() if count < len(frame.weak_holders) else None
             count += 1
             if holder is None:
                 return pack(tensor)
             handle = self._way.guarded(lambda: saved(tensor, holder))
-            return pack(tensor if handle is None else handle.alias)  # the tensor may be given other memory
+            return pack(tensor if handle is None else handle.alias)  # the tensor itself may get other memory later
 
-        def saved(tensor: torch.Tensor, holder: Any) -> Handle:
+        def saved(tensor: torch.Tensor, holder: object) -> Handle:
             self._again[holder] = handle = handle_of(tensor, private.next_node() - 1, caller(1), None)
             self._file(handle)
             return handle
@@ -207,12 +236,11 @@ class Past:
             yield
         finally:
             private.pop_hooks()
-            vars(pack_again).pop(
-                "_user_hooks", None
-            )  # the graph holds what packs, and must not hold these (torch 2.15)
+            # The graph holds the pack hook, and must not hold the program's hooks through it (torch 2.15).
+            vars(pack_again).pop("_user_hooks", None)
 
-    def saved(self, holder: Any, tensor: torch.Tensor) -> torch.Tensor:
-        """What was saved under PyTorch's holder when the region ran anew, where it has found `tensor` there."""
+    def saved(self, holder: object, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what the second run saved under PyTorch's holder. `tensor` is what PyTorch itself found there."""
         handle = self._again.pop(holder, None)
         if handle is None:
             return tensor
@@ -220,14 +248,16 @@ class Past:
             return handle.alias
         return tensor
 
-    def enter(self, stack: ExitStack, ctx: Any, args: Iterable[Any]) -> None:
-        """A reentrant region is run anew, in a backward of its node `ctx`. When that backward has ended what the region
-        needed may go, unless the graph is retained."""
+    def enter(self, stack: ExitStack, ctx: SavesTensors, args: Iterable[object]) -> None:
+        """Prepare the second run of a reentrant region, in a backward of its node `ctx`.
+
+        When that backward has ended, the bytes from forward are dropped, unless the graph is retained.
+        """
         private.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
         stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored(args))
 
-    def _release_if_freed(self, ctx: Any) -> None:
+    def _release_if_freed(self, ctx: SavesTensors) -> None:
         try:
             freed = not ctx._raw_saved_tensors
         except RuntimeError:
@@ -238,26 +268,33 @@ class Past:
 
 
 class _Instead(TorchFunctionMode):
-    """Hands every function of torch other tensors than it is given."""
+    """Replaces tensors in the arguments of every torch function: of each pair, the first by the second."""
 
     def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
-        self._pairs = {id(one): (one, other) for one, other in pairs}
+        self._pairs = {id(tensor): (tensor, stand_in) for tensor, stand_in in pairs}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(self._other, (args, kwargs or {}))
-        return func(*args, **kwargs)
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        positional, named = tree_map(self._other, (args, kwargs or {}))
+        return func(*positional, **named)
 
-    def _other(self, value: Any) -> Any:
+    def _other(self, value: object) -> object:
         return self._pairs.get(id(value), (value, value))[1]
 
 
 def _kept(handle: Handle) -> torch.Tensor | None:
+    """Return the copy of the saved bytes, made before a write changed them; None where there is none."""
     return handle.version.kept if isinstance(handle.version, Suspect) else None
 
 
 def _first_write(handle: Handle) -> Record | None:
-    """The first write that can have changed the bytes of a handle."""
+    """Return the first write that can have changed the bytes of a handle; None where there is none."""
     writes = handle.version.writes if isinstance(handle.version, Suspect) else []
     return next((noted for noted, _ in writes if not noted.written.only_moves), None)
 
@@ -268,7 +305,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:
-    """Copy, element by element of the memory: where it is expanded each but once."""
+    """Copy `data` into `memory`. Where the memory is expanded, copy each of its elements only once."""
     for dimension, stride in enumerate(memory.stride()):
         if stride == 0 and memory.shape[dimension] > 1:
             memory, data = memory.narrow(dimension, 0, 1), data.narrow(dimension, 0, 1)

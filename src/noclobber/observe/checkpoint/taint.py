@@ -1,10 +1,10 @@
-"""Reentrant checkpoints: which memory that a region reads has changed since forward, and what it computes from that."""
+"""Reentrant checkpoints: finds which memory of a region has changed since forward, and what is computed from it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,48 +20,61 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.user_save_hooks import UserSave
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.autograd.graph import Node
+
 Parts = dict[int, list[Geometry]]
-"""Parts of storages: of each, where tensors lie."""
+"""Parts of storages, by storage key: where in it tensors lie."""
 
 
 class Before:
-    """What a region read when its forward began, as weak references and fingerprints: of what `function` and the
-    arguments that are no tensors reach, and of each argument that is one."""
+    """What a region read when its forward began, as weak references and fingerprints.
 
-    def __init__(self, function: Any, args: Iterable[Any]) -> None:
-        args = list(args)
-        self._reached = [(private.Weak(one), _digest(one)) for one in _reached(function, args)]
-        self._nodes = [node_of(one) for one in _reached(function, args)]
-        self._given = [_digest(one) for one in args if isinstance(one, torch.Tensor)]
-        # A leaf that requires no gradient any more is handed none, in a region or not.
-        self._leads_back = [one.grad_fn is not None for one in args if isinstance(one, torch.Tensor)]
+    That is each argument that is a tensor, and the tensors that `function` and its other arguments can reach.
+    """
 
-    def now(self, function: Any, args: Iterable[Any]) -> Now | None:
-        """What of that has changed; None where the region reaches other tensors by now."""
+    def __init__(self, function: object, args: Iterable[object]) -> None:
         args = list(args)
-        reached, given = _reached(function, args), [one for one in args if isinstance(one, torch.Tensor)]
+        self._reached = [(private.Weak(tensor), _digest(tensor)) for tensor in _reached(function, args)]
+        self._nodes = [node_of(tensor) for tensor in _reached(function, args)]
+        self._given = [_digest(argument) for argument in args if isinstance(argument, torch.Tensor)]
+        # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
+        self._leads_back = [argument.grad_fn is not None for argument in args if isinstance(argument, torch.Tensor)]
+
+    def now(self, function: object, args: Iterable[object]) -> Now | None:
+        """Return what has changed since forward began; None if the region reaches other tensors now."""
+        args = list(args)
+        reached = _reached(function, args)
+        given = [argument for argument in args if isinstance(argument, torch.Tensor)]
         if len(reached) != len(self._reached) or len(given) != len(self._given):
             return None
         if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
             return None
         digests = [digest for _, digest in self._reached] + self._given
         pairs = zip(reached, self._nodes, strict=True)
-        # To a leaf that requires no gradient any more none would be handed, wherever in the graph it is.
-        moved = [one for one, node in pairs if node_of(one) not in (node, (False, None) if node == _LEAF else node)]
-        # PyTorch gives the region its arguments anew, as leaves: one that was detached in place gets no gradient.
-        moved += [one for one, led in zip(given, self._leads_back, strict=True) if led and not one.requires_grad]
+        # A leaf that no longer requires a gradient has not moved: it gets no gradient, wherever it is in the graph.
+        moved = [
+            tensor for tensor, node in pairs if node_of(tensor) not in (node, (False, None) if node == _LEAF else node)
+        ]
+        # PyTorch gives the region its arguments again as leaves. One that was detached in place gets no gradient.
+        moved += [
+            tensor for tensor, led in zip(given, self._leads_back, strict=True) if led and not tensor.requires_grad
+        ]
         return Now(list(zip(reached + given, digests, strict=True)), moved)
 
 
-def _reached(function: Any, args: Iterable[Any]) -> list[torch.Tensor]:
-    return captured_tensors.tensors_read(function, [one for one in args if not isinstance(one, torch.Tensor)])
+def _reached(function: object, args: Iterable[object]) -> list[torch.Tensor]:
+    return captured_tensors.tensors_read(
+        function, [argument for argument in args if not isinstance(argument, torch.Tensor)]
+    )
 
 
 def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
-    """Whether a tensor requires a gradient, and what tells which node makes it.
+    """Return whether a tensor requires a gradient, and a number that identifies the node that made it; None for a leaf.
 
-    Of a view, whose node PyTorch makes anew once it is asked for, the version stands for that. A view that requires one
-    where its base does not is a leaf.
+    For a view the number is the version, because reading the node of a view makes PyTorch build a new one. A view that
+    requires a gradient while its base does not is a leaf.
     """
     if not tensor.requires_grad:
         return False, None
@@ -80,20 +93,22 @@ def _digest(tensor: torch.Tensor) -> Digest:
 
 
 class Now:
-    """What a region reads when it is run anew, by storage: all of it, and what holds other numbers than in forward."""
+    """What a region reads in its second run, by storage: `known` is all of it, `changed` holds other numbers than in
+    forward."""
 
     def __init__(self, pairs: list[tuple[torch.Tensor, Digest]], moved: list[torch.Tensor]) -> None:
         self.moved: Parts = {}
-        """What has another place in the graph than in forward: cut off, joined to it, or made by another node."""
-        for one in moved:
-            if (where := private.storage_key(one)) is not None:
-                self.moved.setdefault(where, []).append(geometry(one))
+        """Tensors with another place in the graph than in forward: cut off, joined to it, or made by another node."""
+        for tensor in moved:
+            if (where := private.storage_key(tensor)) is not None:
+                self.moved.setdefault(where, []).append(geometry(tensor))
         keys = [(private.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
         self.known = {key for key, _, _ in keys if key is not None}
         self.changed: Parts = {}
         self._whole: dict[tuple[int, int], Digest] = {}
-        """By address and size."""
+        """The fingerprints in forward of whole tensors that changed, by address and number of elements."""
         self._counts: set[int] = set()
+        """Storages of whole-number scalars, which count something, and of tensors without a fingerprint."""
         others = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
         for (key, tensor, digest), other in zip(keys, others, strict=True):
             if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
@@ -103,21 +118,21 @@ class Now:
                     self._counts.add(key)  # such as the number of batches that a batch norm has seen
 
     def calls_for_a_look(self, statistics: set[int]) -> bool:
-        """Whether more has changed than counts and `statistics`, which change in every training step."""
+        """Return True if more has changed than counts and `statistics`, which change in every training step."""
         return bool(self.changed.keys() - self._counts - statistics)
 
     def has_changed(self, handle: Handle) -> bool:
-        """Whether a save shows all of a tensor that the region reads, with other bytes than that had in forward."""
+        """Return True if a save is on the whole of a tensor that the region reads, with other bytes than in forward."""
         digest = self._whole.get((private.address(handle.alias), handle.alias.numel()))
         return digest is not None and handle.digest is not None and differ(digest, handle.digest)
 
 
 class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows, operator by operator, which storages hold anything computed from memory that has changed.
+    """Follows, operator by operator, which storages hold values computed from changed memory; or, if `moved`, values
+    computed from tensors whose place in the graph changed.
 
-    What comes from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set where a
-    changed value leaves for Python, or a random one is drawn that need not be the one of forward. Or else it follows
-    what comes of tensors that were `moved` in the graph.
+    Memory from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set when a changed
+    value is read into Python, or when a random number is drawn that may differ from forward.
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
@@ -130,33 +145,46 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written: set[int | None] = set()
         self._first = private.next_node()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         written = self._way.guarded(lambda: written_by(func._schema))
         several = self._way.guarded(lambda: _tensors(args)) if written is not None and "_foreach_" in written.op else ()
-        versions = [(one, one._version) for one in several or () if not one.is_inference()]
+        versions = [(tensor, tensor._version) for tensor in several or () if not tensor.is_inference()]
         result = func(*args, **kwargs)
         for tensor, version in versions:
-            if tensor._version == version:  # under a mode these bump no version, see writes.WriteMode
+            if tensor._version == version:  # under a mode these operators move no version (write_kernels.WriteMode)
                 torch.autograd.graph.increment_version(tensor)
         with private.plain():
             self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
 
-    def _follow(self, func: Any, written: Written | None, given: Any, result: Any) -> None:
+    def _follow(
+        self,
+        func: OpOverload[..., object],
+        written: Written | None,
+        given: tuple[tuple[object, ...], dict[str, object]],
+        result: object,
+    ) -> None:
+        """Record what an operator that has run computed, and from what. `given` are its arguments."""
         read = _tensors(given)
         if written is not None and written.is_statistics:
-            statistics = {id(one) for one in tensors(written, *given)}
-            read = [one for one in read if id(one) not in statistics]
-        # A number of the program's own; one that was read off a tensor is `lost` already.
+            statistics = {id(tensor) for tensor in tensors(written, *given)}
+            read = [tensor for tensor in read if id(tensor) not in statistics]
+        # A number that the program wrote itself. If it was read from a changed tensor, `lost` is set already.
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
-        before = {private.storage_key(one) for one in read}
+        before = {private.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
-        made = [private.storage_key(one) for one in _tensors(result)]
+        made = [private.storage_key(tensor) for tensor in _tensors(result)]
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
         if written is not None and not written.is_statistics:
-            into = [private.storage_key(one) for one in tensors(written, *given)]
+            into = [private.storage_key(tensor) for tensor in tensors(written, *given)]
             self._written.update(into)
             made += into
         for key in made:
@@ -169,6 +197,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known.update(key for key in made if key is not None)
 
     def _is(self, tensor: torch.Tensor) -> bool:
+        """Return True if a tensor holds what this follows: changed memory or memory of moved tensors, or values
+        computed from it."""
         key = private.storage_key(tensor)
         if key in self._changed or (key is None and not self._moved):
             return True
@@ -177,15 +207,19 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return not self._moved and key not in self._known and not _is_list_of_indices(tensor)
 
     def explains(self, output: torch.Tensor) -> bool:
-        """Whether an output was computed from what has changed."""
+        """Return True if an output was computed from what this follows."""
         return self._is(output)
 
     def hides(self, output: torch.Tensor) -> bool:
-        """Whether an output was overwritten once it had been computed, so that its bytes may tell nothing."""
+        """Return True if an output was computed from what this follows and overwritten in place, so that equal bytes
+        prove nothing."""
         return self.explains(output) and private.storage_key(output) in self._written
 
-    def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Any, Handle] | None:
-        """A save, with its node, that shows what has changed as it was found, whatever the outputs came to."""
+    def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Node, Handle] | None:
+        """Return a node and its save that holds changed memory as the region found it; None where there is none.
+
+        Such a save is wrong even if the outputs are equal.
+        """
         for node, saved in self._saves(outputs):
             if not isinstance(saved, Handle) or private.storage_key(saved.alias) in self._written:
                 continue
@@ -194,33 +228,38 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
     def reaches(self, outputs: Iterable[torch.Tensor]) -> bool:
-        """Whether the backward of these outputs may read what was computed from memory that has changed."""
+        """Return True if the backward of these outputs may read what was computed from changed memory."""
         if self.lost or any(self._holds(node, saved) for node, saved in self._saves(outputs)):
             return True
         return any(map(self._keeps, self._nodes(outputs)))
 
-    def _nodes(self, outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
-        """The region's own part of the graph; what it closes over may have more behind it."""
+    def _nodes(self, outputs: Iterable[torch.Tensor]) -> Iterator[Node]:
+        """Yield the nodes that the region itself made. Tensors that it closes over may lead to a graph outside."""
         return (node for node in graph.walk(graph.roots_of(outputs)) if node._sequence_nr() >= self._first)
 
-    def _saves(self, outputs: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Any]]:
+    def _saves(self, outputs: Iterable[torch.Tensor]) -> Iterator[tuple[Node, object]]:
+        """Yield what the region's own nodes have saved: a node, and a handle or tensor."""
         for node in self._nodes(outputs):
             for saved in graph.saves_of_or_gone(node):
                 content = graph.content(saved)
                 if content is not None:
                     yield node, content
 
-    def _holds(self, node: Any, saved: Any) -> bool:
+    def _holds(self, node: Node, saved: object) -> bool:
+        """Return True if a node may read changed memory, or values computed from it, in this save."""
         if isinstance(saved, Handle):
             return self._is(saved.alias) and clobbers.is_read(saved, node) and not _points_into_one(node, saved.alias)
-        if isinstance(saved, torch.Tensor):  # a number, which no hook is given
+        if isinstance(saved, torch.Tensor):  # a number: PyTorch passes it to no hook
             return private.storage_key(saved) in self._known and self._is(saved)
         if isinstance(saved, UserSave):
             return saved.memory is None or (original := saved.memory.tensor()) is None or self._is(original)
         return True
 
     def _keeps(self, node: Any) -> bool:
-        """What a custom Function keeps elsewhere; what a region in the region will read can't be told."""
+        """Return True if a node keeps changed memory outside of its saves, as an attribute of a custom Function's ctx.
+
+        Also True for a region inside the region, because noclobber cannot know what that will read.
+        """
         if node.name() == "CheckpointFunctionBackward":
             return True
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
@@ -229,18 +268,18 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(map(self._is, _tensors(kept)))
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _points_into_one(node: Any, saved: torch.Tensor) -> bool:
-    """Whether a node has saved which element it took of a tensor that has only one."""
+def _points_into_one(node: object, saved: torch.Tensor) -> bool:
+    """Return True if a node saved an index into a tensor of one element: there is only one right index."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     return sizes is not None and math.prod(sizes) == 1 and not saved.is_floating_point() and not saved.is_complex()
 
 
 def _is_list_of_indices(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that no operator made is what torch makes of `[0, 2]` in `t[[0, 2]]`."""
+    """Return True if a tensor that no operator made looks like what torch makes of `[0, 2]` in `t[[0, 2]]`."""
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return whole and bool(private.storage(tensor).resizable())
 

@@ -1,1 +1,1 @@
-"""The ways of going wrong, a file each."""
+"""The detectors: one file for each way in which an in-place write goes wrong."""

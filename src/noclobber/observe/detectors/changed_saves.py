@@ -1,9 +1,8 @@
-"""A save is read: whether its version or its bytes are others than when it was saved, and what is then raised."""
+"""Checks a save when it is read: reports it, and raises an error, if its version or its bytes have changed."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -22,11 +21,10 @@ from noclobber.observe.torch_api import graph, private
 
 
 def arm(context: Context, way: Way) -> None:
-    """Settle at the end of each backward call what was left to compare, and look what else an error that leaves one is
-    about."""
+    """At the end of each backward call, make the comparisons that are left, and explain an error that it raised."""
 
     def begin(call: Backward) -> End:
-        def ended(result: Any, error: BaseException | None) -> ClobberError | None:
+        def ended(result: object, error: BaseException | None) -> ClobberError | None:
             stopped = settle(context, call) if call.later else None
             if isinstance(error, RuntimeError):
                 _has_failed(context, call, error)
@@ -38,10 +36,11 @@ def arm(context: Context, way: Way) -> None:
 
 
 def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor | None:
-    """A save is unpacked and its version moved, its bytes are others, or a write met it. Raises what PyTorch would
-    raise, and where not `silently` what it would not; `digest`: the fingerprint at read, None if it was not taken.
+    """Return the tensor of a save that is unpacked after its version moved, its bytes changed, or a write met it.
 
-    None where PyTorch, or the program, is to be asked outside of the error boundary (saves.checked).
+    `digest` is the fingerprint at read; None if it was not taken. Raises the error that PyTorch would raise. Unless
+    `silently`, also raises where PyTorch would not. Returns None where PyTorch or the program must decide, outside of
+    the error boundary (`save_hooks.checked`).
     """
     alias, version, current = handle.alias, handle.version, int(handle.alias._version)
     if isinstance(version, Suspect) and version.theirs is not None:
@@ -53,9 +52,9 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
     if isinstance(version, Suspect):
         if version.kept is not None:
             return version.kept
-        # PyTorch refuses an input that was detached in place; but not to custom Functions, nor outside of a backward:
-        # there it unpacks with a node that stands in for the lost one; nor where the tensor was given a new node since
-        # (saved_variable.cpp of torch 2.13).
+        # PyTorch refuses to unpack an input that was detached in place. There are three exceptions: in a custom
+        # Function; outside of a backward, where a stand-in replaces the lost node; and if the tensor has got a new node
+        # since (saved_variable.cpp of torch 2.13).
         by_function = isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode)
         asks = node is not None and not by_function
         if version.refuses is not None and silently and asks and ((saved := handle()) is None or saved.grad_fn is None):
@@ -64,7 +63,7 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
             raise error
     if current != expected:
         if not silently and same(handle.digest, fingerprint(alias) if digest is None else digest):
-            return alias  # where bytes are preserved: what moved the version was written elsewhere
+            return alias  # bytes are preserved, and the write that moved the version went to other bytes
         try:
             message = torch_messages.stale_message(alias, None, current, expected)
         except NotImplementedError:
@@ -81,7 +80,7 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
     if digest is None:
         digest = fingerprint(alias)
     if digest is None and isinstance(handle.digest, OnDevice):
-        return alias  # it can't be read now
+        return alias  # the bytes on the device cannot be read now
     call = here()
     if isinstance(digest, OnDevice) and silently and call is not None:
         if clobbers.is_read(handle, node):
@@ -96,20 +95,20 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
 
 
 def settle(context: Context, call: Backward) -> ClobberError | None:
-    """Compare the fingerprints of a call that stayed on a device, all at once: the program waits for it only here.
+    """Compare all fingerprints of a call that stayed on a device, at once. The program waits for the device only here.
 
-    Tells of those that differ, and gives what is to be raised, if anything.
+    Reports the saves that differ. Returns the error to raise; None if there is none.
     """
-    waiting, call.later = sorted(call.later, key=lambda one: one.order), []
-    changed = all_known([one.differs for one in waiting])
-    found = [one.tell() for one, differs in zip(waiting, changed, strict=True) if differs]
+    waiting, call.later = sorted(call.later, key=lambda later: later.order), []
+    changed = all_known([later.differs for later in waiting])
+    found = [later.tell() for later, differs in zip(waiting, changed, strict=True) if differs]
     stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
-    context.bus.tell([one for one in found if one is not None], stopped, call)
+    context.bus.tell([clobber for clobber in found if clobber is not None], stopped, call)
     return stopped
 
 
 def _has_failed(context: Context, call: Backward, error: RuntimeError) -> None:
-    """An error leaves a backward call: find the other stale saves of its graph, or what was freed."""
+    """Explain an error that a backward call raised: report the other stale saves of its graph, or what was freed."""
     event, message = refusals.remembered(error), str(error)
     if torch_messages.is_stale(message) and not isinstance(event, Refusal):
         seen = error.handles if isinstance(error, ClobberError) else set[int]()

@@ -1,4 +1,4 @@
-"""Tensors that a custom Function keeps as attributes of its ctx: PyTorch never compares their version, so this does."""
+"""Tensors that a custom Function keeps as attributes of its ctx. PyTorch never checks their version; this file does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -29,59 +29,70 @@ from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api import native_saves, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 UNCONNECTED = (
     "what a custom Function returned and keeps on its ctx was overwritten; its bytes are kept, but create_graph needs "
     "its place in the graph as well: keep it with ctx.save_for_backward"
 )
 
 
-class CtxSave(Handle):
-    """A tensor on a ctx, as it was when forward had ended. It refers weakly to its own alias.
+class NativeSave(Protocol):
+    """A save that PyTorch itself made of a tensor (`native_saves.make`)."""
 
-    The tensor is looked up on the ctx when asked for: a weak reference to it would keep `swap_tensors` from working.
-    `identity` is its `id`, which helps to tell whether it is the same object still.
+    def unpack(self) -> torch.Tensor:
+        """Return the saved tensor."""
+
+
+class CtxSave(Handle):
+    """A stash: a tensor on a ctx, as it was when forward ended. It refers weakly to its own alias.
+
+    The tensor is looked up on the ctx when it is needed, because a weak reference to it would make `swap_tensors` fail.
+    `identity` is the tensor's `id`. It helps to tell whether the ctx still holds the same object.
     """
 
     __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
     unchecked: Literal["", "hooks", "ctx"] = "ctx"
     follows = True
 
-    ctx: ref[Any]
+    ctx: ref[Node]
     identity: int
     name: str
-    key: Any
-    """Where in the list, tuple or dict; None for a tensor that is itself the attribute."""
+    key: object
+    """The index or key in the list, tuple or dict. None where the attribute itself is the tensor."""
     in_graph: bool
-    """Whether it can be differentiated."""
-    connected: Any
-    """PyTorch's own save of it, where bytes are preserved: gives the old bytes at the old place in the graph. None for
-    what the Function returned itself, as that would keep its node alive for good."""
+    """True if the tensor required a gradient when forward ended."""
+    connected: NativeSave | None
+    """PyTorch's own save of the tensor, made where bytes are preserved. It gives the old bytes at the old place in the
+    graph. None for a result of the Function: a save of that would keep the Function's node alive forever."""
 
     def tensor(self) -> torch.Tensor | None:
-        """What the ctx holds there now."""
+        """Return the tensor that the ctx holds in this place now; None if there is none."""
         ctx = self.ctx()
         return None if ctx is None else dict(_parts(_attributes(ctx).get(self.name))).get(self.key)
 
 
-def _attributes(ctx: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = object.__getattribute__(ctx, "__dict__")
+def _attributes(ctx: object) -> dict[str, object]:
+    attributes: dict[str, object] = object.__getattribute__(ctx, "__dict__")
     return attributes
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+def _parts(value: object) -> Iterator[tuple[object, torch.Tensor]]:
+    """Yield the tensors of an attribute, each with its key; the key is None if the attribute itself is the tensor."""
     if isinstance(value, torch.Tensor):
         yield None, value
     elif isinstance(value, (list, tuple, dict)):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(one, torch.Tensor):
-                yield key, one
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(part, torch.Tensor):
+                yield key, part
 
 
 def arm(context: Context, way: Way) -> None:
-    """Compare what custom Functions keep as attributes of their ctx."""
+    """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
 
-    def begin(call: ForwardCall, args: tuple[Any, ...]) -> Callable[[bool], None]:
+    def begin(call: ForwardCall, args: tuple[object, ...]) -> Callable[[bool], None]:
         def ended(returned: bool) -> None:
             if returned and call.kept and call.ctx is not None:
                 stashes.take(call.ctx, call.function, call.kept, call.applied)
@@ -93,16 +104,21 @@ def arm(context: Context, way: Way) -> None:
 
 
 class CtxSaves:
-    """The stashes of every ctx alive. The table is weak: a stash lives as long as its ctx, or until it is unset."""
+    """The stashes of all live ctx objects. The table is weak: a stash lives until its ctx dies or its attribute is
+    set again or deleted."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self.way = context, way
-        self._held: WeakKeyDictionary[Any, list[CtxSave]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Node, list[CtxSave]] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
-        self._by_themselves: WeakSet[Any] = WeakSet()
+        self._by_themselves: WeakSet[Node] = WeakSet()
+        """Nodes that compare their stashes themselves (`_keep_comparing`)."""
 
     def take(self, ctx: Any, function: type, kept: dict[str, Place | None], applied: Place | None) -> None:
-        """A forward has ended that was `applied` there; what it wrote to its own stash until now is part of it."""
+        """Record the stashes of a forward that has ended. `applied` is where the program called the Function.
+
+        Writes that forward itself made to a stash are part of what it kept, not clobbers.
+        """
         if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
             return
         if function not in self._read:
@@ -123,7 +139,8 @@ class CtxSaves:
             if len(live.unsorted) > live.limit:
                 live.sweep()
 
-    def _stash(self, ctx: Any, name: str, key: Any, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
+    def _stash(self, ctx: Node, name: str, key: object, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
+        """Return the stash of one tensor; None for a tensor that has no version or no storage."""
         alias = save_hooks.alias_of(tensor)
         version = private.version_of(alias)
         if version is None or private.storage_key(alias) is None:
@@ -140,40 +157,45 @@ class CtxSaves:
             stash.connected = native_saves.make(tensor)
         return stash
 
-    def _keep_comparing(self, ctx: Any) -> None:
-        """Its backward gets what was kept also once the block has ended."""
+    def _keep_comparing(self, ctx: Node) -> None:
+        """Let the node itself call `backward_begins`, so that its backward gets the kept bytes even after the
+        preserving block has ended."""
         weak, customs = ref(ctx), CustomBackwards()
         customs.watch(self.way, partial(backward_begins, self._context, self), for_good=True)
         self._by_themselves.add(ctx)
         for name in custom_backwards.natives():
             _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
 
-    def begins(self, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
-        """A backward is about to run: as `backward_begins`, unless its node sees to that itself."""
+    def begins(self, ctx: Node, args: tuple[object, ...]) -> Callable[[object], None] | None:
+        """Call `backward_begins` for a backward that is about to run, unless the node calls it itself."""
         return None if ctx in self._by_themselves else backward_begins(self._context, self, ctx, args)
 
-    def forget(self, ctx: Any, name: str) -> None:
-        """An attribute is set anew or deleted once forward has ended: its bytes may go, and the new ones are meant."""
+    def forget(self, ctx: Node, name: str) -> None:
+        """Drop the stashes of an attribute that is set again or deleted after forward. The program means the new value,
+        so nobody needs the old bytes."""
         held = self._held.get(ctx)
         if held:
             held[:] = [stash for stash in held if stash.name != name]
 
-    def of(self, ctx: Any) -> list[CtxSave]:
-        """The stashes of a ctx."""
+    def of(self, ctx: Node) -> list[CtxSave]:
+        """Return the stashes of a ctx."""
         return self._held.get(ctx, [])
 
-    def changed(self, ctx: Any) -> list[tuple[CtxSave, Clobber | Later]]:
-        """Those whose bytes are not what they were, with what there is to say if they are read; on a device, all."""
+    def changed(self, ctx: Node) -> list[tuple[CtxSave, Clobber | Later]]:
+        """Return the stashes whose bytes have changed, each with the clobber to report if backward reads it.
+
+        Bytes on a device are compared only when the call ends, so each stash on a device is returned, with a `Later`.
+        """
         context, found = self._context, list[tuple[CtxSave, Clobber | Later]]()
         backward = reading()
         for stash in self.of(ctx):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
             if value is None or (elsewhere and not _is_the_same(stash, value)):
-                continue  # another tensor was put in its place
+                continue  # the program put another tensor in its place
             if _kept(stash) is not None:
                 continue
-            elsewhere &= not _is_spared(stash)  # as it gets the old memory then
+            elsewhere &= not _is_spared(stash)  # a spared stash gets its old memory back (`_old`)
             moved = stash.alias._version != save_hooks.version_at_save(stash)
             if stash.digest is not None:
                 digest = fingerprint(value if elsewhere else stash.alias)
@@ -184,14 +206,17 @@ class CtxSaves:
                     continue
             elif not moved:
                 continue
-            # PyTorch says nothing of these, however far the version moved.
+            # PyTorch raises nothing for a stash, even if its version moved.
             clobber = replace(clobbers.clobber_of(stash, ctx, backward, context.memory), message=None)
             if context.contents is not None or any(write.overlaps for write in clobber.writes):
                 found.append((stash, clobber))
         return found
 
-    def renew(self, ctx: Any, before: list[tuple[int, Any]]) -> None:
-        """A backward has run: what it wrote to its own stash is meant for the next one, and what it dropped may go."""
+    def renew(self, ctx: Node, before: list[tuple[int, int]]) -> None:
+        """Update the stashes after a backward. `before` is the `_state` of each when that backward began.
+
+        What the backward wrote into its own stash is meant for the next backward. A stash that it dropped is forgotten.
+        """
         held = self.of(ctx)
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
@@ -201,13 +226,19 @@ class CtxSaves:
         held[:] = [stash for stash in held if stash.tensor() is not None]
 
 
-def _state(stash: CtxSave) -> tuple[int, Any]:
+def _state(stash: CtxSave) -> tuple[int, int]:
+    """Return the version of a stash and the number of writes noted with it."""
     suspect = stash.version
     return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
 
 
-def backward_begins(context: Context, kept: CtxSaves, ctx: Any, args: tuple[Any, ...]) -> Callable[..., None] | None:
-    """A backward is about to run that may read stashes: compare them now, and tell once it reads what was changed."""
+def backward_begins(
+    context: Context, kept: CtxSaves, ctx: Node, args: tuple[object, ...]
+) -> Callable[[object], None] | None:
+    """Compare the stashes of a backward that is about to run, and report a changed one when the backward reads it.
+
+    Returns what to call when the backward has ended; None where the ctx has no stashes.
+    """
     held = kept.of(ctx)
     if not held:
         return None
@@ -223,10 +254,13 @@ def backward_begins(context: Context, kept: CtxSaves, ctx: Any, args: tuple[Any,
 
 
 @contextmanager
-def _given_what_was_kept(ctx: Any, held: list[CtxSave]) -> Iterator[None]:
-    """Where bytes are preserved, give a backward the copy of a stash that was overwritten. What it writes into that
-    itself is meant for its next run. Raises ClobberError where the stash may be differentiated and can't be."""
-    attributes, values = _attributes(ctx), dict[str, Any]()
+def _given_what_was_kept(ctx: Node, held: list[CtxSave]) -> Iterator[None]:
+    """Put the old bytes of overwritten stashes on the ctx while a backward runs, where bytes are preserved.
+
+    What the backward itself writes into them stays on the ctx for its next run. Raises ClobberError where gradients may
+    flow through the stash and its old place in the graph is not known.
+    """
+    attributes, values = _attributes(ctx), dict[str, object]()
     given: list[tuple[CtxSave, torch.Tensor, int]] = []
     for stash in held:
         if (tensor := _old(stash)) is not None:
@@ -245,7 +279,8 @@ def _given_what_was_kept(ctx: Any, held: list[CtxSave]) -> Iterator[None]:
 
 
 def _old(stash: CtxSave) -> torch.Tensor | None:
-    """What a backward is to get instead of the tensor on the ctx: a copy, or the old memory of what was given other."""
+    """Return what backward must get instead of the tensor on the ctx: a copy of its old bytes, or its old memory where
+    the tensor was given other memory. None where the tensor on the ctx is right."""
     value = stash.tensor()
     if value is None or not isinstance(stash.version, Suspect):
         return None
@@ -270,52 +305,59 @@ def _is_spared(stash: CtxSave) -> bool:
 
 
 def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
-    """Whether the tensor on the ctx lies on other memory than when forward had ended."""
+    """Return True if the tensor on the ctx has other memory than when forward ended."""
     return private.storage_key(value) != private.storage_key(stash.alias)
 
 
 def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
-    """Whether a tensor that lies elsewhere than the stash's alias is what was kept: it was seen to be given that other
-    memory, or to be written there and a copy made. Its `id` alone says nothing, as it may have been used again."""
+    """Return True if `value`, which has other memory than the stash's alias, is the tensor that the Function kept.
+
+    It is if noclobber saw the tensor get that memory, or saw a write to that memory. An equal `id` alone proves
+    nothing, because Python reuses ids.
+    """
     suspect, version = stash.version, stash.alias._version
     if id(value) != stash.identity:
         return False
     if save_hooks.version_at_save(stash) != version == private.version_of(value):
-        return True  # they share a counter, and `set_` counts
+        return True  # they share a version counter, and `set_` moves it
     key, writes = private.storage_key(value), suspect.writes if isinstance(suspect, Suspect) else ()
     return any(noted.written.only_moves or noted.key == key for noted, _ in writes)
 
 
-def _replaced(value: Any, key: Any, tensor: torch.Tensor) -> Any:
-    """A stash with one of its tensors exchanged."""
+def _replaced(value: Any, key: object, tensor: torch.Tensor) -> object:
+    """Return the value of an attribute with the tensor at `key` replaced."""
     if key is None:
         return tensor
     if isinstance(value, dict):
         return value | {key: tensor}
-    return type(value)(tensor if index == key else one for index, one in enumerate(value))
+    return type(value)(tensor if index == key else part for index, part in enumerate(value))
 
 
 def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Clobber | Later]], name: str) -> None:
-    """An attribute is read. Raises where writes are to be stopped and this one could not be."""
-    asked = [one for one in changed if name in (one[0].name, "__dict__")]
-    for one in asked:
-        changed.remove(one)
-    # Backward may have set it anew before it reads it.
-    read = [one for stash, one in asked if stash in held]
-    reading().later += [one for one in read if isinstance(one, Later)]
-    found = [one for one in read if isinstance(one, Clobber)]
-    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
-    context.bus.tell(found, stopped)
+    """Report the changed stashes of an attribute that backward reads.
+
+    Raises ClobberError where noclobber stops writes or preserves bytes and could do neither here.
+    """
+    asked = [entry for entry in changed if name in (entry[0].name, "__dict__")]
+    for entry in asked:
+        changed.remove(entry)
+    # Backward may have set the attribute again before this read.
+    read = [result for stash, result in asked if stash in held]
+    reading().later += [result for result in read if isinstance(result, Later)]
+    clobbered = [result for result in read if isinstance(result, Clobber)]
+    stopped = ClobberError(clobbers.CHANGED) if context.strict and clobbered else None
+    context.bus.tell(clobbered, stopped)
     if stopped is not None:
         raise stopped
 
 
 @contextmanager
-def _reads(ctx: Any, read: Callable[[str], object]) -> Iterator[None]:
-    """Call `read` with the name of each attribute that is asked of a ctx. Dear, so only where a stash has changed."""
+def _reads(ctx: object, read: Callable[[str], object]) -> Iterator[None]:
+    """Call `read` with the name of each attribute that is read from a ctx. This is slow, so it is used only where a
+    stash has changed."""
     owner: Any = type(ctx)
 
-    def __getattribute__(self: Any, name: str) -> Any:
+    def __getattribute__(self: object, name: str) -> object:
         if self is ctx:
             read(name)
         return object.__getattribute__(self, name)
@@ -328,18 +370,19 @@ def _reads(ctx: Any, read: Callable[[str], object]) -> Iterator[None]:
             del owner.__getattribute__
 
 
-def attributes_read(function: Any) -> frozenset[str] | None:
-    """The attributes of its ctx that a Function's backward can read; None where the ctx goes anywhere else."""
+def attributes_read(function: type[torch.autograd.Function]) -> frozenset[str] | None:
+    """Return the names of the ctx attributes that a Function's backward can read; None if backward passes the ctx on,
+    or uses its `__dict__`, so that the names cannot be known."""
     names: set[str] = set()
     for method in {function.backward, function.vjp}:
         code = getattr(inspect.unwrap(method), "__code__", None)
         if code is None or not code.co_argcount:
             return None
         ctx = code.co_varnames[0]
-        for one, following in pairwise(dis.get_instructions(code)):
-            if one.argval == ctx and one.opname.startswith("LOAD_FAST") and following.opname in _OF_CTX:
+        for loads, following in pairwise(dis.get_instructions(code)):
+            if loads.argval == ctx and loads.opname.startswith("LOAD_FAST") and following.opname in _OF_CTX:
                 names.add(following.argval)
-            elif one.argval == ctx or (isinstance(one.argval, tuple) and ctx in one.argval):
+            elif loads.argval == ctx or (isinstance(loads.argval, tuple) and ctx in loads.argval):
                 return None
     return None if "__dict__" in names else frozenset(names)
 

@@ -1,4 +1,4 @@
-"""`tensor.data = other`: no operator runs and no version moves, so the property itself is replaced."""
+"""Watches `tensor.data = other`. No operator runs and no version moves, so noclobber replaces the property itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASSIGNED = Written("data=", (), True)
 
 
 def arm(context: Context, way: Way) -> None:
-    """See every assignment, and where `.data` is read, until the recorder disarms."""
+    """Watch each assignment to `.data` and each read of it, until the recorder disarms."""
     native = private.lookup("_C.TensorBase.data")
     take, data_taken, live = native.__get__, way.entry(context.untracked.data_taken), context.live
 
@@ -33,7 +33,7 @@ def arm(context: Context, way: Way) -> None:
         if handles:
             way.guarded(lambda: _assigned(context, handles, tensor))
         if not way.on and context.watching:
-            # What backward reads is to be what PyTorch would read, all the same.
+            # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for table in (live.unsorted, *list(live.by_storage.values())):
                 for reference in table:
                     handle = reference()
@@ -49,9 +49,10 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
 
 
 def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[save_hooks.Handle]:
-    """The saves that are about to be backed by the other's bytes, which nothing counts.
+    """Return the saves whose bytes `tensor.data = value` is about to replace; no version counter moves.
 
-    PyTorch keeps the TensorImpl of an input, so backward reads the new bytes; an output's save keeps the old ones.
+    PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
+    Returns no saves where bytes are preserved: backward then reads the old ones.
     """
     key = private.storage_key(tensor) if context.thread.watched else None
     there = context.live.at(key) if key else []
@@ -75,12 +76,13 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
 
 
 def _is_computed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an output in a graph, and no view: at that the graph must not be looked at."""
+    """Return True if a tensor is an output in a graph and no view. The node of a view must not be read."""
     return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
 
 
 def _assigned(context: Context, handles: list[save_hooks.Handle], tensor: torch.Tensor) -> None:
+    """Let these saves follow their tensor to its new memory."""
     with private.plain():
         for handle in handles:
             save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias))
-            context.live.unsorted.append(ref(handle))  # it lies on another storage now
+            context.live.unsorted.append(ref(handle))  # file the handle under its new storage

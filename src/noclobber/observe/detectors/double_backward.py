@@ -1,9 +1,9 @@
-"""What a backward call with `create_graph` saves of an input that it has read back: that very input, again."""
+"""Makes a backward call with `create_graph` save an input that it has read back as the same tensor as in forward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,13 +14,16 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, geometry
 from noclobber.observe.torch_api import graph, native_saves, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 
 def arm(context: Context, way: Way) -> None:
-    """Have a thread's hooks, while a backward call saves, take an input for the tensor that it was in forward.
+    """Replace a thread's hooks during backward calls with `create_graph`, so that they save inputs as without hooks.
 
-    Without hooks PyTorch reads back that tensor itself; what hooks give it becomes another one, which would not follow
-    where the tensor is given other memory later (torch 2.13; tests/observe/detectors/test_assigned.py). A result is
-    read back as another one in any case.
+    Without hooks PyTorch reads back the input itself. What hooks unpack becomes a new tensor, which does not follow
+    when the program gives the input other memory later (torch 2.13; tests/observe/detectors/test_assigned.py). A result
+    is read back as a new tensor in any case.
     """
 
     def begin(call: Backward) -> End | None:
@@ -30,7 +33,7 @@ def arm(context: Context, way: Way) -> None:
         private.pop_hooks()
         private.push_hooks(*instead)
 
-        def ended(result: Any, error: BaseException | None) -> None:
+        def ended(result: object, error: BaseException | None) -> None:
             if private.top_hooks(True) == instead:
                 private.pop_hooks()
                 private.push_hooks(*hooks)
@@ -41,7 +44,7 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
-    """Hooks that do so."""
+    """Return hooks that save the original input where these hooks would save the tensor that they unpacked."""
     pack, unpack = hooks
 
     def original(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,7 +53,8 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
     def pack_again(tensor: torch.Tensor) -> save_hooks.Handle:
         instead = way.guarded(lambda: original(tensor))
         if instead is not None and instead.is_inference():
-            # It was given memory from inference mode since; PyTorch refuses to save that, which ours has an alias for.
+            # The program gave this input memory from inference mode. PyTorch refuses to save that, so try it here: the
+            # pack hook below would save an alias and raise nothing.
             native_saves.make(instead)
         return pack(tensor if instead is None else instead)
 
@@ -59,8 +63,8 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
     return pack_again, unpack
 
 
-def _inputs_of(node: Any) -> Iterator[save_hooks.Handle]:
-    """What a node has saved of its inputs."""
+def _inputs_of(node: Node | None) -> Iterator[save_hooks.Handle]:
+    """Yield the handles of the inputs that a node has saved; nothing for None."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
         if isinstance(held, save_hooks.Handle) and graph.output_of(node, saved.field) is None:
@@ -68,6 +72,7 @@ def _inputs_of(node: Any) -> Iterator[save_hooks.Handle]:
 
 
 def _original(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torch.Tensor:
+    """Return the input that `tensor` was unpacked from; `tensor` itself where there is none."""
     for handle in inputs:
         original = handle.tensor()
         if original is not None and _is_same(tensor, original):

@@ -1,10 +1,10 @@
-"""Code in a backward that writes into a gradient: who else still gets those bytes, or has got them already."""
+"""Finds code that writes into a gradient during a backward while others still get, or already got, the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -24,16 +24,21 @@ from noclobber.observe.detectors import gradient_consumers
 from noclobber.observe.detectors.gradient_consumers import Deliveries, Spoil
 from noclobber.observe.torch_api import private, self_tests
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 _ENGINE = "_engine_run_backward"
 _ALONE = {"function": 1, "hook": 2, "module": 1}
-"""The use count of a gradient that nobody else gets: Python's own reference, and in a hook the engine's as well; the
-hooks of a module keep it and are called later (torch 2.10 to 2.15; tests/observe/detectors/test_gradient_writes.py)."""
+"""The use count of a gradient that nobody else gets, by the kind of code that writes: Python's own reference, and in a
+hook the engine's as well. The hooks of a module keep the gradient and are called later (torch 2.10 to 2.15;
+tests/observe/detectors/test_gradient_writes.py)."""
 _OURS = 2
-"""The use count of what nobody but the writing code and the call that writes holds."""
+"""The use count of a tensor that only the code that writes and its call of the operator hold."""
 
 
 def arm(context: Context, way: Way) -> None:
-    """Learn of hooks; where saves are watched, look at every write that Python code makes in a backward."""
+    """See the hooks that the program registers. Where saves are watched, check each write of Python code in a backward
+    too."""
     if context.watching:
         self_tests.of_use_counts()
     gradients = Gradients(context, way)
@@ -45,19 +50,19 @@ def arm(context: Context, way: Way) -> None:
 
 
 class Gradients:
-    """What is written into the gradients of backward calls, each of which has its own deliveries."""
+    """The writes into gradients of all backward calls. Each call has its own `Deliveries`."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self._looking = way.entry(self._look)
         self._places: dict[CodeType, Place | None] = {}
-        self._hooked: WeakSet[Any] = WeakSet()
-        """The nodes of Functions on which the program registered hooks that get what they have made."""
+        self._hooked: WeakSet[Node] = WeakSet()
+        """The nodes of Functions on which the program registered hooks that run after them."""
         self._given: list[Spoil] = []
-        """Gradients that the program passed to a backward and that were overwritten in it."""
+        """Overwritten gradients that the program itself had passed to the backward."""
 
-    def registered(self, hook: Any) -> None:
-        """The program registers a hook that will run in the midst of a backward."""
+    def registered(self, hook: object) -> None:
+        """Record where the program registers a hook that will run during a backward."""
         self._context.python_in_backward = True
         function = getattr(hook, "__func__", getattr(hook, "func", hook))
         called = vars(type(function)).get("__call__")
@@ -65,15 +70,17 @@ class Gradients:
         if isinstance(code, CodeType):
             self._places[code] = caller(2)
 
-    def function_hooked(self, node: Any) -> None:
-        """The program registers a hook on the node of a Function, to get what that has made."""
+    def function_hooked(self, node: Node) -> None:
+        """Record that the program registers a hook on the node of a Function, which will run after the node."""
         self._hooked.add(node)
 
     def begin(self, call: Backward) -> End | None:
-        """A backward begins: listen to all writes until it has ended."""
+        """Check all writes until this backward has ended. Returns what to call then; None where saves are not
+        watched."""
         context = self._context
         if private.program_has_hooks():
-            # It may have been registered by a way that is not replaced (Node.register_hook), or before this began.
+            # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
+            # from before noclobber began.
             context.python_in_backward = True
         if not context.watching:
             return None
@@ -82,7 +89,7 @@ class Gradients:
         call.deliveries = run = Deliveries(call, self._way)
         context.attend(self._looking)
 
-        def ended(result: Any, error: BaseException | None) -> None:
+        def ended(result: object, error: BaseException | None) -> None:
             context.ignore(self._looking)
             run.stop()
             if run.spoils and error is None:
@@ -91,19 +98,22 @@ class Gradients:
         return ended
 
     def _under_way(self) -> list[Deliveries]:
-        """The backward calls that this thread runs or works for, innermost first."""
-        call, found = here(), []
+        """Return the deliveries of the backward calls that this thread runs or works for, innermost first."""
+        call, under_way = here(), []
         while call is not None and call.deliveries is not None:
-            found.append(call.deliveries)
+            under_way.append(call.deliveries)
             call = call.outer
-        return found
+        return under_way
 
-    def function_begins(self, function: Any, args: tuple[Any, ...]) -> Callable[[Any], None]:
-        """What a custom Function returns may be what it was given: then that is how others come by it."""
+    def function_begins(self, function: Node, args: tuple[object, ...]) -> Callable[[object], None]:
+        """Return what to call when the backward of a custom Function has ended.
+
+        A custom Function may return the gradient that it was given: others then get that gradient rightly.
+        """
 
         let_go = gradient_consumers.hold(args) if gradient_consumers.HOLDS else None
 
-        def ran(result: Any) -> None:
+        def ran(result: object) -> None:
             try:
                 for run in self._under_way() if result is not None else ():
                     if run.spoils:
@@ -115,6 +125,7 @@ class Gradients:
         return ran
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        """Check one write: the quick tests, which most writes in a backward do not pass."""
         if _is_of_the_engine(frame.f_code) or (node := private.current_node()) is None:
             return
         if self._context.by_key and private.use_count(tensor) <= _OURS and gradient_consumers.holders(tensor) == 1:
@@ -123,19 +134,22 @@ class Gradients:
             self._written(written, tensor, key, frame, node)
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
+        """Record a write if it goes to a gradient that the engine gave to `node` and that somebody else holds too."""
         context, frames = self._context, list(_frames(frame))
-        given = next((one for each in _called(frames) for one in _arguments(each) if _is_on(one, key)), None)
+        given = next(
+            (argument for call in _called(frames) for argument in _arguments(call) if _is_on(argument, key)), None
+        )
         if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
-            given = tensor  # the list that it came in may be empty by now
+            given = tensor  # the gradient came in a list, which the Function may have emptied by now
         if given is None:
             return
-        by = "function" if any(_runs_function(one.f_code) for one in frames) else "hook"
-        kind = "module" if any(one.f_code.co_filename == torch.utils.hooks.__file__ for one in frames) else by
-        # The call that writes holds what it is given at least once.
+        by = "function" if any(_runs_function(above.f_code) for above in frames) else "hook"
+        kind = "module" if any(above.f_code.co_filename == torch.utils.hooks.__file__ for above in frames) else by
+        # The call of the operator that writes holds its argument at least once.
         alone = gradient_consumers.uses(given) <= _ALONE[kind] + (tensor is given and context.by_key)
         if alone and gradient_consumers.holders(given) <= 1 + (tensor is not given):
             return
-        user = next((one for one in reversed(frames) if KINDS.get(one.f_code.co_filename) == USER), frame)
+        user = next((above for above in reversed(frames) if KINDS.get(above.f_code.co_filename) == USER), frame)
         name = node._forward_cls.__name__ if by == "function" else user.f_code.co_name
         event = GradientWrite(
             Write(
@@ -149,21 +163,23 @@ class Gradients:
             "function" if by == "function" else "hook",
             name,
             Read("", site_of(reading().place), clobbers.call_of(reading())),
-            site_of(next((self._places[one.f_code] for one in frames if one.f_code in self._places), None)),
+            site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, given, node, event)
         under_way = self._under_way()
-        passed = {id(one): one for run in under_way for one in run.given or ()}
+        passed = {id(gradient): gradient for run in under_way for gradient in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))
         for run in under_way:
             run.expect(spoil, context.bus.notice, self._hooked)
 
-    def _finish(self, run: Deliveries, result: Any) -> None:
+    def _finish(self, run: Deliveries, result: object) -> None:
+        """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
+        again."""
         run.finish(result)
         self._given += [spoil for spoil in run.spoils if spoil.is_on_any(run.given) and spoil.keep()]
 
-    def _given_again(self, gradients: Any) -> None:
-        """A gradient that a former backward overwrote is passed to another one."""
+    def _given_again(self, gradients: Iterable[object] | None) -> None:
+        """Report each of these gradients that an earlier backward overwrote."""
         again = [spoil for spoil in self._given if spoil.is_on_any(gradients) and spoil.is_as_kept()]
         self._given = [spoil for spoil in self._given if spoil not in again and not spoil.storage.expired()]
         for spoil in again:
@@ -171,23 +187,25 @@ class Gradients:
 
 
 def _is_of_the_engine(code: CodeType) -> bool:
-    """Whether the engine writes itself: in its own threads noclobber's kernel is the outermost frame there is."""
+    """Return True if the engine itself writes. In the engine's own threads the only frame is noclobber's kernel."""
     return code.co_name == _ENGINE or owner_of(code.co_filename) is Owner.NOCLOBBER
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames from this one up to the engine, innermost first."""
     while frame is not None and frame.f_code.co_name != _ENGINE:
         yield frame
         frame = frame.f_back
 
 
 def _called(frames: list[FrameType]) -> list[FrameType]:
-    """What the engine called, and the hook of a module that this calls: PyTorch keeps what the module's outputs got.
+    """Return the frame that the engine called, and the frame of a module's hook that this one calls.
 
-    Arguments of calls further in may be tensors that the code has made itself.
+    For a module's hook PyTorch keeps the gradients of the module's outputs. Frames further in are left out: their
+    arguments may be tensors that the code has made itself.
     """
     hooks = torch.utils.hooks.__file__
-    inside = next((one for one in reversed(frames) if one.f_code.co_filename != hooks), None)
+    inside = next((called for called in reversed(frames) if called.f_code.co_filename != hooks), None)
     return frames[-1:] if frames[-1].f_code.co_filename != hooks or inside is None else [frames[-1], inside]
 
 
@@ -196,14 +214,14 @@ def _runs_function(code: CodeType) -> bool:
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
-    """The tensors that a call was given, those in a list or tuple as well."""
+    """Yield the tensors that a call was given, also those in a list or tuple."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
     for name in code.co_varnames[:count]:
         value = frame.f_locals.get(name)
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, torch.Tensor):
-                yield one
+        for argument in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(argument, torch.Tensor):
+                yield argument
 
 
 def _is_on(tensor: torch.Tensor, key: int) -> bool:

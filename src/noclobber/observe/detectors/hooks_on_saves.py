@@ -1,4 +1,4 @@
-"""Hooks that the program registers on one save (`grad_fn._raw_saved_self.register_hooks`) take the place of ours."""
+"""Hooks that the program registers on one save (`grad_fn._raw_saved_self.register_hooks`) replace noclobber's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 def arm(context: Context, way: Way) -> None:
-    """Let the program register hooks on saves that have ours already, until the recorder disarms.
+    """Let the program register hooks on saves that have noclobber's hooks already, until the recorder disarms.
 
-    A save takes one pair of hooks and is not checked from then on. Theirs go on another save of PyTorch's own, which
-    what our pack hook returned leads to (torch 2.13; tests/observe/detectors/test_registered_hooks.py).
+    A save takes one pair of hooks only, and PyTorch does not check its version from then on. The program's hooks go on
+    a second save, made by PyTorch itself, which noclobber's handle refers to (torch 2.13;
+    tests/observe/detectors/test_registered_hooks.py).
     """
     native = private.lookup("_C._autograd.SavedTensor.register_hooks")
     ours, another = way.entry(_ours, also_off=True), way.entry(_another, also_off=True)
 
-    def register_hooks(saved: Any, *args: Any, **kwargs: Any) -> None:
+    def register_hooks(saved: object, *args: object, **kwargs: object) -> None:
         handle = ours(saved)
         theirs = None if handle is None else another(handle)
         if handle is None or theirs is None:
@@ -32,15 +33,16 @@ def arm(context: Context, way: Way) -> None:
         native(native_saves.raw(theirs), *args, **kwargs)
         suspect = Suspect(_NOTHING._version)
         suspect.theirs = theirs
-        # Their hooks decide what becomes of the memory.
+        # The handle lets the memory go: from now on the program's hooks decide what happens to it.
         handle.alias, handle.version, handle.digest, handle.shown = _NOTHING, suspect, None, None
         way.guarded(lambda: _taken_over(context))
 
     way.patches.put(private.lookup("_C._autograd.SavedTensor"), "register_hooks", register_hooks)
 
 
-def _ours(saved: Any) -> Handle | None:
-    """What our pack hook returned for a save; None where it packed it not, or where theirs have taken over."""
+def _ours(saved: object) -> Handle | None:
+    """Return noclobber's handle of a save. None where noclobber did not pack it, or where the program's hooks have
+    taken over already."""
     handle = graph.content_of(saved)
     if not isinstance(handle, Handle) or (isinstance(handle.version, Suspect) and handle.version.theirs is not None):
         return None
@@ -48,6 +50,7 @@ def _ours(saved: Any) -> Handle | None:
 
 
 def _another(handle: Handle) -> Any:
+    """Return a save of the same tensor made by PyTorch itself, without hooks."""
     with native_saves.without_hooks():
         return native_saves.make(handle.alias)
 

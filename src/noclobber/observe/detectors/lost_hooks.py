@@ -1,11 +1,11 @@
-"""Hooks on a view that a write replaced: they went with the old view, and are not run for the new one."""
+"""Lost hooks: a write to a view replaces its node, and the hooks on the old node are not run for the new one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -23,27 +23,38 @@ from noclobber.observe.torch_api import graph, private
 _MOST = 64
 
 
+class _StorageRef(Protocol):
+    """A weak reference to a storage (`private.storage_ref`)."""
+
+    def expired(self) -> bool:
+        """Return True if the storage is gone."""
+
+
 @dataclass(slots=True, eq=False)
 class _Hooked:
-    """A view on which a hook was registered; `node` is its node then, `behind` the one that its gradient goes on to."""
+    """A view on which the program registered a hook.
+
+    `node` is the number of its node at that time, `behind` that of the node that its gradient flows to next.
+    """
 
     tensor: Tensor
     place: Place | None
     key: int
-    storage: Any
-    """Tells whether the memory that `key` means is still there."""
+    storage: _StorageRef
+    """Tells whether the memory of `key` is still there."""
     node: int
     behind: int
     write: Record | None = None
+    """The first write to the view since then."""
 
 
 def arm(context: Context, way: Way) -> None:
-    """See the hooks that are registered on tensors."""
-    register: Callable[..., Any] = vars(torch.Tensor)["register_hook"]
+    """Watch the hooks that the program registers on tensors."""
+    register: Callable[..., object] = vars(torch.Tensor)["register_hook"]
     hooks = context.state(HookedViews)
     hooks.arm(way)
 
-    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+    def register_hook(self: torch.Tensor, hook: Callable[..., object]) -> object:
         handle = register(self, hook)
         way.guarded(lambda: hooks.registered(self, caller(2)))
         return handle
@@ -53,7 +64,7 @@ def arm(context: Context, way: Way) -> None:
 
 
 class HookedViews:
-    """The views that have hooks, in one process."""
+    """The views of this process that have hooks."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -61,12 +72,12 @@ class HookedViews:
         self._looking: Look = self._look
 
     def arm(self, way: Way) -> None:
-        """Begin."""
+        """Begin to watch backward calls."""
         self._looking = way.entry(self._look)
         self._context.calls.watch(way, self._backward_begins)
 
     def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
-        """A hook was registered on a tensor, for which PyTorch has just looked at its node."""
+        """Record a hook on a view. Reading the node of a view is safe here: PyTorch itself has just read it."""
         key = private.storage_key(tensor)
         if key is None or not tensor._is_view() or tensor.grad_fn is None or not tensor.grad_fn.next_functions:
             return
@@ -85,7 +96,7 @@ class HookedViews:
                 hooked.write = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
 
     def _backward_begins(self, backward: Backward) -> None:
-        """Tell of hooks that this backward would have run."""
+        """Report the hooks that this backward would have run without the write."""
         if not self._hooked:
             return
         numbers = {node._sequence_nr() for node in graph.walk(graph.roots_of(backward.outputs))}

@@ -1,4 +1,7 @@
-"""A gradient is asked for with regard to a tensor that an activation overwrote: it is that of the new value."""
+"""Finds gradients that the program asks for with respect to a tensor that an activation overwrote.
+
+Such a gradient is that of the new value, not of the value that the name held before.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
 
 
 def arm(context: Context, way: Way) -> None:
-    """Look at what gradients are asked for."""
+    """Check the inputs that each call of `torch.autograd.grad` asks gradients for."""
 
     def begin(backward: Backward) -> None:
         for tensor in backward.inputs if backward.call == "grad" else ():
@@ -32,6 +35,7 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _tell_of_input(context: Context, tensor: torch.Tensor, backward: Backward) -> None:
+    """Report an input that an activation overwrote last, unless the program binds or returns the new value."""
     node, key = tensor.grad_fn, private.storage_key(tensor)
     if node is None or key is None:
         return
@@ -45,11 +49,14 @@ def _tell_of_input(context: Context, tensor: torch.Tensor, backward: Backward) -
 
 
 def _binds_result(place: Place | None) -> bool:
-    """Whether the user's call that led to a write binds or returns its result: then the result is what is meant."""
+    """Return True if the user's call that wrote binds or returns its result: then the program means the new value.
+
+    Also True where the place of the write is not known.
+    """
     if place is None:
         return True
     code, called = place[0], place[1]
-    following = [one.opname for one in _instructions(code) if one.offset > called][:3]
+    following = [instruction.opname for instruction in _instructions(code) if instruction.offset > called][:3]
     for name in following:
         if name.startswith(("STORE_", "RETURN_")):
             return True
@@ -59,4 +66,5 @@ def _binds_result(place: Place | None) -> bool:
 
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "NOP", "EXTENDED_ARG")]
+    skipped = ("CACHE", "NOP", "EXTENDED_ARG")
+    return [instruction for instruction in dis.get_instructions(code) if instruction.opname not in skipped]

@@ -1,10 +1,9 @@
-"""`torch.utils.swap_tensors`: works as it does without noclobber, and what it takes from under a reader is noted."""
+"""Lets `torch.utils.swap_tensors` work as without noclobber, and notes when it changes the memory that a save reads."""
 
 from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import Any
 from weakref import ref
 
 import torch
@@ -22,15 +21,16 @@ _SWAPPED = Written("swap_tensors", (), True)
 
 
 def arm(context: Context, way: Way) -> None:
-    """Let tensors be swapped as without noclobber, and see that they are, until the recorder disarms.
+    """Let the program swap tensors as without noclobber, and record each swap, until the recorder disarms.
 
-    PyTorch refuses tensors that anything refers to weakly, or that autograd holds. Our handles refer weakly to what was
-    saved, and hold less than a save of PyTorch's own does (torch 2.13; tests/observe/detectors/test_swapped.py).
+    PyTorch refuses to swap a tensor that has weak references, or that autograd holds. noclobber's handles refer weakly
+    to the saved tensor, and hold it less often than PyTorch's own saves do (torch 2.13;
+    tests/observe/detectors/test_swapped.py).
     """
     count, swap = private.use_count, private.lookup("_C._swap_tensor_impl")
 
-    def getweakrefs(thing: Any) -> list[Any]:
-        return [one for one in weakref.getweakrefs(thing) if not isinstance(one, private.Weak)]
+    def getweakrefs(thing: object) -> list[object]:
+        return [reference for reference in weakref.getweakrefs(thing) if not isinstance(reference, private.Weak)]
 
     def _use_count(tensor: torch.Tensor) -> int:
         more = way.guarded(lambda: _held_without_us(tensor) - _held_by_us(context, tensor))
@@ -49,43 +49,50 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _held_without_us(tensor: torch.Tensor) -> int:
-    """How many saves of PyTorch's own would hold a tensor: those of an input do, those of a result have a tensor of
-    their own. A view is not asked for its node, which can change a program: it counts as a result. That a view was
-    saved which is gone, and would hold this tensor, can't be told."""
-    found = (one for one in weakref.getweakrefs(tensor) if isinstance(one, Handle))
-    saves = [one for one in found if not isinstance(one, (Needed, Aside))]
+    """Return how many of PyTorch's own saves would hold a tensor if noclobber were not there.
+
+    A save of an input holds the tensor; a save of a result has a tensor of its own. A view counts as a result, because
+    reading the node of a view can change a program. Saves of dead views of this tensor are not counted: PyTorch's saves
+    would hold it, but noclobber cannot find them.
+    """
+    handles = (reference for reference in weakref.getweakrefs(tensor) if isinstance(reference, Handle))
+    saves = [handle for handle in handles if not isinstance(handle, (Needed, Aside))]
     if not saves or tensor._is_view():
         return 0
     producer = tensor.grad_fn
-    return sum(producer is None or not is_result(one, producer) for one in saves)
+    return sum(producer is None or not is_result(save, producer) for save in saves)
 
 
 def _held_by_us(context: Context, tensor: torch.Tensor) -> int:
-    """How many saves of PyTorch's own noclobber has made of a tensor, where bytes are preserved."""
+    """Return how many saves noclobber itself had PyTorch make of a tensor, where bytes are preserved."""
     key = private.storage_key(tensor)
     held = context.live.at(key) if key is not None and context.thread.watched else ()
-    connected = (one for one in held if one.follows and one.connected is not None)
-    return sum(one.tensor() is tensor for one in connected)
+    connected = (handle for handle in held if handle.follows and handle.connected is not None)
+    return sum(handle.tensor() is tensor for handle in connected)
 
 
 Moved = tuple[torch.Tensor, Handle]
 
 
 def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
-    """A tensor is about to get other memory: who will read it there, each of which takes note. What is saved stays."""
+    """Return the handles that will read a tensor in its new memory, and note the write with each.
+
+    The tensor is about to get other memory by a swap. Saves of PyTorch keep the old memory, so they are left out.
+    """
     key = private.storage_key(tensor) if context.thread.watched else None
     if key is None:
         return []
-    live: list[Handle] = [one for one in context.live.at(key) if one.follows and one.tensor() is tensor]
+    live: list[Handle] = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
     noted = record(_SWAPPED, tensor, key, caller(2), context.thread.step, context.thread)
     if context.memory.is_reread(key):
         context.memory.recent.append(noted)
     if live:
         context.meet(live, tensor, noted)
-    return [(tensor, one) for one in live]
+    return [(tensor, handle) for handle in live]
 
 
 def _have_moved(context: Context, moved: list[Moved]) -> None:
+    """Let the handles follow their tensors to the new memory; not where bytes are preserved, which keeps the old."""
     for tensor, handle in moved if not context.keeping else ():
         save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias))
         context.live.unsorted.append(ref(handle))

@@ -1,12 +1,12 @@
-"""Writes that nobody declared: operators whose schema lies, and Functions that overwrite an input without saying so."""
+"""Undeclared writes: operators whose schema hides a write, and Functions that overwrite an input without mark_dirty."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,22 +25,25 @@ from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 KEPT = 256
-"""Inputs overwritten by Functions that are remembered until a backward goes through them."""
+"""How many inputs that Functions overwrote are remembered until a backward goes through them."""
 ON_DEVICE = 8
-"""Calls of one operator whose arguments on a device are compared: each makes the program wait for the device."""
+"""How many calls of one operator have their arguments on a device compared: each makes the program wait for it."""
 _NO_GRADIENT = ("ZeroBackward", "FillBackward", "CopyBackwards")
-"""What hands no gradient on to the tensor that it overwrites."""
+"""Nodes that pass no gradient on to the tensor that their operator overwrote."""
 _SHIFTS = ("aten::add_", "aten::sub_")
-"""Their derivative by what they overwrite is one: the gradient that passes the write by is right."""
+"""Writes whose derivative with respect to what they overwrite is one: a gradient that skips such a write is right."""
 
 
 class Input:
-    """A tensor in the graph that a Function is given: as it is before forward, and who writes it."""
+    """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
     __slots__ = ("digest", "key", "name", "node", "output", "tensor", "version", "writes")
 
-    def __init__(self, tensor: torch.Tensor, node: Any, digest: Digest) -> None:
+    def __init__(self, tensor: torch.Tensor, node: Node, digest: Digest) -> None:
         self.tensor, self.digest = tensor, digest
         self.node, self.name, self.output = node._sequence_nr(), node.name(), tensor.output_nr
         self.version, self.key = tensor._version, private.storage_key(tensor)
@@ -48,19 +51,19 @@ class Input:
 
 
 class _Overwritten(NamedTuple):
-    """An input that was overwritten, by the number, name and output of the node that made it."""
+    """An input that was overwritten. `node` is the number, name and output of the node that made it."""
 
     node: tuple[int, str, int]
     since: int
-    """The number of the next node: what has that or a later one got the overwritten tensor."""
+    """The number of the first node after the write: that node and later ones got the overwritten tensor."""
     event: Undeclared
 
 
 def arm(context: Context, way: Way) -> None:
-    """Look at what custom Functions write and do not declare."""
+    """Find inputs that custom Functions overwrite and do not declare."""
     writers = Writers(context, way)
 
-    def begin(call: ForwardCall, args: tuple[Any, ...]) -> Callable[[bool], None] | None:
+    def begin(call: ForwardCall, args: tuple[object, ...]) -> Callable[[bool], None] | None:
         inputs = writers.began(args)
 
         def ended(returned: bool) -> None:
@@ -75,15 +78,18 @@ def arm(context: Context, way: Way) -> None:
 
 
 class Writers:
-    """The Functions under way, and the inputs that they overwrote without `mark_dirty`."""
+    """The Functions whose forward is under way, and the inputs that Functions overwrote without `mark_dirty`."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self._looks: dict[int, Callable[..., None]] = {}
         self._overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
 
-    def began(self, args: tuple[Any, ...]) -> list[Input]:
-        """A forward begins: its inputs in the graph. Leaves are left out: what overwrites them changes no history."""
+    def began(self, args: tuple[object, ...]) -> list[Input]:
+        """Return the inputs of a forward that begins: its arguments that have a node.
+
+        Leaves are left out: a write to a leaf does not change which gradient belongs to it.
+        """
         if not torch.is_grad_enabled():
             return []
         contents, inputs = self._context.contents is not None, []
@@ -97,68 +103,75 @@ class Writers:
         return inputs
 
     def left(self, inputs: list[Input]) -> None:
-        """That forward has returned or raised."""
+        """Stop recording the writes to these inputs: their forward has returned or raised."""
         self._context.thread.given.remove(inputs)
         self._context.ignore(self._looks.pop(id(inputs)))
 
     def _look(self, inputs: list[Input], written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         context = self._context
-        for one in inputs:
-            if one.key == key and any(each is inputs for each in context.thread.given):
-                if one.digest is None:
-                    one.digest = fingerprint(one.tensor)
+        for argument in inputs:
+            if argument.key == key and any(given is inputs for given in context.thread.given):
+                if argument.digest is None:
+                    argument.digest = fingerprint(argument.tensor)
                 noted = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
-                one.writes.append(noted)
+                argument.writes.append(noted)
 
-    def ended(self, inputs: list[Input], dirty: tuple[Any, ...], function: type, place: Place | None) -> None:
-        """That forward has returned: keep what it overwrote and did not declare."""
-        for one in inputs:
-            if any(tensor is one.tensor for tensor in dirty) or not _changed(one):
+    def ended(self, inputs: list[Input], dirty: tuple[object, ...], function: type, place: Place | None) -> None:
+        """Remember the inputs that a forward overwrote without declaring them `dirty`. The forward has returned."""
+        for argument in inputs:
+            if any(tensor is argument.tensor for tensor in dirty) or not _changed(argument):
                 continue
-            if len(inputs) == 1 and one.writes and all(noted.written.op in _SHIFTS for noted in one.writes):
+            if len(inputs) == 1 and argument.writes and all(noted.written.op in _SHIFTS for noted in argument.writes):
                 continue
-            event = Undeclared(function.__name__, _write(one, place), site_of(place))
-            self._overwritten.append(_Overwritten((one.node, one.name, one.output), private.next_node(), event))
+            event = Undeclared(function.__name__, _write(argument, place), site_of(place))
+            made_by = (argument.node, argument.name, argument.output)
+            self._overwritten.append(_Overwritten(made_by, private.next_node(), event))
 
     def backward_begins(self, call: Backward) -> End | None:
-        """Look for gradients that will pass an undeclared write by; tell of them once the call has ended well."""
+        """Find gradients that will skip an undeclared write, and report them once the call has ended without an error.
+
+        Returns what to call at that end; None where there are no such gradients.
+        """
         events = self._passed_by(call.outputs, call.inputs) if self._overwritten else []
 
-        def ended(result: Any, error: BaseException | None) -> None:
+        def ended(result: object, error: BaseException | None) -> None:
             for event in events if error is None else ():
                 self._context.bus.notice(event)
 
         return ended if events else None
 
-    def _passed_by(self, outputs: Any, inputs: Any) -> list[Undeclared]:
-        """The writes past which a gradient will flow: of a node that used the overwritten tensor, to what made it."""
+    def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
+        """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
+        to the node that made the tensor."""
         remembered = list(self._overwritten)
-        known = {(one.node, one.since): one for one in remembered}
-        made = {one.node for one in remembered}
+        known = {(overwritten.node, overwritten.since): overwritten for overwritten in remembered}
+        made = {overwritten.node for overwritten in remembered}
         found: dict[int, Undeclared] = {}
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
                 node = (maker._sequence_nr(), maker.name(), output) if maker is not None else None
                 if node not in made or user.name().startswith(_NO_GRADIENT) or not _leads_to(maker, inputs):
                     continue
-                for (overwritten, since), one in known.items():
-                    if overwritten == node and since <= user._sequence_nr():
-                        found[id(one)] = one.event
+                for (maker_of, since), overwritten in known.items():
+                    if maker_of == node and since <= user._sequence_nr():
+                        found[id(overwritten)] = overwritten.event
         return list(found.values())
 
 
-def _changed(one: Input) -> bool:
-    moved = one.tensor._version != one.version
-    if one.digest is None or (isinstance(one.digest, OnDevice) and not one.writes):
+def _changed(argument: Input) -> bool:
+    """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
+    moved = argument.tensor._version != argument.version
+    if argument.digest is None or (isinstance(argument.digest, OnDevice) and not argument.writes):
         return moved
-    return differ(one.digest, fingerprint(one.tensor))
+    return differ(argument.digest, fingerprint(argument.tensor))
 
 
-def _write(one: Input, place: Place | None) -> Write:
-    described = clobbers.tensor_of(one.tensor, one.key)
-    if not one.writes:
+def _write(argument: Input, place: Place | None) -> Write:
+    """Return the last write to an input. `place` is the call of the Function, blamed where no write was seen."""
+    described = clobbers.tensor_of(argument.tensor, argument.key)
+    if not argument.writes:
         return Write("", site_of(place), via="undeclared", tensor=described)
-    last, after = one.writes[-1], int(one.tensor._version)
+    last, after = argument.writes[-1], int(argument.tensor._version)
     before = last.version
     return Write(
         last.written.op,
@@ -170,20 +183,23 @@ def _write(one: Input, place: Place | None) -> Write:
     )
 
 
-def _node(tensor: torch.Tensor) -> Any:
-    """What made an input of a Function. Asking is what PyTorch is about to do itself; it refuses for one of several
-    views whose base was written, and will say so."""
+def _node(tensor: torch.Tensor) -> Node | None:
+    """Return the node that made an input of a Function; None where PyTorch refuses to say.
+
+    PyTorch is about to read the same node itself. It refuses for one of several views whose base was written, and will
+    then raise its own error.
+    """
     try:
         return tensor.grad_fn
     except RuntimeError:
         return None
 
 
-def _leads_to(node: Any, inputs: Any) -> bool:
-    """Whether a gradient that reaches a node goes on to what is asked for; no `inputs` means all leaves."""
+def _leads_to(node: Any, inputs: Sequence[Any]) -> bool:
+    """Return True if a gradient that reaches a node goes on to one of the `inputs`; no inputs means all leaves."""
     if not inputs:
         return True
-    wanted = {one.node if not isinstance(one, torch.Tensor) else one.grad_fn or one for one in inputs}
+    wanted = {asked.node if not isinstance(asked, torch.Tensor) else asked.grad_fn or asked for asked in inputs}
     return any(each in wanted or getattr(each, "variable", None) in wanted for each in graph.walk([node]))
 
 
@@ -191,32 +207,32 @@ def _leads_to(node: Any, inputs: Any) -> bool:
 
 
 def arm_operators(context: Context, way: Way) -> None:
-    """Compare around the calls of operators that are not PyTorch's own, until the recorder disarms."""
+    """Compare live saves around each call of an operator that is not PyTorch's own, until the recorder disarms."""
     custom_op_kernels.compare(way.entry(Operators(context, way).before))
     way.at_end(lambda: custom_op_kernels.compare(None))
 
 
 class Operators:
-    """Compares, around each call of an operator that says it writes nothing, the live saves on its arguments."""
+    """Compares the live saves on the arguments of an operator before and after each call that declares no write."""
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self._waited: dict[str, int] = {}
 
-    def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
-        """Called before an operator runs; what is returned is called once it has."""
+    def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
+        """Called before an operator runs. Returns what to call after it; None where there is nothing to compare."""
         context = self._context
         if context.contents is None or not context.thread.watched:
             return None
         return self._looking(op, args, kwargs)
 
-    def _looking(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object] | None:
+    def _looking(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
         live = self._context.live
         tensors = {
-            key: one
+            key: tensor
             for value in (*args, *kwargs.values())
-            for one in _tensors(value)
-            if (key := private.storage_key(one)) is not None and self._may_wait(op, one)
+            for tensor in _tensors(value)
+            if (key := private.storage_key(tensor)) is not None and self._may_wait(op, tensor)
         }
         was = {
             id(handle): (handle, fingerprint(handle.alias), int(handle.alias._version))
@@ -234,6 +250,7 @@ class Operators:
         return self._way.entry(after) if tensors else None
 
     def _may_wait(self, op: str, tensor: torch.Tensor) -> bool:
+        """Return True if a tensor may be compared: it is on the CPU, or the operator has not had ON_DEVICE yet."""
         if tensor.device.type == "cpu":
             return True
         self._waited[op] = self._waited.get(op, 0) + 1
@@ -248,8 +265,8 @@ class Operators:
         marked.writes.append((noted, int(handle.alias._version)))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        yield from (one for one in value if isinstance(one, torch.Tensor))
+        yield from (part for part in value if isinstance(part, torch.Tensor))

@@ -1,4 +1,4 @@
-"""Writes that autograd is kept from seeing (`no_grad`, `.data`) to tensors that it then differentiates through."""
+"""Untracked writes: autograd does not see them (`no_grad`, `.data`), yet it differentiates through what they wrote."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.events import Read, Tensor, Write
 from noclobber.model.silent import Untracked
@@ -23,50 +24,61 @@ from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
-"""A constant that is added has no part in the gradient, so these may go unseen."""
+"""Writes that need no tracking: a constant that is added does not change the gradient."""
 _LARGEST = 1 << 22
-"""Bytes up to which the values from before a write are kept, to tell which elements it changed."""
+"""Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _PATIENCE = 3
-"""Backward calls after which a write that none of them differentiates through is forgotten."""
+"""A write is forgotten after this many backward calls that do not differentiate through it."""
 _MOST = 64
 
 
 Output = tuple[int, str, int]
-"""An output of a node: the node's sequence number and name, and which one. Each thread has its own numbers."""
+"""An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes."""
+
+
+class _StorageRef(Protocol):
+    """A weak reference to a storage (`private.storage_ref`)."""
+
+    def expired(self) -> bool:
+        """Return True if the storage is gone."""
 
 
 class _Target(NamedTuple):
-    """A tensor of the graph, without holding it: a weak reference to it would forbid `swap_tensors`."""
+    """A tensor of the graph, without a reference to it: a weak one would make `swap_tensors` fail."""
 
     key: int
-    storage: Any
-    """Tells whether the memory that `key` means is still there."""
+    storage: _StorageRef
+    """Tells whether the memory of `key` is still there."""
     identity: int
-    """What tells a leaf, as long as its memory is there; 0 for others."""
+    """Identifies a leaf while its memory is there; 0 for other tensors."""
     output: Output
-    """Of which node it is which output."""
+    """The node that made the tensor, and which of its outputs the tensor is."""
 
-    def is_leaf(self, tensor: Any) -> bool:
-        """Whether this is that leaf. Both of its addresses are used again once it is gone, but not with its storage."""
+    def is_leaf(self, tensor: object) -> bool:
+        """Return True if `tensor` is this leaf. PyTorch reuses both addresses of a dead leaf, but a new tensor at them
+        has another storage."""
         if not self.identity or not isinstance(tensor, torch.Tensor) or private.identity(tensor) != self.identity:
             return False
         return self.is_on(private.storage_key(tensor))
 
     def is_on(self, key: int | None) -> bool:
-        """Whether this is the memory of the tensor."""
+        """Return True if the storage with this key is the tensor's memory."""
         return self.key == key and not self.storage.expired()
 
     def moved_to(self, value: torch.Tensor) -> _Target | None:
-        """The same tensor once it has the memory of another; None where that has none."""
+        """Return the same tensor with the memory of `value`; None where `value` has no storage."""
         key = private.storage_key(value)
         return None if key is None else self._replace(key=key, storage=private.storage_ref(value))
 
 
 @dataclass(slots=True, eq=False)
 class _Unseen:
-    """A write that autograd does not know of, until a backward differentiates through what it wrote."""
+    """A write that autograd did not see, kept until a backward differentiates through what it wrote."""
 
     record: Record
     how: How
@@ -74,11 +86,15 @@ class _Unseen:
     tensor: Tensor
     source: Tensor | None = None
     changed: torch.Tensor | None = None
-    """Which elements changed; None where that is not known."""
+    """A mask of the elements that changed; None where that is not known."""
     waited: int = 0
+    """Backward calls since the write."""
 
     def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
-        """Note which elements differ; two that are no numbers do not. Return True if any do, or that can't be told."""
+        """Return True if any element differs from `old`, or if that cannot be known. Records which elements differ.
+
+        Two NaNs are equal here.
+        """
         with private.aside():
             values = None if old is None else numbers(tensor)
             if values is None or old is None or values.shape != old.shape:
@@ -87,7 +103,7 @@ class _Unseen:
             return bool(self.changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
-        """Return True if a gradient that arrives is not zero where elements changed."""
+        """Return True if an arriving gradient is not zero where elements changed."""
         with private.aside():
             values, changed = numbers(gradient), self.changed
             if values is None:
@@ -99,29 +115,29 @@ class _Unseen:
 
 
 def arm(context: Context, way: Way) -> None:
-    """Begin to look at them."""
+    """Begin to look for untracked writes."""
     context.state(UntrackedWrites).arm(way)
 
 
 class UntrackedWrites:
-    """What was written unseen since the last backward calls, in one process."""
+    """The untracked writes of this process that no backward has differentiated through yet."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Target] = deque(maxlen=8)
-        """The tensors whose `.data` was taken last."""
+        """The tensors whose `.data` the program read last."""
 
     def arm(self, way: Way) -> None:
-        """Begin."""
+        """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
         self._context.calls.watch(way, self._attach)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def data_taken(self, tensor: torch.Tensor) -> None:
-        """Somebody reads `tensor.data`."""
+        """Record that the program reads `tensor.data`."""
         with private.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
                 self.taken.append(target)
@@ -129,8 +145,11 @@ class UntrackedWrites:
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
-        """A write under `no_grad`, or after a `.data`, is about to happen; what to call after it, and whether it goes
-        to a computed tensor, and not to a leaf."""
+        """Record a write under `no_grad`, or after a read of `.data`, that is about to happen.
+
+        Returns what to call after the write, and whether the write goes to a computed tensor rather than to a leaf.
+        None where the write needs no tracking.
+        """
         if self._way is None:
             return None
         found = self._way.guarded(lambda: self._before(written, tensor, key, frame))
@@ -139,8 +158,8 @@ class UntrackedWrites:
     def _before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], None], bool] | None:
-        if any(one.key == key for inputs in self._context.thread.given for one in inputs):
-            return None  # undeclared_writes.py looks at what a Function does to its inputs
+        if any(argument.key == key for inputs in self._context.thread.given for argument in inputs):
+            return None  # undeclared_writes.py checks what a Function does to its inputs
         found = None if written.uncounted else self._reached(tensor, key)
         if found is None:
             return None
@@ -155,7 +174,7 @@ class UntrackedWrites:
                 self._context.bus.not_seen("writes that autograd does not see, to tensors that show no numbers")
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
-            alias = tensor.detach()  # which stays as it is where the write makes the tensor itself larger
+            alias = tensor.detach()  # a write that makes the tensor itself larger does not resize this alias
         unseen = _Unseen(self._note(written, tensor, key, frame), how, target, clobbers.unnamed(tensor))
 
         def after() -> None:
@@ -165,7 +184,8 @@ class UntrackedWrites:
         return after, True
 
     def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How] | None:
-        """The tensor of the graph that a write goes to, and how it escapes autograd."""
+        """Return the tensor of the graph that a write goes to, and how the write is hidden from autograd. None where no
+        such tensor is known."""
         if not torch.is_grad_enabled():
             whole = tensor._base if tensor._is_view() else tensor
             if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
@@ -177,7 +197,10 @@ class UntrackedWrites:
     def _into_leaf(
         self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
     ) -> Callable[[], None]:
-        """Through `.data` of a leaf: if what is written comes from a graph, the alias is in that graph afterwards."""
+        """Return what to call after a write through `.data` of a leaf.
+
+        If the written values come from a graph, the `.data` alias is in that graph after the write.
+        """
         noted = self._note(written, tensor, key, frame)
 
         def after() -> None:
@@ -187,7 +210,7 @@ class UntrackedWrites:
         return after
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """`tensor.data = value`, which may be in a graph that is cut off there; the tensor itself may be computed."""
+        """Record `tensor.data = value`. It cuts `value` off its own graph, and `tensor` may be a computed tensor."""
         target = _target(tensor) if tensor.requires_grad else None
         if target is None:
             return
@@ -206,6 +229,7 @@ class UntrackedWrites:
             self._waiting.append(unseen)
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
+        """Record a write that gave a leaf values from a graph, unless that graph depends on this leaf alone."""
         there = leaf.moved_to(value)
         if there is not None and value.grad_fn is not None and not _only_of(value.grad_fn, leaf):
             about = clobbers.unnamed(value)
@@ -218,7 +242,10 @@ class UntrackedWrites:
     # -- backward ----------------------------------------------------------------------------------------------------
 
     def _attach(self, backward: Backward) -> End | None:
-        """A backward begins: look at the gradients that reach what was written unseen, until it has ended."""
+        """Watch the gradients of a backward that begins where they reach tensors with untracked writes.
+
+        Returns what to call when the backward has ended; None where no writes wait.
+        """
         self.taken.clear()
         waiting = list(self._waiting)
         if not waiting or self._way is None:
@@ -227,7 +254,7 @@ class UntrackedWrites:
             unseen.waited += 1
         inner = {unseen.target.output: unseen for unseen in waiting if not unseen.target.identity}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
-        hooks, seen, arrived = list[Any](), set(), list[Untracked]()
+        hooks, seen, arrived = list[RemovableHandle](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
             if (following, index) in seen:
                 continue
@@ -241,7 +268,7 @@ class UntrackedWrites:
                 look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
                 hooks.append(private.hook(following.register_prehook, self._way.entry(look)))
 
-        def ended(result: Any, error: BaseException | None) -> None:
+        def ended(result: object, error: BaseException | None) -> None:
             for hook in hooks:
                 hook.remove()
             for unseen in waiting:
@@ -254,11 +281,11 @@ class UntrackedWrites:
         return ended
 
     def _drop(self, unseen: _Unseen) -> None:
-        with contextlib.suppress(ValueError):  # another thread may have been quicker
+        with contextlib.suppress(ValueError):  # another thread may have dropped it already
             self._waiting.remove(unseen)
 
     def forget(self) -> None:
-        """Drop what waits."""
+        """Drop all recorded writes."""
         self.taken.clear()
         self._waiting.clear()
 
@@ -270,15 +297,17 @@ class UntrackedWrites:
         node: str,
         backward: Backward,
         arrived: list[Untracked],
-    ) -> Callable[[Any], None]:
+    ) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
+        """Return the hook of one edge. It adds to `arrived` when a gradient arrives that the write makes wrong."""
+
         def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
             gradient = gradients[index]
             if gradient is None or unseen not in self._waiting:
                 return
             if unseen.matters_to(gradient):
-                for one in list(self._waiting):
-                    if one.target == unseen.target:
-                        self._drop(one)
+                for waiting in list(self._waiting):
+                    if waiting.target == unseen.target:
+                        self._drop(waiting)
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 key = unseen.target.key if leaf is None else private.storage_key(leaf)
                 tensor = clobbers.tensor_of(gradient if leaf is None else leaf, key)
@@ -301,9 +330,11 @@ def _write(unseen: _Unseen) -> Write:
     )
 
 
-def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Any, Any, int]]:
-    """The edges that gradients come along, each with the node that hands them on: None for those of the backward call
-    itself, which begins from tensors as they are by then."""
+def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Node | None, Node, int]]:
+    """Yield the edges that gradients flow along: the node that passes a gradient on, the node that gets it, its index.
+
+    The first node is None for the tensors that the backward call starts from.
+    """
     outputs = list(outputs)
     for output in outputs:
         if isinstance(output, torch.Tensor) and output.grad_fn is not None:
@@ -315,9 +346,10 @@ def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Any, Any, int]]:
 
 
 def _target(tensor: torch.Tensor) -> _Target | None:
-    """What is remembered of a tensor that requires grad; None for a view, whose graph must not be looked at.
+    """Return the record of a tensor that requires grad; None for a view, and for a tensor without a storage.
 
-    Reading `grad_fn` of a view can make a failing program pass (torch 2.13; tests/observe/test_never_wrong.py).
+    The node of a view must not be read: reading `grad_fn` of a view can make a failing program pass (torch 2.13;
+    tests/observe/test_never_wrong.py).
     """
     key = private.storage_key(tensor)
     if key is None or tensor._is_view():
@@ -328,8 +360,11 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     return _Target(key, storage, 0, (producer._sequence_nr(), producer.name(), tensor.output_nr))
 
 
-def _only_of(root: Any, leaf: _Target) -> bool:
-    """Whether a small graph depends on one leaf alone: a parameter put back into bounds, which means no gradient."""
+def _only_of(root: Node, leaf: _Target) -> bool:
+    """Return True if a graph is small and depends on this leaf alone.
+
+    Such a graph puts a parameter back into bounds, and the program wants no gradient through it.
+    """
     for count, node in enumerate(graph.walk([root])):
         variable = getattr(node, "variable", None)
         if count > 4 or (variable is not None and not leaf.is_leaf(variable)):

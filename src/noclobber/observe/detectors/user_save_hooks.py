@@ -1,4 +1,4 @@
-"""Saves under the program's own saved-tensor hooks, where PyTorch compares no versions: what they were, kept beside."""
+"""Saves under the program's own saved-tensor hooks. PyTorch checks no versions there, so noclobber records them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -26,15 +26,25 @@ from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import passed_over
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
 
-class UserSave:
-    """What a save under the program's hooks becomes: `value`, which their pack hook returned, and how the tensor was.
+class StorageRef(Protocol):
+    """A weak reference to a storage (`private.storage_ref`)."""
 
-    It holds no tensor of its own: hooks that move the data elsewhere do so to give its memory back. The weak reference
-    to the storage tells whether that is still the same memory when an address is met again.
+    def expired(self) -> bool:
+        """Return True if the storage is gone."""
+
+
+class UserSave:
+    """A save under the program's hooks: `value`, which the program's pack hook returned, and what the tensor was like.
+
+    It holds no tensor itself, because hooks that move the data elsewhere do so to free its memory. The weak reference
+    to the storage tells whether an address that appears again still belongs to the same memory.
     """
 
     __slots__ = (
@@ -42,38 +52,38 @@ class UserSave:
         "spare", "storage", "value",
     )  # fmt: skip
 
-    value: Any
+    value: object
     memory: Reread | None
-    """None where the hooks moved the data elsewhere, for what happens here is no matter then."""
+    """The memory that backward will read. None where the hooks moved the data elsewhere, so that writes do no harm."""
     key: int | None
-    storage: Any
+    storage: StorageRef
     geometry: Geometry
     digest: Digest
     node: int
     moment: int
     place: Place | None
     spare: Handle | None
-    """Where bytes are preserved and their hooks hold the memory itself: what a copy is kept with."""
+    """The handle that gets the copy, where bytes are preserved and the program's hooks hold the memory itself."""
     filled_last: bool
     in_sight: bool
-    """Whether their pack hook returned tensors, and no index or file name that stands for one."""
+    """True if the program's pack hook returned tensors, and not an index or a file name that stands for one."""
 
     @property
     def is_copy(self) -> bool:
-        """Whether their hooks moved the data elsewhere."""
+        """Return True if the program's hooks moved the data elsewhere."""
         return self.memory is None
 
 
 def arm(context: Context, way: Way) -> None:
     """Wrap the hooks that the program pushes until the recorder disarms.
 
-    Those that it pushed before are below ours, which call them (`around`): when it pops them, ours are not to be popped
-    in their place.
+    Hooks that it pushed earlier lie below noclobber's on the stack, and noclobber's call them (`around`). When the
+    program pops them, noclobber's must not be popped in their place.
     """
     autograd = private.lookup("_C._autograd")
     push, pop = private.push_hooks, private.pop_hooks
 
-    def _push_saved_tensors_default_hooks(pack: Any, unpack: Any) -> None:
+    def _push_saved_tensors_default_hooks(pack: Pack, unpack: Unpack) -> None:
         wrapped = way.guarded(lambda: _pushed(context, way, pack, unpack))
         push(*wrapped) if wrapped is not None else push(pack, unpack)
 
@@ -92,24 +102,26 @@ def arm(context: Context, way: Way) -> None:
 
 
 def _pushed(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
-    """What to push in the place of the program's hooks."""
+    """Return the hooks to push in place of the program's hooks; None to push the program's hooks as they are."""
     context.python_in_backward = True
     if context.watching and context.thread.watched and not _is_exempt(pack):
         return _wrapped(context, way, pack, unpack)
     return None
 
 
-def _is_exempt(pack: Any) -> bool:
-    """Checkpoints are watched in a way of their own; hooks in the form of a graph are for the compiler to look into."""
+def _is_exempt(pack: object) -> bool:
+    """Return True if hooks are not to be wrapped: checkpoints are watched by other code (`checkpoint/`), and hooks in
+    the form of a graph are read by the compiler."""
     return getattr(pack, "__module__", "") == "torch.utils.checkpoint" or isinstance(pack, torch.fx.GraphModule)
 
 
 _wrapping: WeakKeyDictionary[Pack, tuple[Pack, Unpack]] = WeakKeyDictionary()
-"""By the pack hook that wraps theirs, their own pair."""
+"""The program's own pair of hooks, by noclobber's pack hook that wraps it."""
 
 
-def theirs(ask: Callable[[], Any]) -> Any:
-    """What `ask` gives, which looks at the pair on top of this thread's stack, where noclobber has put none there."""
+def theirs(ask: Callable[[], tuple[Pack, Unpack] | None]) -> tuple[Pack, Unpack] | None:
+    """Return what `ask` would return without noclobber's hooks. `ask` reads the pair on top of this thread's stack; it
+    returns None if the stack is empty."""
     ours = private.top_hooks(True)
     if save_hooks.are_ours(ours):
         private.pop_hooks()
@@ -122,20 +134,20 @@ def theirs(ask: Callable[[], Any]) -> Any:
 
 
 def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-    """Hooks of noclobber's that call those of the program, which it pushed before this thread was watched."""
+    """Return hooks of noclobber's that call the hooks that the program pushed before this thread was watched."""
     context.python_in_backward = True
     return _wrapped(context, context.core, *_wrapping.get(pack, (pack, unpack)))
 
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-    def pack_and_keep(tensor: torch.Tensor) -> Any:
+    def pack_and_keep(tensor: torch.Tensor) -> object:
         value = pack(tensor)
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))
         return value if kept is None else kept
 
-    def unpack_and_compare(packed: Any) -> Any:
+    def unpack_and_compare(packed: object) -> object:
         if type(packed) is not UserSave:
             return unpack(packed)
         tensor = unpack(packed.value)
@@ -150,7 +162,10 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
 
 
 def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Compare what their hooks give back; what was saved instead, where that was kept."""
+    """Compare the tensor that the program's unpack hook returned with the save.
+
+    Returns the saved tensor where its bytes were kept and the hook returned other ones; else None.
+    """
     if packed.spare is not None and (old := _spared(packed, packed.spare, tensor)) is not None:
         return old
     if context.bus.listeners:
@@ -159,8 +174,8 @@ def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Ten
 
 
 def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
-    """What was saved, where bytes are preserved and their hooks give back other ones: a copy, or the old memory of a
-    tensor that was given other."""
+    """Return what was saved, where bytes are preserved and the program's hooks give back other bytes: a copy, or the
+    old memory of a tensor that was given other memory. None where the tensor is right."""
     suspect, memory = spare.version, packed.memory
     if isinstance(suspect, Suspect) and suspect.kept is not None:
         return suspect.kept if geometry(tensor) == packed.geometry else None
@@ -168,8 +183,8 @@ def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tens
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
-def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | None) -> UserSave | None:
-    """The record of a save; None for a tensor without a storage."""
+def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | None) -> UserSave | None:
+    """Return the record of a save; None for a tensor that has no storage or no version."""
     key = private.storage_key(tensor)
     if key is None or private.version_of(tensor) is None:
         context.bus.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
@@ -178,9 +193,9 @@ def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | Non
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
     kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
-    tensors = [one for one in _parts(value) if isinstance(one, torch.Tensor)]
+    tensors = [part for part in _parts(value) if isinstance(part, torch.Tensor)]
     kept.in_sight, kept.spare = bool(tensors), None
-    if not tensors or any(private.storage_key(one) == key for one in tensors):
+    if not tensors or any(private.storage_key(part) == key for part in tensors):
         kept.memory = Reread(key, tensor)
         kept.storage = private.storage_ref(tensor)
         context.memory.expect(kept.memory)
@@ -196,14 +211,15 @@ def _kept(context: Context, tensor: torch.Tensor, value: Any, place: Place | Non
     return kept
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
+def _parts(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
-    """Tell if theirs gives back the very memory that was saved, and it holds something else now.
+    """Report a clobber if the program's hooks give back the same memory that was saved and its bytes have changed.
 
-    Bytes that differ elsewhere are no clobber: hooks may quantise, compress or round. Raises where writes are stopped.
+    Other bytes in other memory are no clobber: hooks may quantise, compress or round. Raises ClobberError where
+    noclobber stops writes or preserves bytes.
     """
     memory = kept.memory
     if memory is None:
@@ -223,16 +239,16 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     if isinstance(digest, OnDevice) and call is not None:
         if clobbers.is_read(kept, node):
             other = clobbers.is_other_later(node, clobbers.field_of(kept, node), tensor, digest, kept.digest)
-            clobber = _clobber(context, kept, memory, tensor, node, current, held=False)
-            call.later.append(clobbers.Later(other, clobber))
+            make_clobber = _clobber(context, kept, memory, tensor, node, current, held=False)
+            call.later.append(clobbers.Later(other, make_clobber))
         return
     if same(digest, kept.digest) or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
-    found = _clobber(context, kept, memory, tensor, node, current)()
-    if digest is None and not any(write.overlaps for write in found.writes):
+    clobber = _clobber(context, kept, memory, tensor, node, current)()
+    if digest is None and not any(write.overlaps for write in clobber.writes):
         return
     stopped = ClobberError(clobbers.CHANGED) if context.strict else None
-    context.bus.tell([found], stopped)
+    context.bus.tell([clobber], stopped)
     if stopped is not None:
         raise stopped
 
@@ -242,12 +258,12 @@ def _clobber(
     kept: UserSave,
     memory: Reread,
     tensor: torch.Tensor,
-    node: Any,
+    node: Node | None,
     current: int,
     *,
     held: bool = True,
 ) -> Callable[[], Clobber]:
-    """What makes the clobber. Where it is not to be `held`, nothing of what was saved is."""
+    """Return a function that makes the clobber. Unless `held`, that function keeps no saved memory alive."""
     shown = (lambda: tensor) if held else clobbers.weak(tensor)
     backward, when, is_compared = reading(), kept.moment, kept.digest is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""

@@ -1,4 +1,4 @@
-"""What happens when a write meets live saves of its storage: it is noted with each, made harmless, or stopped."""
+"""Decides what happens when a write meets live saves of its storage: note it, preserve the bytes, or stop the write."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import private
 
 MOST_WRITES = 16
-"""Writes kept for one save, the first and the last ones."""
+"""How many writes are kept for one save: the first ones, and the last."""
 
 
 def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> Callable[[], object] | None:
-    """Note a write with the saves that it met; what it returns is to be called after the write.
+    """Note a write with the saves that it meets. Returns what to call after the write; None if there is nothing to do.
 
-    Raises ClobberError where writes are to be stopped.
+    Raises ClobberError where noclobber stops writes.
 
-    The bytes are remembered where the save's version counter may stay still. A tensor in the graph shares the counter
-    of its saves; one made from `.data` or wrapped in a Parameter may have its own.
+    A fingerprint is taken of a save whose version counter may not move. A tensor in the graph shares the counter of its
+    saves; a tensor made from `.data` or wrapped in a Parameter may have its own.
     """
-    # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses the
-    # write to a view at once, and asking that for its node may raise something else.
+    # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses to
+    # detach a view in place at once, and reading the node of a view may raise another error.
     producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
     for handle in handles if producer is not None else ():
         if handle() is tensor and not context.core.guarded(partial(is_result, handle, producer)):
@@ -67,9 +67,11 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:
-    """What notes, once a tensor that was not in the graph has been overwritten, what made it if it is by now.
+    """Return what to call after a write to a tensor that is not in the graph yet: it notes the tensor's node, if the
+    write has put the tensor into the graph.
 
-    PyTorch keeps the tensor that it saved, and names what made that last; a handle may be all that is left of it.
+    PyTorch keeps the saved tensor, and its error names the node that made that tensor last. noclobber may have only a
+    handle left by then.
     """
 
     versions = [handle.alias._version for handle in handles]
@@ -78,7 +80,7 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
         if not tensor.requires_grad or tensor._is_view() or tensor.grad_fn is None:
             return
         for handle, version in zip(handles, versions, strict=True):
-            # What was written through `.data` has a version counter of its own, and is another tensor.
+            # A write through `.data` goes to another tensor, which has its own version counter.
             if isinstance(handle.version, Suspect) and handle.alias._version != version:
                 own = type(handle) is Handle and handle() is tensor
                 handle.version.made = (tensor.grad_fn.name(), tensor.output_nr) if own else handle.version.made
@@ -89,6 +91,7 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
 
 
 def _stop(context: Context, handles: list[Handle], noted: Record) -> None:
+    """Raise ClobberError if a write is about to change bytes of these saves."""
     found = [clobber for handle in handles if (clobber := clobbers.clobber_to_come(handle, noted)).writes[0].overlaps]
     if found:
         error = ClobberError(clobbers.STOPPED)

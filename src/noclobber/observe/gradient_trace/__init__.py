@@ -1,1 +1,1 @@
-"""What `fix` compares: the gradients of a run, and of the one that is right."""
+"""Records and compares what `fix` needs: the gradients of a run, and the right gradients."""

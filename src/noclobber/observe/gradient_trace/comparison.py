@@ -1,39 +1,49 @@
-"""Whether two runs gave the same gradients: evidence of one against that of the other, call by call."""
+"""Compares the gradients of two runs, backward call by backward call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from noclobber.observe.gradient_trace import forward_mode
 
+if TYPE_CHECKING:
+    from noclobber.observe.gradient_trace.evidence import Event, Seen, Sketch
+
+    _Leaf = tuple[Sketch, Seen, str]
+    """A leaf, its gradient, and its name; the name is empty where none is known."""
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""The largest difference that passes, relative to the largest magnitude, where sums were added in another order."""
+"""The largest difference between equal gradients, relative to their largest magnitude. Gradients differ that much if
+sums are added in another order."""
 _SKETCHES = 1e-4
+"""The same for the numbers of sketches."""
 _ROUNDED = 1e-2
 """The same for what optimizers make of gradients that are not equal bit for bit: some divide by their size."""
 _AHEAD = 3
-"""How far apart one call may be in two runs."""
+"""How many places apart the same call may be in two runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`difference` says, in words, where two runs first differ; empty where they agree. `calls` were compared."""
+    """The result for two runs. `difference` says in words where they first differ; empty where they agree. `calls` is
+    how many calls were compared, `exact` whether all were equal bit for bit."""
 
     calls: int
     exact: bool = True
     difference: str = ""
     displaced: int = 0
-    """Calls at the end that were not compared: calls come in another order, and the other run made them later."""
+    """How many calls at the end were not compared: the runs make calls in another order, and the other run makes these
+    later."""
 
 
-def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncated: bool = False) -> Comparison:
-    """Compare as many backward calls as both have, and the optimizer steps among them.
+def compare(right: list[Event], found: list[Event], *, truncated: bool = False) -> Comparison:
+    """Compare as many backward calls as both runs have, and the optimizer steps among them.
 
-    Calls may come in another order where optimizers step: each step must then get the gradients that it got, too.
-    `truncated`: gradients that are zero in `right` may be missing.
+    Where optimizers step, calls may come in another order; each step must still get the same gradients. If `truncated`,
+    gradients that are zero in `right` may be missing in `found`.
     """
     exact, furthest = True, 0
     calls, other_calls = _calls(right), _calls(found)
@@ -62,10 +72,11 @@ def compare(right: list[dict[str, Any]], found: list[dict[str, Any]], *, truncat
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
 
-def besides(right: list[dict[str, Any]], found: list[dict[str, Any]], *, exact: bool, stepped: bool = True) -> str:
-    """What two runs hold otherwise besides their gradients, in words; empty where that is the same.
+def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True) -> str:
+    """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
-    `exact`: whether the gradients are the same bit for bit. `stepped`: whether what optimizers make of them must be.
+    `exact` says that the gradients are equal bit for bit. Unless `stepped`, only the buffers are compared, and not what
+    optimizers make of the gradients.
     """
     within = _SKETCHES if exact else _ROUNDED
     return (
@@ -76,14 +87,17 @@ def besides(right: list[dict[str, Any]], found: list[dict[str, Any]], *, exact: 
     )
 
 
-def _same_call(calls: list[dict[str, Any]], index: int, other: dict[str, Any], truncated: bool) -> bool | str:
-    """Whether a call is exactly the same as that of an index, or how it differs."""
-    one, exact = calls[index], True
-    if one["kind"] != other["kind"]:
+def _same_call(calls: list[Event], index: int, other: Event, truncated: bool) -> bool | str:
+    """Compare a call with the call at an index.
+
+    Returns True if they are equal bit for bit, False if they are equal within tolerance, or in words how they differ.
+    """
+    call, exact = calls[index], True
+    if call["kind"] != other["kind"]:
         return " is another one"
     for what, wanted, got in (
-        ("the loss", one["roots"], other["roots"]),
-        ("a returned gradient", one["returned"], other["returned"]),
+        ("the loss", call["roots"], other["roots"]),
+        ("a returned gradient", call["returned"], other["returned"]),
     ):
         if len(wanted) != len(got):
             return f": {what} is missing, or there is one more"
@@ -92,58 +106,63 @@ def _same_call(calls: list[dict[str, Any]], index: int, other: dict[str, Any], t
             if same is None:
                 return f": {what} differs"
             exact &= same
-    if truncated and one["kind"] == "backward" and all(_is_zero(gradient) for _, gradient, _ in one["leaves"]):
+    if truncated and call["kind"] == "backward" and all(_is_zero(gradient) for _, gradient, _ in call["leaves"]):
         return ": every gradient is zero"
-    paired = _pair(one["leaves"], other["leaves"], truncated)
+    paired = _pair(call["leaves"], other["leaves"], truncated)
     if isinstance(paired, str):
         held = {name: leaf for before in calls[:index] for leaf, _, name in before["leaves"]}
-        named = _pair_named(one["leaves"], other["leaves"], truncated, held)
+        named = _pair_named(call["leaves"], other["leaves"], truncated, held)
         return f": {paired}" if named is None else exact and named
     return exact and paired
 
 
-def first_loss(events: list[dict[str, Any]]) -> list[Any] | None:
-    """The values that the first backward call begins from; None where there is no call."""
+def first_loss(events: list[Event]) -> list[Seen] | None:
+    """Return the values that the first backward call starts from; None where there is no call."""
     return next((event["roots"] for event in events if "roots" in event), None)
 
 
-def derivative(events: list[dict[str, Any]]) -> forward_mode.Along | None:
-    """What the first backward call says of the derivative along the direction of the leaves; None where nothing."""
+def derivative(events: list[Event]) -> forward_mode.Along | None:
+    """Return the derivative along the direction of the leaves in the first backward call; None where it is not
+    known."""
     return next((event["along"] for event in events if "along" in event), None)
 
 
-def lost_leaf(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    """The name of a leaf that gets a gradient in the first backward call of `right` and none in that of `found`; empty
-    where there is none, or where names do not tell the leaves apart."""
+def lost_leaf(right: list[Event], found: list[Event]) -> str:
+    """Return the name of a leaf that gets a gradient in the first backward call of `right` and none in that of `found`.
+
+    Empty where there is no such leaf, or where several leaves have one name.
+    """
     calls, others = _calls(right), _calls(found)
     if not calls or not others:
         return ""
-    names, got = ([name for *_, name in one[0]["leaves"]] for one in (calls, others))
+    names, got = ([name for *_, name in run[0]["leaves"]] for run in (calls, others))
     if len(set(names)) < len(names) or len(set(got)) < len(got):
         return ""
     return next((name for name in names if name not in got), "")
 
 
-def says_nothing(events: list[dict[str, Any]]) -> bool:
-    """Whether all gradients are zero, as are those of much else that a program might compute."""
+def says_nothing(events: list[Event]) -> bool:
+    """Return True if all gradients are zero. Many other programs give zeros as well, so equal zeros prove nothing."""
     calls = _calls(events)
-    gradients = [one for call in calls for one in (*call["returned"], *(gradient for _, gradient, _ in call["leaves"]))]
+    gradients = [
+        gradient for call in calls for gradient in (*call["returned"], *(gradient for _, gradient, _ in call["leaves"]))
+    ]
     return bool(gradients) and all(map(_is_zero, gradients))
 
 
-def same_loss(right: list[Any], found: list[Any]) -> bool:
-    """Whether two first backward calls begin from equal values."""
+def same_loss(right: list[Seen], found: list[Seen]) -> bool:
+    """Return True if two backward calls start from equal values."""
     return len(right) == len(found) and all(
         _same(one, other) is not None for one, other in zip(right, found, strict=True)
     )
 
 
-def _calls(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _calls(events: list[Event]) -> list[Event]:
     return [event for event in events if event["kind"] in ("backward", "grad")]
 
 
-def _same(right: Any, found: Any) -> bool | None:
-    """Of two tensors or two sketches: True where equal bit for bit, False within tolerance, None where different."""
+def _same(right: Seen, found: Seen) -> bool | None:
+    """Compare two tensors or two sketches: True if equal bit for bit, False if equal within tolerance, else None."""
     if not isinstance(right, torch.Tensor) or not isinstance(found, torch.Tensor):
         return True if right == found else False if _alike(right, found) else None
     if right.shape != found.shape or right.dtype != found.dtype:
@@ -166,15 +185,18 @@ def _same(right: Any, found: Any) -> bool | None:
     return False if float((right.to(wide) - found.to(wide)).abs().max()) <= most else None
 
 
-def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
-    """Pair leaves by what they hold, in the order in which they appear; whether all are exact, or what differs."""
+def _pair(right: list[_Leaf], found: list[_Leaf], truncated: bool) -> bool | str:
+    """Pair leaves by the values that they hold, in the order in which they appear, and compare their gradients.
+
+    Returns True if all are equal bit for bit, False if all are equal within tolerance, or in words what differs.
+    """
     exact = True
     left = list(found)
     for leaf, gradient, _ in right:
         alike = [index for index, (other, *_) in enumerate(left) if _alike(leaf, other)]
         matches = [(index, same) for index in alike if (same := _same(gradient, left[index][1])) is not None]
         if matches:
-            index, same = next((one for one in matches if one[1]), matches[0])
+            index, same = next((match for match in matches if match[1]), matches[0])
             del left[index]
             exact &= same
         elif not (truncated and _is_zero(gradient)):
@@ -187,10 +209,13 @@ def _pair(right: list[Any], found: list[Any], truncated: bool) -> bool | str:
     return exact
 
 
-def _pair_named(right: list[Any], found: list[Any], truncated: bool, held: dict[str, Any]) -> bool | None:
-    """Pair leaves by what the program calls them, for weights that have moved below a backward; None where they differ.
+def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, held: dict[str, Sketch]) -> bool | None:
+    """Pair leaves by their names and compare their gradients, for a patch that changes weights after a backward call
+    and not before it.
 
-    A leaf may hold what it held in the call before (`held`, by name): the same change, later.
+    In `found` a leaf may therefore hold what it held in the call before (`held`, by name): the same change comes later.
+    Returns True if all are equal bit for bit, False if all are equal within tolerance, None if they differ or a name is
+    missing or not unique.
     """
     wanted, got = ({name: (leaf, gradient) for leaf, gradient, name in leaves} for leaves in (right, found))
     if "" in wanted or "" in got or len(wanted) < len(right) or len(got) < len(found):
@@ -211,31 +236,35 @@ def _pair_named(right: list[Any], found: list[Any], truncated: bool, held: dict[
     return exact
 
 
-def _ends_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], what: str, within: float = _SKETCHES) -> str:
-    """Where both programs came to their own end, what both knew by a name must hold the same.
+def _ends_differ(right: list[Event], found: list[Event], what: str, within: float = _SKETCHES) -> str:
+    """Return in words what differs at the end of two programs, if both came to their own end; empty where nothing does.
 
-    "leaves" by what the program calls them; what modules hold, "held".
+    Compares what has a name in both runs: the "leaves" by the program's names, or what modules "held".
     """
     wanted, got = (
-        {name: one for event in events for name, one in _end(event, what).items()} for events in (right, found)
+        {name: seen for event in events for name, seen in _end(event, what).items()} for events in (right, found)
     )
     names = sorted(name for name in wanted.keys() & got.keys() if not _alike(wanted[name], got[name], within))
     return f"in the end `{_name(names[0])}` holds something else" if names else ""
 
 
-def _end(event: dict[str, Any], what: str) -> dict[str, Any]:
-    named: dict[str, Any] = event.get(what, {}) if event["kind"] == "end" else {}
+def _end(event: Event, what: str) -> dict[str, Sketch | None]:
+    named: dict[str, Sketch | None] = event.get(what, {}) if event["kind"] == "end" else {}
     return named
 
 
 def _name(known: str) -> str:
-    """ "net.fc.weight" of "train: net.fc.weight", and "BatchNorm1d.running_mean" of "3 BatchNorm1d.running_mean"."""
+    """Return a name as a report shows it: "net.fc.weight" of "train: net.fc.weight", "BatchNorm1d.running_mean" of
+    "3 BatchNorm1d.running_mean"."""
     return known.rpartition(": ")[2].lstrip("0123456789").lstrip()
 
 
-def _buffers_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    """Each buffer must hold the same at each backward call. Where a patch moves what moves it to the other side of one,
-    it must get there all the same: within a call of the last one, and not where it was at first if it moves at all."""
+def _buffers_differ(right: list[Event], found: list[Event]) -> str:
+    """Return in words which buffer differs; empty where none does. Each buffer must be equal at each backward call.
+
+    A patch may move the code that updates a buffer to the other side of a backward call. The buffer must then still
+    arrive at the same value: at most one call later or earlier at the end, and changed if it changes in `right`.
+    """
     wanted, got = ([event["buffers"] for event in events if "buffers" in event] for events in (right, found))
     rows = list(zip(wanted, got, strict=False))
     for name in rows[0][0].keys() & rows[0][1].keys() if rows else ():
@@ -249,8 +278,8 @@ def _buffers_differ(right: list[dict[str, Any]], found: list[dict[str, Any]]) ->
     return ""
 
 
-def _stepped_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], within: float) -> str:
-    """After each step the parameters, and what the optimizer keeps of them, must be the same."""
+def _stepped_differ(right: list[Event], found: list[Event], within: float) -> str:
+    """Return in words which optimizer step leaves other parameters or another state; empty where none does."""
     wanted, got = _steps(right, "stepped", "held"), _steps(found, "stepped", "held")
     for key, steps in wanted.items():
         for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
@@ -259,8 +288,8 @@ def _stepped_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], wi
     return ""
 
 
-def _alike(one: Any, other: Any, within: float = _SKETCHES) -> bool:
-    """Whether two sketches are of equal tensors, up to rounding."""
+def _alike(one: Seen, other: Seen, within: float = _SKETCHES) -> bool:
+    """Return True if two sketches are of equal tensors, up to rounding; also if both are None."""
     if not isinstance(one, tuple) or not isinstance(other, tuple):
         return one is None and other is None
     if one[:2] != other[:2]:
@@ -271,8 +300,9 @@ def _alike(one: Any, other: Any, within: float = _SKETCHES) -> bool:
     )
 
 
-def _steps_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], truncated: bool) -> str:
-    """Each optimizer must step with the same gradients; which of two steps comes first may differ."""
+def _steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str:
+    """Return in words which optimizer step gets other gradients; empty where none does. Steps of two optimizers may
+    come in another order."""
     wanted, got = _steps(right), _steps(found)
     for key, steps in wanted.items():
         for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
@@ -282,17 +312,18 @@ def _steps_differ(right: list[dict[str, Any]], found: list[dict[str, Any]], trun
     return ""
 
 
-def _is_zero(gradient: Any) -> bool:
-    """Whether a gradient, or a sketch of it, is nothing but zeros."""
+def _is_zero(gradient: Seen) -> bool:
+    """Return True if a gradient, or the sketch of one, is all zeros; also for None."""
     if isinstance(gradient, torch.Tensor):
         return not bool((gradient != 0).any())
     return gradient is None or gradient[2] == 0
 
 
 def _steps(
-    events: list[dict[str, Any]], kind: str = "step", what: str = "gradients"
-) -> dict[tuple[str, tuple[Any, ...]], list[Any]]:
-    steps: dict[tuple[str, tuple[Any, ...]], list[Any]] = {}
+    events: list[Event], kind: str = "step", what: str = "gradients"
+) -> dict[tuple[str, tuple[object, ...]], list[list[Seen]]]:
+    """Return what was recorded at each step, by optimizer: its class and the shapes of its parameters."""
+    steps: dict[tuple[str, tuple[object, ...]], list[list[Seen]]] = {}
     for event in events:
         if event["kind"] == kind:
             name, shapes = event["optimizer"]

@@ -1,13 +1,13 @@
-"""What a run shows of its gradients: for each backward call, what reaches every leaf; recorded to be compared."""
+"""Records the gradients of a run, so that they can be compared: for each backward call, what reaches every leaf."""
 
 from __future__ import annotations
 
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.modules.module import (
@@ -24,23 +24,33 @@ from noclobber.observe.gradient_trace.older_weights import Fresh
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.patches import Patches
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+    from torch.utils.hooks import RemovableHandle
+
 Truncation = Literal["", "step", "backward"]
-"""What of a leaf's gradient counts: all of it, or only what flowed since an optimizer last stepped it, or since the
-last backward call."""
+"""Which part of a leaf's gradient counts: all of it, or only what flowed through uses of the leaf since an optimizer
+last stepped it ("step"), or since the last backward call ("backward")."""
 Wanted = Literal["gradients", "loss"]
-"""loss: only that of the first backward call."""
-Sketch = tuple[Any, ...]
+"""What is recorded: all gradients, or only the loss of the first backward call."""
+Sketch = tuple[tuple[int, ...], str, float, float, float]
+"""A short form of a tensor: its shape, its dtype, its norm and two weighted sums of its numbers."""
+Seen = torch.Tensor | Sketch | None
+"""A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
+Event = dict[str, Any]
+"""One event of a run. Its "kind" is "backward", "grad", "failed", "step", "stepped" or "end"; the other keys depend on
+the kind."""
 _WEIGHED = 1 << 16
-"""Numbers of a tensor that are weighed in a sketch of it, evenly spaced; the norm is of all."""
+"""How many numbers of a tensor, evenly spaced, go into the weighted sums of a sketch. The norm is of all numbers."""
 
 
 class Evidence:
-    """Listens to the backward calls of this process, the first `most` of them or those of the first `seconds`.
+    """Listens to the backward calls of this process: the first `most` calls, or those of the first `seconds`.
 
-    `saved` is how many bytes were kept for a backward, the most of any. Gradients are cloned in the first and the last
-    `whole` calls; of those between only sketches are kept. `retaining` keeps every graph for a second backward.
-    `forward` gives the derivative of the loss, where only that is wanted. `before`: a gradient with respect to what an
-    activation overwrote is that with respect to what was there before.
+    `saved` is the most bytes that any backward call kept for itself. The first and the last `whole` calls record copies
+    of their gradients; the calls between record sketches. `retaining` keeps every graph for a second backward.
+    `forward` gives the derivative of the loss, where only the loss is wanted. With `before`, a gradient with respect to
+    a tensor that an activation overwrote is taken with respect to the value before the activation.
     """
 
     def __init__(
@@ -55,15 +65,16 @@ class Evidence:
         forward: forward_mode.ForwardMode | None = None,
         before: bool = False,
     ) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.begun = 0
-        """Backward calls, those inside others not counted."""
+        """Backward calls that have begun, without those inside other backward calls."""
         self.done = 0
+        """Backward calls that have ended without an error, without those inside others."""
         self.saved: int | None = None
         self.full: Callable[[], None] = lambda: None
-        """Called when a backward has ended after which nothing more is to be recorded."""
+        """Called when the last backward call that is recorded has ended."""
         self.started: Callable[[], None] = lambda: None
-        """Called when the loss of the first backward is known, where only that is wanted."""
+        """Called when the loss of the first backward call is known, where only the loss is wanted."""
         self.looked: Callable[[], None] = lambda: None
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
@@ -71,10 +82,10 @@ class Evidence:
         self._before = before
         self._fresh = Fresh(truncation) if truncation else None
         self._named: dict[str, tuple[Any, Geometry]] = {}
-        """The memory of each leaf: a weak reference to the leaf itself would forbid `swap_tensors`."""
+        """The memory of each leaf, by name. A weak reference to the leaf itself would make `swap_tensors` fail."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
         self._made: list[weakref.ref[torch.nn.Module]] = []
-        """Every module that holds anything, in the order in which they first did."""
+        """Every module that holds anything, in the order in which the modules got their first content."""
         self._known: set[int] = set()
         self._depth = 0
         self._process = os.getpid()
@@ -85,9 +96,10 @@ class Evidence:
         self._most = most
 
     def arm(self, watch: Callable[[], None]) -> None:
-        """Begin. `watch` arms whatever else sees the run: the gradients are taken inside it, the end is told outside.
+        """Begin to record. `watch` arms everything else that watches the run.
 
-        What is armed is not taken off again: the process ends with the run.
+        Gradients are recorded inside of what `watch` arms, and the end of a call is noticed outside of it. Nothing is
+        taken off again: the process ends with the run.
         """
         private.require()
         self._wrap(self._recording)
@@ -104,16 +116,16 @@ class Evidence:
         watch()
         self._wrap(self._ending)
 
-    def _wrap(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _wrap(self, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
         self._patches.put(torch.autograd, "_engine_run_backward", wrap(private.engine()))
 
     def ended(self) -> None:
-        """The program has come to its own end: record what its leaves, and the modules that were there, hold now."""
-        alive = {name: leaf for name, one in self._named.items() if (leaf := tensor_on(*one)) is not None}
+        """Record what the leaves and modules hold when the program has come to its own end."""
+        alive = {name: leaf for name, memory in self._named.items() if (leaf := tensor_on(*memory)) is not None}
         for name, held in self._modules.items():
             if (module := held()) is not None:
-                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_parameters(module))
-                alive.update((f"{name}.{path}", one) for path, one in torch.nn.Module.named_buffers(module))
+                alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_parameters(module))
+                alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_buffers(module))
         with torch.no_grad():
             leaves = {name: sketch(leaf) for name, leaf in alive.items()}
             both = self._held("_parameters") | self._held("_buffers")
@@ -128,25 +140,29 @@ class Evidence:
         self._known.discard(module)
 
     def _held(self, what: Literal["_parameters", "_buffers"]) -> dict[str, Sketch | None]:
-        """What the modules hold now: "3 BatchNorm1d.running_mean", with the module's number in the order of making."""
-        found: dict[str, Sketch | None] = {}
+        """Return sketches of what the modules hold now, by names such as "3 BatchNorm1d.running_mean". The number is
+        the module's index in `_made`."""
+        sketches: dict[str, Sketch | None] = {}
         for number, made in enumerate(self._made):
             module = made()
-            for name, one in dict(vars(module).get(what) or {}).items() if module is not None else ():
-                if isinstance(one, torch.Tensor) and not torch.nn.parameter.is_lazy(one):
-                    found[f"{number} {type(module).__name__}.{name}"] = sketch(one)
-        return found
+            for name, tensor in dict(vars(module).get(what) or {}).items() if module is not None else ():
+                if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
+                    sketches[f"{number} {type(module).__name__}.{name}"] = sketch(tensor)
+        return sketches
 
-    def _is_other(self, outputs: Any) -> bool:
-        """Whether a backward call is none of the program's run: of a child, of a transform, or traced by a compiler."""
+    def _is_other(self, outputs: Iterable[object]) -> bool:
+        """Return True if a backward call is not part of the program's run: it is made in a child process or a
+        transform, or a compiler traces it."""
         return (
             os.getpid() != self._process
             or private.transforms_active()
             or private.lookup("_guards.detect_fake_mode")(list(outputs)) is not None
         )
 
-    def _recording(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _recording(self, engine: Callable[..., object]) -> Callable[..., object]:
+        """Return an engine that records the gradients of each call."""
+
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: object) -> object:
             if self._is_other(t_outputs):
                 return engine(t_outputs, *args, **kwargs)
             if self._retaining:
@@ -172,7 +188,7 @@ class Evidence:
                 for name, leaf in call.named.items()
                 if private.storage_key(leaf) is not None
             )
-            self._modules.update((name, weakref.ref(one)) for name, one in call.modules.items())
+            self._modules.update((name, weakref.ref(module)) for name, module in call.modules.items())
             if self._fresh is not None:
                 call.hooks += self._fresh.cut(roots)
             try:
@@ -187,8 +203,10 @@ class Evidence:
 
         return _engine_run_backward
 
-    def _ending(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _ending(self, engine: Callable[..., object]) -> Callable[..., object]:
+        """Return an engine that counts the calls and notices when the last one has ended."""
+
+        def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
             if self._is_other(t_outputs):
                 return engine(t_outputs, *args, **kwargs)
             self.begun += self._depth == 0
@@ -207,7 +225,8 @@ class Evidence:
 
         return _engine_run_backward
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Record the gradients that an optimizer is about to step with."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters = _stepped_by(optimizer)
@@ -215,20 +234,21 @@ class Evidence:
             self.events.append(
                 {
                     "kind": "step",
-                    "optimizer": (type(optimizer).__name__, [tuple(one.shape) for one in parameters]),
-                    "gradients": [sketch(one.grad) for one in parameters],
+                    "optimizer": (type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters]),
+                    "gradients": [sketch(parameter.grad) for parameter in parameters],
                 }
             )
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Record the parameters and the optimizer's state after a step."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters = _stepped_by(optimizer)
-        name = type(optimizer).__name__, [tuple(one.shape) for one in parameters]
+        name = type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters]
         with torch.no_grad():
-            held = [sketch(one) for one in parameters]
-            for one in parameters:
-                state = optimizer.state.get(one, {})
+            held = [sketch(parameter) for parameter in parameters]
+            for parameter in parameters:
+                state = optimizer.state.get(parameter, {})
                 held += [sketch(value) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
             self.events.append({"kind": "stepped", "optimizer": name, "held": held})
 
@@ -238,26 +258,33 @@ def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class _Call:
-    """One backward call under way; what is seen of a tensor is what `taken` makes of it.
+    """One backward call under way. `taken` makes the record of a tensor: a copy or a sketch.
 
-    `measured`: whether to take what its gradients say of the directions of the leaves.
+    If `measured`, the derivative along the directions of the leaves is computed from the gradients too.
     """
 
-    def __init__(self, outputs: Any, roots: list[Any], taken: Callable[[Any], Any], *, measured: bool = False) -> None:
+    def __init__(
+        self,
+        outputs: Iterable[object],
+        roots: list[Node],
+        taken: Callable[[torch.Tensor | None], Seen],
+        *,
+        measured: bool = False,
+    ) -> None:
         self._taken = taken
         self.along: forward_mode.Along | None = None
         self._measured: list[forward_mode.Along] = []
         with torch.no_grad():
-            self.roots = [taken(one) for one in outputs if isinstance(one, torch.Tensor)]
-        self._leaves: list[tuple[Sketch | None, str, list[Any]]] = []
-        self.hooks: list[Any] = []
+            self.roots = [taken(output) for output in outputs if isinstance(output, torch.Tensor)]
+        self._leaves: list[tuple[Sketch | None, str, list[Seen]]] = []
+        self.hooks: list[RemovableHandle] = []
         found = leaf_names.names()
         self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
         for node in graph.walk(roots):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.Tensor):
-                got: list[Any] = []
+                got: list[Seen] = []
                 name = found.name_of(leaf)
                 if name:
                     self.named[name] = leaf
@@ -266,7 +293,9 @@ class _Call:
                 measured_of = leaf if measured else None
                 self.hooks.append(private.hook(node.register_prehook, self._taker(got, measured_of)))
 
-    def _taker(self, got: list[Any], leaf: torch.Tensor | None) -> Callable[[Any], None]:
+    def _taker(self, got: list[Seen], leaf: torch.Tensor | None) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
+        """Return a hook that adds the gradient of a leaf to `got`. `leaf` is None unless the call is measured."""
+
         def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
             if gradients[0] is not None:
                 with torch.no_grad():
@@ -281,20 +310,20 @@ class _Call:
         for hook in self.hooks:
             hook.remove()
 
-    def document(self, accumulates: bool, result: Any) -> dict[str, Any]:
-        """What was seen."""
+    def document(self, accumulates: bool, result: Any) -> Event:
+        """Return the event of the call. `result` is what the engine returned: the gradients of `grad`."""
         with torch.no_grad():
             return {
                 "along": forward_mode.total(self._measured) if self._measured and accumulates else self.along,
                 "kind": "backward" if accumulates else "grad",
                 "roots": self.roots,
                 "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
-                "returned": [self._taken(one) for one in result or ()],
+                "returned": [self._taken(gradient) for gradient in result or ()],
             }
 
 
 def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy on the CPU that nothing else changes; of a sparse tensor, a dense one."""
+    """Return a copy on the CPU that nothing else changes. The copy of a sparse tensor is dense. None for None."""
     if tensor is None:
         return None
     plain = tensor.detach()
@@ -304,7 +333,7 @@ def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def sketch(tensor: torch.Tensor | None) -> Sketch | None:
-    """Shape, dtype and a few numbers of a tensor, by which it is known again: its norm and two weighted sums."""
+    """Return a sketch of a tensor, by which equal tensors can be recognised; None for None."""
     if tensor is None:
         return None
     plain = tensor.detach()
@@ -318,18 +347,21 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     norm, flat = flat.norm(), flat[:: -(-flat.numel() // _WEIGHED)]
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
     sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
-    return (*about, *(float(one) for one in sums))
+    return (*about, float(sums[0]), float(sums[1]), float(sums[2]))
 
 
 def norm(gradient: torch.Tensor | Sketch) -> float:
-    """The norm of a gradient as it was recorded: whole or as a sketch."""
+    """Return the norm of a gradient that was recorded whole or as a sketch."""
     return float(gradient.norm() if isinstance(gradient, torch.Tensor) else gradient[2])
 
 
-def saved_bytes(roots: list[Any]) -> int:
-    """The bytes that a graph keeps for backward, each storage counted once, without those that the program has anyway:
-    weights, and whatever else it can reach (tests/fix/test_bytes.py asks the allocator)."""
-    kept: dict[int, tuple[Any, set[int]]] = {}
+def saved_bytes(roots: list[Node]) -> int:
+    """Return how many bytes a graph keeps for backward, each storage counted once.
+
+    Storages that the program holds anyway are left out: weights, and whatever else it can reach
+    (tests/fix/test_bytes.py compares with the allocator).
+    """
+    kept: dict[int, tuple[torch.UntypedStorage, set[int]]] = {}
     had: set[int] = set()
     for node in graph.walk(roots):
         if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
@@ -342,25 +374,26 @@ def saved_bytes(roots: list[Any]) -> int:
     return sum(
         storage.nbytes()
         for number, (storage, aliases) in kept.items()
-        # One more holds it: the Python object that stands for it.
+        # Plus one: the Python object of the storage is a holder too.
         if number not in had and private.storage_holders(number) <= len(aliases) + 1
     )
 
 
-def _storage(tensor: torch.Tensor) -> Any:
-    """The storage of a tensor, None where it has none."""
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor; None where it has none."""
     try:
-        return private.storage(tensor)
+        storage: torch.UntypedStorage = private.storage(tensor)
+        return storage
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def write(events: list[dict[str, Any]], path: str) -> None:
-    """Write what was recorded to a file."""
+def write(events: list[Event], path: str) -> None:
+    """Write recorded events to a file."""
     torch.save(events, path)
 
 
-def read(path: str) -> list[dict[str, Any]]:
-    """Read it back. The file is one that this program has just written."""
-    events: list[dict[str, Any]] = torch.load(path, weights_only=False)
+def read(path: str) -> list[Event]:
+    """Return the events of a file. The file must be one that noclobber itself has written: loading it can run code."""
+    events: list[Event] = torch.load(path, weights_only=False)
     return events

@@ -1,15 +1,15 @@
-"""The derivative of a program's forward along one direction of its leaves, by forward mode.
+"""Computes the derivative of a program's forward along one direction of its leaves, by forward mode.
 
-Forward mode carries the derivative along with each value and saves nothing, so no write can spoil it, and with reverse
-mode off PyTorch refuses no write to a leaf or a view. What a program gives here has to be, along that direction, the
-gradient of every program that is to do the same (tests/observe/gradient_trace/test_tangents.py).
+Forward mode carries the derivative along with each value and saves nothing, so no write can spoil it. With reverse mode
+off, PyTorch refuses no write to a leaf or a view. A program that computes the same must have this derivative: its
+gradient along that direction must be equal (tests/observe/gradient_trace/test_tangents.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,27 +24,30 @@ from noclobber.observe.torch_api.patches import Patches
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
 _AT_ONCE = 1 << 20
-"""Numbers that are looked at in double precision at a time: a leaf may have many millions."""
+"""How many numbers are converted to double precision at a time: a leaf may have many millions."""
 Along = tuple[float, float, float]
-"""A derivative along the direction; the norm of what it is the sum of, which such a sum is about as large as; and how
-exact it is, relative to that."""
+"""A derivative along the direction, with what is needed to compare it.
+
+It is a sum of products. The second number is the norm of the products, which is the size to expect of such a sum. The
+third is the tolerance, relative to that norm.
+"""
 
 
 class ForwardMode(TorchFunctionMode):
-    """Gives each leaf a tangent as it is first used. Once begun it lasts as long as the process.
+    """Gives each leaf a tangent when the leaf is first used. Once begun, it lasts as long as the process.
 
-    `updates`: whether a write to a leaf is an update, after which it is another leaf, or part of what is computed.
+    With `updates`, a write to a leaf is an update that makes it another leaf; without, it is part of the computation.
     """
 
     def __init__(self, *, updates: bool) -> None:
         super().__init__()
         self._updates = updates
         self.rewritten = False
-        """Whether the program wrote a leaf where gradients would have been recorded."""
+        """True if the program wrote to a leaf where gradients would have been recorded."""
         self.given = False
-        """Whether a leaf got values there that other leaves have a part in: an update would lose their gradient."""
+        """True if such a write gave a leaf values computed from other leaves: an update would lose their gradient."""
         self.custom = False
-        """Whether it has a say in its gradients, by a custom Function or a hook, which forward mode leaves aside."""
+        """True if the program changes gradients itself, by a custom Function or a hook. Forward mode ignores both."""
         self._recording = True
         self._inside = 0
         self._leaves: dict[int, tuple[torch.Tensor, int]] = {}
@@ -53,11 +56,11 @@ class ForwardMode(TorchFunctionMode):
         self._patches = Patches()
 
     def begin(self) -> None:
-        """Turn reverse mode off, whatever the program does, and forward mode on where it would record gradients."""
+        """Turn reverse mode off for good, and forward mode on wherever the program would record gradients."""
         torch.set_grad_enabled(False)
         self._patches.put(torch, "is_grad_enabled", self._answer)
         self._patches.put(torch.autograd.Function, "apply", classmethod(self._apply))
-        # What requires no gradient takes no hook and keeps no gradient.
+        # With reverse mode off a computed tensor requires no gradient, and PyTorch would refuse both calls.
         self._patches.put(torch.Tensor, "register_hook", lambda tensor, hook: self._without_hook())
         self._patches.put(torch.Tensor, "retain_grad", lambda tensor: None)
         forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
@@ -67,40 +70,48 @@ class ForwardMode(TorchFunctionMode):
         return self._recording and not torch.is_inference_mode_enabled()
 
     def _answer(self) -> bool:
-        """Whether gradients are recorded: to PyTorch's own functions, which do not come by here, they are not."""
+        """Return what `torch.is_grad_enabled` must tell the program. Inside PyTorch's own functions it is False."""
         return not self._inside and self._is_recording()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self._inside += 1
         try:
             return self._called(func, args, kwargs or {})
         finally:
             self._inside -= 1
 
-    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Call a torch function: give new leaves among its arguments their tangent, and see if it writes to a leaf."""
         if func is self._set_recording:
             self._recording = bool(args[0])
             return None
-        # What torch.nn.init does under `no_grad` does not come by here.
+        # torch.nn.init turns gradients off itself, and that call is not seen here.
         recorded = self._is_recording() and getattr(func, "__module__", "") != "torch.nn.init"
         used = list(_tensors(args, kwargs)) if recorded else []
-        for one in used:
-            if one.requires_grad and not _is_of_leaf(one):
-                self._meet(one)
-        given = any(_has_tangent(one) and not _is_on(one, used[0]) for one in used[1:])
+        for tensor in used:
+            if tensor.requires_grad and not _is_of_leaf(tensor):
+                self._meet(tensor)
+        given = any(_has_tangent(tensor) and not _is_on(tensor, used[0]) for tensor in used[1:])
         try:
             with nullcontext() if recorded else self._without_tangents(False):
                 return _apart(func, args, kwargs)
         finally:
             self._look(recorded, given)
 
-    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """A custom Function, which mostly knows no forward mode: what its forward computes."""
+    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> object:
+        """Return what the forward of a custom Function computes. Most custom Functions do not support forward mode."""
         self.custom = True
         if function.setup_context is not torch.autograd.Function.setup_context:
             return function.forward(*args, **kwargs)
         context = torch.autograd.function.FunctionCtx()
-        context.needs_input_grad = tuple(isinstance(one, torch.Tensor) and one.requires_grad for one in args)  # type: ignore[attr-defined]
+        needed = tuple(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in args)
+        context.needs_input_grad = needed  # type: ignore[attr-defined]
         return function.forward(context, *args, **kwargs)
 
     def _without_hook(self) -> RemovableHandle:
@@ -108,7 +119,10 @@ class ForwardMode(TorchFunctionMode):
         return RemovableHandle(OrderedDict())
 
     def _look(self, recorded: bool, given: bool) -> None:
-        """Forget leaves that were updated, which get another tangent when they are next used."""
+        """Record the leaves that a call wrote to. Forget updated leaves, which get a new tangent when used again.
+
+        `recorded` says whether gradients would have been recorded, `given` whether other arguments had a tangent.
+        """
         for key, (leaf, version) in list(self._leaves.items()):
             if leaf._version == version:
                 continue
@@ -120,7 +134,7 @@ class ForwardMode(TorchFunctionMode):
                 del self._leaves[key]
 
     def _meet(self, leaf: torch.Tensor) -> None:
-        """Give a leaf its tangent, if it has none yet."""
+        """Give a leaf its tangent if it has none yet."""
         if id(leaf) not in self._leaves:
             value = leaf.detach()
             dual = forward_ad.make_dual(value.clone(), direction(value))  # type: ignore[no-untyped-call]
@@ -133,19 +147,20 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
 
 
 def _is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
-    """Whether it lies on the memory that is written: Python assigns `w[0] -= 1` back to where it came from."""
+    """Return True if a tensor is on the memory that is written. For `w[0] -= 1` Python assigns the result to `w[0]`."""
     return private.storage_key(tensor) == private.storage_key(written)
 
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:
-    """Whether it is a view of a leaf with a tangent, which requires a gradient as well where none is recorded."""
+    """Return True if a tensor is a view of a leaf: it requires a gradient too, even where none is recorded."""
     return tensor._is_view() and tensor._base is not None and tensor._base.requires_grad
 
 
-def _apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an operator; one that PyTorch refuses as elements share memory, as if they did not.
+def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Call an operator. If PyTorch refuses it because elements share memory, call it as if they did not.
 
-    What is written gets memory of its own, and what is read is read before (landscape, overlaps; torch 2.13).
+    Then the written tensor gets memory of its own, and the tensors that are read are copied first (landscape, overlaps;
+    torch 2.13).
     """
     try:
         return func(*args, **kwargs)
@@ -154,7 +169,7 @@ def _apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise
         written, spread = args[0], "more than one element of the written-to" in str(error)
     own = written.clone() if spread else written
-    others = [one.clone() if isinstance(one, torch.Tensor) else one for one in args[1:]]
+    others = [argument.clone() if isinstance(argument, torch.Tensor) else argument for argument in args[1:]]
     result = func(own, *others, **kwargs)
     if spread:
         torch.utils.swap_tensors(written, own)  # type: ignore[no-untyped-call]
@@ -162,7 +177,8 @@ def _apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def direction(leaf: torch.Tensor) -> torch.Tensor:
-    """A direction of a leaf's shape and type: by its bytes, so that two runs give it the same."""
+    """Return a direction for a leaf, with its shape and dtype. It is computed from the leaf's values, so two runs give
+    equal leaves the same direction."""
     flat = leaf.detach().reshape(-1)
     made = torch.empty_like(flat)
     for start in range(0, flat.numel(), _AT_ONCE):
@@ -177,36 +193,37 @@ def direction(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def along(gradient: torch.Tensor, leaf: torch.Tensor) -> Along:
-    """What a gradient says of the direction of its leaf."""
+    """Return the derivative that a gradient gives along the direction of its leaf."""
     plain = gradient.detach()
     plain = plain if plain.layout is torch.strided else plain.to_dense()
     return _sum(plain, direction(leaf))
 
 
-def along_roots(roots: Any, given: Any) -> Along | None:
-    """The derivative of what a backward call begins from; None where no leaf with a tangent led there.
+def along_roots(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | None]) -> Along | None:
+    """Return the derivative of what a backward call starts from; None where no leaf with a tangent led there.
 
-    `given` are the gradients that it is called with, None for that of a number.
+    `given` are the gradients that the program passes to the call, None for that of a scalar.
     """
-    found = []
+    parts = []
     for root, gradient in zip(roots, given, strict=True):
         tangent = forward_ad.unpack_dual(root).tangent  # type: ignore[no-untyped-call]
         if tangent is not None:
-            found.append(_sum(torch.ones_like(tangent) if gradient is None else gradient, tangent))
-    return total(found) if found else None
+            parts.append(_sum(torch.ones_like(tangent) if gradient is None else gradient, tangent))
+    return total(parts) if parts else None
 
 
 def total(found: list[Along]) -> Along:
-    """The sum of several."""
-    return sum(one[0] for one in found), math.hypot(*(one[1] for one in found)), max(one[2] for one in found)
+    """Return the sum of several derivatives."""
+    return sum(part[0] for part in found), math.hypot(*(part[1] for part in found)), max(part[2] for part in found)
 
 
 def same(right: Along, found: Along) -> bool:
-    """Whether two derivatives are the same up to rounding."""
+    """Return True if two derivatives are equal up to rounding."""
     return abs(right[0] - found[0]) <= max(right[2], found[2]) * max(right[1], found[1])
 
 
 def _sum(gradient: torch.Tensor, direction: torch.Tensor) -> Along:
+    """Return the sum of the products of a gradient and a direction."""
     both = (gradient.reshape(-1), direction.reshape(-1))
     within = max(_TOLERANCE.get(one.real.dtype if one.is_complex() else one.dtype, _OF_OTHERS) for one in both)
     wide = torch.complex128 if any(one.is_complex() for one in both) else torch.float64
@@ -219,7 +236,7 @@ def _sum(gradient: torch.Tensor, direction: torch.Tensor) -> Along:
     return value, math.sqrt(squares), within
 
 
-def _tensors(*values: Any) -> Iterator[torch.Tensor]:
+def _tensors(*values: object) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

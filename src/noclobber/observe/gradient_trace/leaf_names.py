@@ -1,4 +1,4 @@
-"""What a program calls its leaves: where the frames of a backward call lead to each, the same in two runs."""
+"""Finds the program's names for its leaves, from the frames above a backward call. Two runs give the same names."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ from noclobber.model.source import Owner, owner_of
 _MOST_FRAMES = 40
 _MOST_VALUES = 400
 _DEEP = 3
-"""How many containers and plain objects a name leads through."""
+"""How many containers and plain objects a name may lead through."""
 
 
 class Names(NamedTuple):
-    """`tensors`, each with its name, by `id`: "train: net.fc.weight". `modules` by their own name: "train: net"."""
+    """The tensors and modules that the program has names for.
+
+    `tensors` are by `id`, each with its name: "train: net.fc.weight". `modules` are by name: "train: net".
+    """
 
     tensors: dict[int, tuple[str, torch.Tensor]]
     modules: dict[str, torch.nn.Module]
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        """What a tensor is called; empty where nothing leads to it."""
+        """Return the name of a tensor; empty where it has none."""
         return self.tensors.get(id(tensor), ("", None))[0]
 
 
 def names() -> Names:
-    """What the user's frames lead to, under the first name found; innermost frames come first.
+    """Return the tensors and modules that the user's frames lead to, each under the first name that leads to it.
 
-    Nothing is asked of a tensor here: reading `is_leaf` of a view can change a program.
+    Inner frames come first. Nothing is read from a tensor here: reading `is_leaf` of a view can change a program.
     """
     found = Names({}, {})
     for frame in _user_frames(sys._getframe(1)):
         scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
         for scope in scopes:
             for label, value in islice(list(scope.items()), _MOST_VALUES):
-                for name, one in _below(f"{frame.f_code.co_name}: {label}", value, _DEEP):
-                    if isinstance(one, torch.Tensor):
-                        found.tensors.setdefault(id(one), (name, one))
+                for name, known in _below(f"{frame.f_code.co_name}: {label}", value, _DEEP):
+                    if isinstance(known, torch.Tensor):
+                        found.tensors.setdefault(id(known), (name, known))
                         continue
-                    found.modules.setdefault(name, one)
-                    for path, parameter in torch.nn.Module.named_parameters(one):
+                    found.modules.setdefault(name, known)
+                    for path, parameter in torch.nn.Module.named_parameters(known):
                         found.tensors.setdefault(id(parameter), (f"{name}.{path}", parameter))
     return found
 
@@ -59,7 +62,7 @@ def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _below(name: str, value: object, depth: int) -> Iterator[tuple[str, torch.Tensor | torch.nn.Module]]:
-    """The tensors and modules that a value is, or that it holds."""
+    """Yield the tensors and modules that a value is or holds, each with its name. Goes `depth` levels deep."""
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         yield name, value
     elif depth and isinstance(value, (list, tuple)):

@@ -1,38 +1,45 @@
-"""Gradients with regard to the weights as they are: what flowed through uses of older weights is left out."""
+"""Gradients with respect to the current weights only: what flows through uses of older weights is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from noclobber.observe.torch_api import graph, private
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+    from torch.utils.hooks import RemovableHandle
+
 
 class Fresh:
-    """Cuts, in each backward call, the edges into a leaf that are older than the leaf's last step, or than the last
-    backward call. A state carried over a step is then a constant, which is what `detach()` makes of it."""
+    """Cuts the edges into a leaf that are older than the leaf's last step, or than the last backward call.
+
+    A state that is carried over a step is then a constant, as `detach()` would make it.
+    """
 
     def __init__(self, since: Literal["step", "backward"]) -> None:
         self._since = since
         self._bounds: dict[int, int] = {}
-        """By the `id` of a leaf. Where it is used again, nothing is older than the step that the new leaf goes into."""
+        """By the `id` of a leaf, the number of the next node at its last step: nodes below that number are old. Python
+        reuses ids, but the nodes of a new leaf are all newer than the steps of the dead one."""
         self._bound = 0
 
     def arm(self) -> None:
-        """Listen to the steps."""
+        """Listen to the steps of optimizers."""
         if self._since == "step":
             private.hook(register_optimizer_step_post_hook, self._stepped)
 
     def backward_ended(self) -> None:
-        """A backward call has ended."""
+        """Note that a backward call has ended: all nodes until now are old."""
         if self._since == "backward":
             self._bound = private.next_node()
 
-    def cut(self, roots: list[Any]) -> list[Any]:
-        """Hooks that leave out what is old, for the time of one backward call."""
+    def cut(self, roots: list[Node]) -> list[RemovableHandle]:
+        """Register hooks that leave out the gradients along old edges. Returns them, to be removed after the call."""
         hooks = []
         for node in graph.walk(roots):
             number = node._sequence_nr()
@@ -43,19 +50,20 @@ class Fresh:
                 hooks.append(private.hook(node.register_hook, _without(old)))
         return hooks
 
-    def _is_old(self, node: Any, number: int) -> bool:
+    def _is_old(self, node: object, number: int) -> bool:
+        """Return True if a node accumulates the gradient of a leaf and the edge from node `number` to it is old."""
         leaf = getattr(node, "variable", None)
         return leaf is not None and number < max(self._bound, self._bounds.get(id(leaf), 0))
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         now = private.next_node()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._bounds[id(parameter)] = now
 
 
-def _without(old: list[int]) -> Callable[[Any, Any], Any]:
-    def made(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
-        return tuple(None if index in old else one for index, one in enumerate(gradients))
+def _without(old: list[int]) -> Callable[[tuple[object, ...], object], tuple[object, ...]]:
+    def made(gradients: tuple[object, ...], _: object) -> tuple[object, ...]:
+        return tuple(None if index in old else gradient for index, gradient in enumerate(gradients))
 
     return made

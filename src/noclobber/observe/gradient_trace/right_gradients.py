@@ -1,7 +1,7 @@
-"""How a program's own run is made to give what a patch is compared with: right gradients, or the loss alone.
+"""Makes a program's own run give what a patch is compared with: right gradients, or the loss alone.
 
-Saves that nobody overwrites, gradients that Python code has to itself, tensors as they were before an activation, or no
-reverse mode at all.
+Each function removes one cause of wrong gradients: saves get copies that nobody overwrites, Python code gets gradients
+of its own, tensors count as they were before an activation, or reverse mode is off.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -22,11 +21,11 @@ _ACTIVATIONS = (
     "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Silu", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid", "Threshold",
     "Rrelu", "NativeDropout", "Sigmoid", "Tanh",
 )  # fmt: skip
-"""How the nodes of operators begin that NC209 is about, and of the like."""
+"""How the names of nodes begin: those of the operators that NC209 reports, and of similar ones."""
 
 
 def clone_saves() -> None:
-    """Have autograd keep a clone of whatever it saves: the simplest way to right gradients."""
+    """Make autograd keep a clone of each tensor that it saves: the simplest way to right gradients."""
     private.require()
     private.push_hooks(torch.clone, _identity)
 
@@ -36,26 +35,27 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compile_nothing() -> None:
-    """Have `torch.compile` leave functions as they are, so that forward mode and what it stands for see their lines."""
+    """Make `torch.compile` leave functions as they are, so that forward mode and the run that it is compared with see
+    their operators."""
     os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when the compiler is imported
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.config.disable = True
 
 
 def gradients_off() -> None:
-    """Record nothing from now on: writes that autograd forbids go through then, and losses can be compared."""
+    """Record no graph from now on. Writes that autograd forbids then succeed, and losses can be compared."""
     torch.set_grad_enabled(False)
 
 
 def hand_out_clones() -> None:
-    """Give a clone of its gradient to each hook on a tensor and to each custom backward: what these write is theirs.
+    """Give each hook on a tensor and each custom backward a clone of its gradient, so that no one else sees its writes.
 
-    A hook that returns nothing gives what it has written, as it does under PyTorch.
+    If a hook returns nothing but has written to its gradient, the written clone is the result, as with PyTorch alone.
     """
     put = Patches().put
-    register_hook: Callable[..., Any] = torch.Tensor.register_hook
+    register_hook: Callable[..., object] = torch.Tensor.register_hook
 
-    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> object:
         def of_a_clone(gradient: torch.Tensor) -> torch.Tensor | None:
             own = gradient.clone()
             before, result = own._version, hook(own)
@@ -69,18 +69,21 @@ def hand_out_clones() -> None:
         put(owner, name, _with_clones(native))
 
 
-def _with_clones(native: Callable[..., Any]) -> Callable[..., Any]:
+def _with_clones(native: Callable[..., object]) -> Callable[..., object]:
     return lambda node, *args: native(node, *map(_clone, args))
 
 
-def _clone(given: Any) -> Any:
-    if isinstance(given, list):
-        return list(map(_clone, given))
-    return given.clone() if isinstance(given, torch.Tensor) else given
+def _clone(argument: object) -> object:
+    if isinstance(argument, list):
+        return list(map(_clone, argument))
+    return argument.clone() if isinstance(argument, torch.Tensor) else argument
 
 
-def before_activation(asked: Any) -> Any:
-    """Where in the graph a tensor was before an activation overwrote it; the tensor itself where none did."""
+def before_activation(asked: object) -> object:
+    """Return the place in the graph that a tensor had before an activation overwrote it, as a GradientEdge.
+
+    Returns the argument itself where no activation did, or where it is no tensor.
+    """
     if not isinstance(asked, torch.Tensor) or asked._version == 0 or asked.grad_fn is None:
         return asked
     if not asked.grad_fn.name().startswith(_ACTIVATIONS):
