@@ -5,9 +5,9 @@ What happens
     raises "Trying to backward through the graph a second time".
 
 Why
-    Two causes look alike. Either the same loss, or two losses with a common part, are run backward one after the
-    other. Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries its graph
-    into this one.
+    There are two causes, and they look alike. Either two backwards go through the same part of the graph: for the
+    same loss, or for two losses with a common part. Or a tensor of an earlier iteration (a hidden state, a memory,
+    a running loss) still carries its graph into this one.
 
 Example
     import torch
@@ -25,9 +25,9 @@ Instead
     (h.sum() + h.prod()).backward()
 
 Notes
-    For a carried state, `h = h.detach()` at the end of each iteration is the cure. `retain_graph=True` is none
+    For a carried state, write `h = h.detach()` at the end of each iteration. `retain_graph=True` does not help
     there: the graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
-    `retain_graph=True` on the first backward is right where one graph really serves two.
+    If one graph really serves two backwards, pass `retain_graph=True` to the first.
 """
 
 from __future__ import annotations

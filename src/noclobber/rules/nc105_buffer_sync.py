@@ -1,13 +1,13 @@
-"""NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the last one
+"""NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the old one
 
 What happens
     Some modules rewrite a buffer in each forward: DistributedDataParallel broadcasts the buffers of rank 0,
-    observers and normalisations update a statistic. Two forwards before one backward, and the first forward's
-    buffer is gone.
+    observers and normalisations update a statistic. If two forwards run before one backward, the buffer of the
+    first forward is gone.
 
 Why
-    The first forward kept the buffer for its backward. Where the module writes with a counted operator PyTorch
-    raises; newer releases hide the broadcast of DistributedDataParallel from the counter, and then the gradient
+    The first forward kept the buffer for its backward. If the operator that writes counts a version, PyTorch
+    raises. Newer releases hide the broadcast of DistributedDataParallel from the version counter. Then the gradient
     is silently wrong on every rank whose buffers differ from those of rank 0.
 
 Example
@@ -31,8 +31,8 @@ Instead
     first.sum().backward()
 
 Notes
-    With DistributedDataParallel: concatenate the batches and run one forward, or pass `broadcast_buffers=False`
-    where the buffers need not agree, or rebind a buffer in the module instead of writing into it.
+    With DistributedDataParallel: concatenate the batches and run one forward. Or pass `broadcast_buffers=False` if
+    the buffers need not be equal on all ranks. Or rebind the buffer in the module instead of writing into it.
     The running statistics of a batch norm are NC203. A buffer that the program itself writes (a queue, a memory
     bank, power iteration) is NC101.
 """

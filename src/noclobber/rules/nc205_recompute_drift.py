@@ -1,4 +1,4 @@
-"""NC205 recompute-drift: a checkpointed region computes anew, in backward, from changed tensors
+"""NC205 recompute-drift: a checkpointed region runs again in backward, with changed tensors
 
 What happens
     `torch.utils.checkpoint` keeps the inputs of a region and runs it again in backward. Between the two runs
@@ -7,10 +7,10 @@ What happens
     nothing is raised.
 
 Why
-    What the second run makes is new, so there is no old version to compare with. The only check,
-    `determinism_check`, compares shapes, types and devices, and the number of tensors: where the second run takes
-    another way, PyTorch raises "A different number of tensors was saved". The same program without checkpoint raises
-    (NC101, NC103).
+    The second run makes new tensors, so there is no old version to compare with. The only check,
+    `determinism_check`, compares shapes, types and devices, and the number of tensors. If the second run takes
+    another path, PyTorch raises "A different number of tensors was saved". The same program without checkpoint
+    raises (NC101, NC103).
 
 Example
     import torch
@@ -35,14 +35,15 @@ Instead
     print(x.grad)  # gives 8, 8, 8
 
 Notes
-    Rebinding the name that the region closes over (`scale = new`) changes what the second run reads as well: pass
-    tensors as arguments. Writes that the region makes itself, such as the statistics of a batch norm, happen
-    twice; they do no harm where the region doesn't read them back.
-    `preserve_rng_state=True`, the default, brings torch's random state back, so that dropout drops the same
-    elements; it doesn't cover `random`, numpy, or a generator of one's own.
-    The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it: where a region
-    ends with an `rrelu` in training, backward reads noise that was never drawn. `early_stop=False` runs the region to
-    its end.
+    If you rebind a name that the region closes over (`scale = new`), the second run reads the new tensor. Pass
+    tensors as arguments instead.
+    Writes that the region itself makes happen twice, such as the statistics of a batch norm. They do no harm if the
+    region does not read them back.
+    `preserve_rng_state=True`, the default, restores torch's random state, so that dropout drops the same elements.
+    It does not restore `random`, numpy, or your own generator.
+    The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it. If a region
+    ends with an `rrelu` in training, backward therefore reads noise that was never drawn. `early_stop=False` runs
+    the region to its end.
 """
 
 from __future__ import annotations

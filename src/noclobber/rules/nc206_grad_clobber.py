@@ -1,15 +1,15 @@
 """NC206 grad-clobber: code that runs in backward writes into a gradient or a saved tensor that others still need
 
 What happens
-    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it is given, or
-    into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with what was
-    left there. Nothing is raised.
+    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it gets, or into a
+    tensor that was saved. Another part of the graph gets the same tensor later, and computes with the changed
+    values. Nothing is raised.
 
 Why
-    Autograd does not copy gradients: an addition hands the same tensor to both of its inputs, and a view of it to
-    others. No version is compared for gradients, and a write through `.data` moves none for saved tensors.
-    Whether the other branch gets the gradient before or after the write hangs on the order in which the graph was
-    built.
+    Autograd does not copy gradients: an addition passes the same tensor to both of its inputs, and other operations
+    pass on a view of it. PyTorch compares no versions of gradients, and for saved tensors a write through `.data`
+    changes none. The other branch may get the gradient before or after the write: this depends on the order in
+    which the graph was built.
 
 Example
     import torch
@@ -31,8 +31,8 @@ Instead
 
 Notes
     A hook that returns a new tensor replaces the gradient for its own tensor alone. In a `backward`, `grad_output`
-    belongs to the caller: make new tensors, also where memory is short. Kernels that write the gradient into the
-    memory of a saved activation are only right where nothing else has saved that activation.
+    belongs to the caller: make new tensors, even if memory is short. A kernel that writes the gradient into the
+    memory of a saved activation is only right if nothing else has saved that activation.
     Hooks on leaves that run after accumulation (`register_post_accumulate_grad_hook`) may write into `.grad`.
 """
 

@@ -1,14 +1,14 @@
-"""NC208 untracked-write: a tensor in the graph is given values that autograd does not know of
+"""NC208 untracked-write: a tensor in the graph gets values that autograd does not know about
 
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
-    through `.data`, or is given another tensor's values by `t.data = u`. The program goes on with it and calls
-    backward. The gradient is that of a computation in which the change did not happen, or the tensor whose values
-    were taken gets none.
+    through `.data`, or it gets another tensor's values by `t.data = u`. The program goes on with it and calls
+    backward. The gradient is as if the change had not happened. If the values were copied from another tensor, that
+    tensor gets no gradient.
 
 Why
     Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data`, nothing is
-    recorded: the values change and the graph doesn't. PyTorch can't know whether that was meant.
+    recorded: the values change, but the graph does not. PyTorch cannot know whether you meant that.
 
 Example
     import torch
@@ -30,11 +30,11 @@ Instead
     print(x.grad)  # gives 72, 72, 72
 
 Notes
-    `no_grad` is for what no gradient should see: updates of weights, metrics, initial values. To use generated
+    Use `no_grad` for what no gradient should see: updates of weights, metrics, initial values. To use generated
     weights in a module: `torch.func.functional_call(module, {"weight": generated}, x)`. To adapt parameters in
-    meta-learning: new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
-    Where the gradient is to pass as if nothing had happened (straight-through rounding, gradient tricks), write
-    that down: `h = h + (h.round() - h).detach()`. Then it is no finding.
+    meta-learning: make new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
+    If the gradient should pass as if nothing had happened (straight-through rounding, gradient tricks), write that
+    down: `h = h + (h.round() - h).detach()`. noclobber does not report this form.
 """
 
 from __future__ import annotations

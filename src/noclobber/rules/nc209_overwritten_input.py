@@ -1,13 +1,13 @@
-"""NC209 overwritten-input: a gradient is asked with respect to a tensor that was overwritten since it was made
+"""NC209 overwritten-input: a gradient is taken with respect to a tensor that was overwritten after it was made
 
 What happens
-    A tensor is kept aside, by a forward hook or a variable, to ask for its gradient later (saliency, attribution,
-    a penalty). The next operation overwrites it in place, most often a ReLU. `torch.autograd.grad` then gives the
+    A forward hook or a variable keeps a tensor, to ask for its gradient later (saliency, attribution, a penalty).
+    The next operation, most often a ReLU, overwrites the tensor in place. `torch.autograd.grad` then gives the
     gradient with respect to the new value, and nothing is raised.
 
 Why
-    A tensor that is written in place takes the place in the graph of what was written. Its old value, and the
-    gradient that belongs to it, can no longer be named.
+    After an in-place write, the tensor stands for its new value in the graph. No tensor stands for the old value
+    any more, so you cannot ask for the gradient that belongs to it.
 
 Example
     import torch
@@ -28,9 +28,10 @@ Instead
     print(grad)  # gives 0, 0, 0
 
 Notes
-    The value kept aside has changed too: products such as activation times gradient are wrong in both factors.
+    The kept value has changed too: products such as activation times gradient are wrong in both factors.
     For a model from a library: `for m in net.modules(): m.inplace = False` where `m` has it.
-    Where the gradient of the new value is wanted, ask with the result of the operation, which says so.
+    If you want the gradient of the new value, take it with respect to the result of the operation. Then the code
+    says what it means.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ What happens
     PyTorch refuses: "a leaf Variable that requires grad is being used in an in-place operation".
 
 Why
-    The gradient of a leaf belongs to the value that the program put there. After a recorded write the leaf would be
-    the result of an operation, and its `.grad` would belong to nothing that the program can name.
+    The gradient of a leaf belongs to the value that the program gave the leaf. After a recorded write the leaf
+    would be the result of an operation. No tensor would hold the old value, and `.grad` would belong to nothing.
 
 Example
     import torch
@@ -24,13 +24,16 @@ Instead
         weight -= 0.1 * weight.grad
 
 Notes
-    An update by hand, weight clipping, a moving average and an initialisation go under `torch.no_grad()`; they are
-    not to be differentiated. A sum of losses begins with a tensor that does not require grad, or is not written in
-    place. An activation that was made a leaf, by `requires_grad_()` or by a library that fine-tunes, needs an
-    operation out of place. `.data` silences this error and many rightful ones with it. "has been used" instead of
-    "is being used": older releases, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that was
-    taken before its base was written with a tracked value is called a leaf too: take each view right before it is
-    written.
+    Put updates by hand, weight clipping, moving averages and initialisations under `torch.no_grad()`: no gradient
+    should flow through them. Start a sum of losses from a tensor that does not require grad, or do not write the
+    sum in place.
+    An activation can be a leaf too, made by `requires_grad_()` or by a library that fine-tunes. Write it out of
+    place.
+    `.data` hides this error, and it hides many useful errors with it.
+    Older releases say "has been used" instead of "is being used". So does PyTorch if a custom Function calls
+    `ctx.mark_dirty` on a leaf.
+    A view is also called a leaf if it was taken before its base was written with a tracked value. Take each view
+    right before you write to it.
 """
 
 from __future__ import annotations

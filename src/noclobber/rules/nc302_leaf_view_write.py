@@ -25,8 +25,9 @@ Instead
         per_anchor[:, 0] -= 4.6
 
 Notes
-    What sets up a parameter goes under `torch.no_grad()`. What belongs to the forward, such as image features put
-    between word embeddings, goes into a clone: `embeds = embeds.clone()` first, and the gradient is right.
+    Put code that sets up a parameter under `torch.no_grad()`. A write that belongs to the forward needs a clone,
+    such as image features put between word embeddings: write `embeds = embeds.clone()` first, and the gradient is
+    right.
     `reshape`, `flatten` and `contiguous` give a view wherever they can.
 """
 

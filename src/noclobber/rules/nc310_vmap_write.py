@@ -7,7 +7,7 @@ What happens
 
 Why
     The function looks as if it worked on one sample, but it runs on all of them at once. A tensor made inside by
-    `torch.zeros` has room for one result, not for one a sample.
+    `torch.zeros` has room for one result, not for one result per sample.
 
 Example
     import torch
@@ -30,10 +30,10 @@ Instead
     torch.vmap(place)(torch.ones(2))
 
 Notes
-    `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one for each sample. So do operations out of
-    place. `canvas += value` ends in the shape error of NC308 instead. A batch norm that tracks statistics writes
-    them in place: `torch.func.replace_all_batch_norm_modules_`, or `track_running_stats=False`. Random in-place
-    operations with `randomness="different"` need a mapped tensor too.
+    `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one tensor for each sample. So do operations
+    out of place. `canvas += value` raises the shape error of NC308 instead.
+    A batch norm that tracks statistics writes them in place: use `torch.func.replace_all_batch_norm_modules_`, or
+    `track_running_stats=False`. Random in-place operations with `randomness="different"` need a mapped tensor too.
 """
 
 from __future__ import annotations

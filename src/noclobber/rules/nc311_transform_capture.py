@@ -7,7 +7,7 @@ What happens
 
 Why
     A transform wraps the arguments of the function and nothing else. A tensor from outside is not wrapped, so it
-    cannot hold a value that carries a derivative; after the call such a value would have no meaning.
+    cannot hold a value that carries a derivative. After the call such a value would have no meaning.
 
 Example
     import torch
@@ -32,10 +32,10 @@ Instead
     torch.func.grad(loss)(torch.ones(3), total)
 
 Notes
-    State goes in as an argument and comes out as a result (`has_aux=True`). For modules
-    `torch.func.functional_call` takes parameters and buffers as arguments. Batch norm:
-    `torch.func.replace_all_batch_norm_modules_`, or `net.eval()`. An assignment to `.data` is refused as well, but
-    a write through the `.data` of an argument passes without a word.
+    Pass state as an argument and return it as a result (`has_aux=True`). For modules, `torch.func.functional_call`
+    takes parameters and buffers as arguments. For batch norm, use `torch.func.replace_all_batch_norm_modules_`, or
+    `net.eval()`.
+    An assignment to `.data` is refused as well, but a write through the `.data` of an argument raises nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NC312 forward-ad: a Function whose `jvp` does not do to the tangent what `forward` does to the input
+"""NC312 forward-ad: a Function whose `jvp` does not write or view the tangent as `forward` does the input
 
 What happens
     In forward mode a custom Function marks its input dirty, or returns a view, but its `jvp` makes a new tangent.
@@ -6,8 +6,8 @@ What happens
     tangent is set where one exists: "Cannot set a value of a forward grad if it already exists".
 
 Why
-    In forward mode a tensor carries its tangent along. Whoever holds the tensor holds the tangent, so a write in
-    place has to change that very tangent, and a view needs a view of it.
+    In forward mode each tensor has a tangent. If `forward` writes the tensor in place, `jvp` must write that
+    tangent in place. If `forward` returns a view of the tensor, `jvp` must return a view of the tangent.
 
 Example
     import torch
@@ -42,9 +42,11 @@ Instead
         Double.apply(forward_ad.make_dual(torch.ones(3), torch.ones(3)))
 
 Notes
-    For a Function that returns its input, or a view of it, `jvp` returns the tangent itself, or the same view of
-    it. Simplest of all is a Function that writes nothing in place and returns new tensors. "ZeroTensors are
-    immutable" is a tangent that PyTorch did not materialise: clone it before writing to it.
+    If a Function returns its input, its `jvp` returns the tangent itself. If it returns a view of its input, its
+    `jvp` returns the same view of the tangent. The simplest Function writes nothing in place and returns new
+    tensors.
+    "ZeroTensors are immutable" is about a tangent that PyTorch did not materialise: clone the tangent before you
+    write to it.
 """
 
 from __future__ import annotations
