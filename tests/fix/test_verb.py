@@ -72,7 +72,7 @@ def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
 def test_unproven_is_about_writing(tmp_path):
     done = noclobber(["fix", "--unproven", "program.py"], tmp_path)
     assert done.status == 2
-    assert "--unproven says what `--write` may write: give both" in done.stderr
+    assert "`--unproven` needs `--write` may write: give both" in done.stderr
 
 
 def test_nothing_found_is_nothing_to_fix(tmp_path):
@@ -192,7 +192,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     left = mending(path, [done.mended[0].finding])
     fixed = told(left, ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
-    assert "noclobber: 1 proven fix, 1 finding left" in fixed.words
+    assert "noclobber: 1 fix, proven; 1 finding left" in fixed.words
     assert path.read_text() == "x = 1\n"
 
 

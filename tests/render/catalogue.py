@@ -143,7 +143,7 @@ foreign_write = finding(
         "backward reads it at line 31 of rollout.py, in AddmmBackward0",
     ),
     suggestions=advice(
-        "give the tensor bytes of its own: `torch.tensor(buf)` copies",
+        "give the tensor its own bytes: `torch.tensor(buf)` copies",
         _ENV.edit(27, "torch.from_numpy(env.frame)", "torch.from_numpy(env.frame).clone()"),
     ),
 )

@@ -38,7 +38,7 @@ def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None =
     Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
     does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
     use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
-    not bound in: under `no_grad` what is written in place stays in the graph, and what is made anew does not.
+    not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
     `given` is what the writing call itself is called with.
     """
     scope = file.scope(write)

@@ -53,7 +53,7 @@ def _bound(file: File, write: ast.stmt) -> Sound | None:
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found
-    return Sound(f"make a new tensor of `{target.id}`, and leave what autograd handed in as it is", tuple(edits))
+    return Sound(f"make a new tensor of `{target.id}`, and leave the given tensor unchanged", tuple(edits))
 
 
 def _valued(file: File, call: ast.Call) -> Sound | None:

@@ -63,7 +63,7 @@ MESSAGES = (
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch raises and that no more special cause explains."""
+    """The finding for a clobber that PyTorch raises, if no other rule has a more special cause for it."""
     if not isinstance(event, Clobber) or cause(event) != "stale":
         return None
     writes = overlapping(event)
@@ -79,16 +79,16 @@ def _unseen(clobber: Clobber) -> list[str]:
     if clobber.writes:
         return []
     number = clobber.current - clobber.save.version
-    times = f" ({counted(number, 'write')} by the version counter)" if number > 0 else ""
-    return [f"the line that wrote was not recorded{times}; it ran after the save and before backward"]
+    times = f" (the version counter shows {counted(number, 'write')})" if number > 0 else ""
+    return [f"noclobber did not see this write{times}; it happened after the save and before backward"]
 
 
 def _misnamed(clobber: Clobber) -> list[str]:
-    """PyTorch's message names what produced the tensor last; worth a word where that is the write itself."""
+    """A note where PyTorch's message names the write itself, as the last operation that produced the tensor."""
     node = getattr(parse(clobber.message or ""), "node", None)
     if node is None or stem(node) == stem(clobber.save.node):
         return []
     writers = {op_in_words(write.op).rstrip("_") for write in clobber.writes}
     if node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_") not in writers:
         return []
-    return [f"the message of PyTorch names {node}: that is the write; {clobber.save.node} is what needs the tensor"]
+    return [f"PyTorch's message names {node}: that is the write, and {clobber.save.node} needs the tensor"]

@@ -54,8 +54,8 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
     note = (
-        "PyTorch counts versions once for a tensor and its views; the bytes written are not the bytes saved, so the "
-        "gradient would have been right"
+        "a tensor and its views share one version counter; this write did not touch the saved bytes, so the gradient "
+        "would have been right"
     )
     name = event.save.tensor.name
     clone = Suggestion("save a copy of the slice that is read: `.clone()`")

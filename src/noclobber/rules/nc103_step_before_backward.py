@@ -55,7 +55,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch raises and that an optimizer's step is to blame for."""
+    """The finding for a clobber that PyTorch raises and that the step of an optimizer caused."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None
     writes = sorted(overlapping(event), key=lambda write: not is_step(write))

@@ -55,7 +55,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A buffer rewritten by a module's own upkeep between a forward that kept it and its backward."""
+    """The finding for a buffer that a module rewrote between the forward that kept it and the backward."""
     if not isinstance(event, Clobber) or cause(event) != "sync":
         return None
     writes = overlapping(event)
@@ -79,12 +79,12 @@ def find(event: Event) -> Finding | None:
 
 
 def _broadcasts(writes: tuple[Write, ...]) -> tuple[Write, ...]:
-    """One write for each broadcast: that of a lone buffer is received into the buffer and then copied onto itself."""
+    """One write for each broadcast. A lone buffer is received in place and then copied onto itself: two writes."""
     return tuple(write for write in writes if write.op.startswith("c10d::") or not _is_spread(write)) or writes
 
 
 def _is_spread(write: Write) -> bool:
-    """Whether ranks were made alike: several buffers travel as one and are then copied, uncounted, into each."""
+    """Return True if the write made ranks equal: buffers travel as one, then an uncounted copy fills each."""
     if write.op.startswith("c10d::") or "broadcast" in write.op:
         return True
     if write.op == "aten::copy_" and write.via == "unversioned":

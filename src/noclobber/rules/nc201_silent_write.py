@@ -74,6 +74,6 @@ def _hidden(write: Write, save: Save) -> str:
     if write.via == "swap":
         return "`swap_tensors` moves the bytes and their counter together, so PyTorch raises nothing"
     if is_compiled(save.node):
-        return "what torch.compile made keeps an alias with its own version counter, so PyTorch raises nothing"
+        return "compiled code keeps an alias with its own version counter, so PyTorch raises nothing"
     what = f"`{op_in_words(write.op)}` wrote through an alias that has its own version counter"
     return f"{what} (`.data`, `set_`, a storage), so PyTorch raises nothing"

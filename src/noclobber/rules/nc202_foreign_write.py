@@ -64,7 +64,7 @@ _GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlp
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber whose bytes were changed by code that torch does not see, or by nobody that is known."""
+    """The finding for a clobber whose bytes were changed by code that torch does not see, or by an unknown write."""
     if not isinstance(event, Clobber) or cause(event) != "foreign":
         return None
     writes = overlapping(event)
@@ -92,7 +92,7 @@ def _hidden(write: Write) -> list[str]:
         return ["the memory is shared, the version counter is not: each process counts its own writes"]
     notes = ["torch does not see this write, so no version is counted and PyTorch raises nothing"]
     if write.site is None and write.since is None:
-        notes.append("the line that wrote was not seen; it ran after the save and before backward")
+        notes.append("noclobber did not see the line of this write; it ran after the save and before backward")
     return notes
 
 
@@ -105,18 +105,18 @@ def _cures(write: Write) -> tuple[Suggestion, ...]:
     handed = write.handed
     if handed is None:
         return (
-            Suggestion("give the tensor bytes of its own: `torch.from_numpy(buf)` shares those of the array"),
+            Suggestion("give the tensor its own bytes: `torch.from_numpy(buf)` shares those of the array"),
             Suggestion("or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not"),
         )
     if handed.by in TAKEN_IN:
-        return (Suggestion(f"give the tensor bytes of its own: {_copied(handed)}"),)
+        return (Suggestion(f"give the tensor its own bytes: {_copied(handed)}"),)
     if handed.by in _GIVEN_OUT:
         return (
             Suggestion("write into a copy: `t.numpy().copy()`"),
             Suggestion("or write with torch and out of place, so that autograd keeps the old bytes"),
         )
     return (
-        Suggestion("let the code outside of torch write into a tensor of its own, or give autograd a `.clone()`"),
+        Suggestion("let the code outside of torch write into its own tensor, or give autograd a `.clone()`"),
         Suggestion("or let it write after the last backward that needs these bytes"),
     )
 

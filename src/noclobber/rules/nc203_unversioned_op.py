@@ -88,7 +88,7 @@ def find(event: Event) -> Finding | None:
 
 
 def _uncounted(write: Write) -> str:
-    who = "an alias such as `.data` has a version counter of its own" if write.via == "data" else ""
+    who = "an alias such as `.data` has its own version counter" if write.via == "data" else ""
     return f"{who or 'a fused optimizer counts no version'}, so PyTorch raises nothing"
 
 

@@ -63,14 +63,14 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch would notice, had hooks or a `ctx` not taken its check away."""
+    """The finding for a clobber that PyTorch would notice, if hooks or a `ctx` did not switch its check off."""
     if not isinstance(event, Clobber) or cause(event) != "unchecked":
         return None
     writes = sorted(overlapping(event), key=lambda write: write.via not in COUNTED)
     kind = event.save.tensor.kind
     where = "keeps on its `ctx`" if event.save.unchecked == "ctx" else "needs, unchecked under saved-tensor hooks"
     who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
-    mended = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
+    helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
     applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
     return story(
         (CODE, NAME, SEVERITY),
@@ -78,7 +78,7 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[_silenced(event), reason(event.save)],
-        suggestions=(*mended, *_checked(event)),
+        suggestions=(*helps, *_checked(event)),
         beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
     )
 
@@ -86,14 +86,13 @@ def find(event: Event) -> Finding | None:
 def _silenced(clobber: Clobber) -> str:
     if clobber.save.unchecked == "ctx":
         return (
-            f"PyTorch checks what `ctx.save_for_backward` keeps; of `{clobber.save.field}` it knows nothing, so it "
-            "raises nothing"
+            f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises nothing"
         )
     return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
 
 
 def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
-    """For a `ctx` the save that is checked, so that the next such write is loud."""
+    """For a `ctx`: the help to use a save that PyTorch checks, so that it notices the next such write."""
     if clobber.save.unchecked != "ctx":
         return ()
     return (Suggestion("and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)

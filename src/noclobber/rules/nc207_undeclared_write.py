@@ -106,17 +106,17 @@ def _function(event: Undeclared) -> Finding:
     labels = [*write_label(write, verb="writes the input")]
     if event.call is not None and not same_line(event.call, write.site):
         labels.append(label("create", event.call, f"{name} is applied here"))
-    behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
+    library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     what = name_in_words(write.tensor, "the input")
     return account(
         (CODE, NAME, SEVERITY),
-        f"the Function {name} writes its input and does not say so: gradients of later uses leave it out",
-        (*labels, *behind),
+        f"the Function {name} writes its input and does not say so: later gradients leave it out",
+        (*labels, *library),
         write.tensor,
         (write,),
         notes=[
-            f"without `mark_dirty`, {what} keeps the place in the graph that it had before the write: what is computed "
-            f"from it later is differentiated as if {name} had not run"
+            f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
+            "run"
         ],
         suggestions=[
             Suggestion("call `ctx.mark_dirty` on the input, and return it"),

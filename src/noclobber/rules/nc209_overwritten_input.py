@@ -60,7 +60,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A gradient with respect to a tensor that no longer holds what it was made with."""
+    """The finding for a gradient with respect to a tensor that no longer holds its first value."""
     if not isinstance(event, Overwritten):
         return None
     write, what = event.write, name_in_words(event.tensor)
@@ -72,20 +72,20 @@ def find(event: Event) -> Finding | None:
     ]
     if event.made is not None and not same_line(event.made, site):
         labels.insert(0, label("create", event.made, f"{what} is made here"))
-    # The help is that for a write to what backward needs: here it is the reader who needs the old value.
+    # The help is the same as for a write to a saved tensor: here the reader needs the old value.
     wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
         (CODE, NAME, SEVERITY),
-        f"a gradient is asked with respect to {what}, which was overwritten in place: it is that of the new value",
+        f"a gradient is taken with respect to {what}, which was overwritten in place: it is that of the new value",
         labels,
         event.tensor,
         (write,),
         notes=[
-            f"the write gave {what} a new place in the graph, behind {writer_in_words(write)}; "
+            f"the write gave {what} a new place in the graph, after {writer_in_words(write)}; "
             f"{reader_in_words(event.read)} ends there"
         ],
         suggestions=[
             *cures(wanted),
-            Suggestion("or let the write take a clone: what is asked for then stays as it was"),
+            Suggestion("or let the write take a clone, so that this tensor keeps its value"),
         ],
     )

@@ -60,7 +60,7 @@ def find(event: Event) -> Finding | None:
     site = site_of(write)
     labels = [
         *write_label(write, verb="drops the hook"),
-        *read_label(event.read, after=site, verb="passes the hook by"),
+        *read_label(event.read, after=site, verb="skips the hook"),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
     if event.hook is not None:
@@ -74,6 +74,6 @@ def find(event: Event) -> Finding | None:
         labels,
         event.tensor,
         (write,),
-        notes=["a write to a view makes a new history for it from that of its base; hooks stay with the old one"],
+        notes=["a write to a view builds a new history for it from its base; hooks stay with the old history"],
         suggestions=[*cures(wanted), Suggestion("or register the hook after the write")],
     )

@@ -82,13 +82,13 @@ def find(event: Event) -> Finding | None:
         refusal,
         told=writes_it(refusal, "through the view"),
         surfaced=APPLIED if is_applied(refusal.site) else "",
-        notes=["a view shares its bytes with the leaf, whose gradient belongs to the value it had in the forward"],
+        notes=["a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward"],
         suggestions=helps,
     )
 
 
 def _surgery(site: Site | None) -> bool:
-    """Whether the line, or the function it stands in, speaks of weights and their preparation."""
+    """Return True if the line, or the name of its function, is about preparing weights."""
     return site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
 
 

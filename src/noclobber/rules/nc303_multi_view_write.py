@@ -61,12 +61,12 @@ def find(event: Event) -> Finding | None:
     below = says(refusal, "its base or another view of its base")
     headline = "in-place write to one of several views that a single operation made"
     if below:
-        headline = "in-place write to a tensor of which a single operation had made several views"
+        headline = "in-place write to the base of several views that a single operation made"
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
-        told=writes_it(refusal, "below the views") if below and refusal.written else _told(refusal, below),
+        told=writes_it(refusal, "the base of the views") if below and refusal.written else _told(refusal, below),
         created="several views are made here",
         notes=[_SEVERAL],
         suggestions=_below(refusal) if below else _cure(refusal),
@@ -74,7 +74,7 @@ def find(event: Event) -> Finding | None:
 
 
 def _told(refusal: Refusal, below: bool) -> str:
-    return "the view is used here, after the write below it" if below else writes_it(refusal, "one of them")
+    return "the view is used here, after the write to its base" if below else writes_it(refusal, "one of them")
 
 
 def _below(refusal: Refusal) -> list[Suggestion]:

@@ -52,21 +52,21 @@ def find(event: Event) -> Finding | None:
         return None
     mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
     below = says(refusal, "its base or another view of its base")
-    headline = f"in-place write with gradients recorded to a view made under `{mode}`"
+    headline = f"in-place write, with gradients on, to a view made under `{mode}`"
     if below:
-        headline = f"in-place write with gradients recorded to a tensor of which a view was made under `{mode}`"
-    told = writes_it(refusal, "below the view" if below else "the view")
+        headline = f"in-place write, with gradients on, to the base of a view made under `{mode}`"
+    told = writes_it(refusal, "the base of the view" if below else "the view")
     if below and refusal.written is None:
-        told = "the view is used here, after the write below it"
+        told = "the view is used here, after the write to its base"
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
         told=told,
         created=f"the view is made here, under `{mode}`",
-        notes=["the view says that the write is not to be tracked, the mode at the write says that it is"],
+        notes=[f"the view was made under `{mode}`, but the write happens with gradients on"],
         suggestions=[
-            Suggestion(f"where the write is to be tracked, make the view outside of `{mode}`"),
-            Suggestion("where it is not, write inside `with torch.no_grad():` too"),
+            Suggestion(f"if autograd should track the write, make the view outside of `{mode}`"),
+            Suggestion("if not, write inside `with torch.no_grad():` too"),
         ],
     )

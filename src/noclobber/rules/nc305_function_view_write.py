@@ -65,16 +65,16 @@ def find(event: Event) -> Finding | None:
     if not function:
         source = "a custom Function"
     below = says(refusal, "its base or another view of its base")
-    told = writes_it(refusal, "below the view" if below else "the view")
+    told = writes_it(refusal, "the base of the view" if below else "the view")
     if below and refusal.written is None:
-        told = "the view is used here, after the write below it"
+        told = "the view is used here, after the write to its base"
     return finding(
         (CODE, NAME, SEVERITY),
-        f"in-place write to a {'tensor below a ' if below else ''}view returned by {source}",
+        f"in-place write to {'the base of a ' if below else 'a '}view returned by {source}",
         refusal,
         told=told,
         created=f"the view is made here, by {source}",
-        notes=[f"the write would take the place of the backward that {'the hook' if hooked else source} adds"],
+        notes=[f"the write would drop the backward that {'the hook' if hooked else source} adds"],
         suggestions=_cures(refusal, hooked),
     )
 

@@ -73,7 +73,7 @@ def find(event: Event) -> Finding | None:
         )
         helps = [Suggestion(words), Suggestion(f"or {_NO_GRAD.message}")]
     elif says(refusal, "requires_grad=True on"):
-        headline, told = "an inference tensor is to require grad", "`requires_grad` is set here"
+        headline, told = "`requires_grad` is set on an inference tensor", "it is set here"
     else:
         headline, told = "the version of an inference tensor is asked for", "it has none"
     return finding(

@@ -60,7 +60,7 @@ def find(event: Event) -> Finding | None:
         helps = [Suggestion("clone the value that is read")]
     else:
         headline = "in-place write to a tensor whose elements share memory"
-        note = "several elements stand for one place in memory, as after `expand`; their order would decide the result"
+        note = "several elements share one place in memory, as after `expand`; their order would decide the result"
         cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
         aside = is_rebindable(blamed(refusal), refused=True)
         helps = [Suggestion("write out of place"), Suggestion(f"or {cloned.message}")] if aside else [cloned]

@@ -56,16 +56,16 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None or not _writes(refusal):
         return None
-    aside = Suggestion("write out of place: the result gets a tensor of its own")
+    aside = Suggestion("write out of place: the result gets its own tensor")
     if says(refusal, "can.t be cast|dtypes match"):
         headline = "the result of an in-place write has a type that the tensor cannot hold"
-        note = "in place the element type stays what it is; out of place the result would get the type it needs"
+        note = "in place the element type cannot change; out of place the result gets the type it needs"
         helps = [aside, Suggestion("or convert before: `t = t.float()`, `value.to(t.dtype)`")]
         if says(refusal, "dtypes match"):
             helps = [Suggestion("convert the value before it is written: `t[index] = value.to(t.dtype)`")]
     else:
         headline = "the result of an in-place write is larger than the tensor that has to hold it"
-        note = "in place the shape stays what it is; out of place the result would take the broadcast shape"
+        note = "in place the shape cannot change; out of place the result gets the broadcast shape"
         helps = [aside, Suggestion("or give the tensor its shape before: `t = t.expand(shape).clone()`")]
     return finding((CODE, NAME, SEVERITY), headline, refusal, told=writes_it(refusal), notes=[note], suggestions=helps)
 

@@ -49,12 +49,12 @@ def find(event: Event) -> Finding | None:
         return None
     return finding(
         (CODE, NAME, SEVERITY),
-        "`out=` given to an operation that is to be differentiated",
+        "`out=` given to an operation that needs a gradient",
         refusal,
         told="the result is written into `out` here",
-        notes=["`out=` replaces what the tensor held; autograd has no node for that"],
+        notes=["`out=` replaces the old values of the tensor; autograd has no node for that"],
         suggestions=[
             Suggestion("take the result as a new tensor, without `out=`"),
-            Suggestion("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
+            Suggestion("or, if the result needs no gradient, call it inside `with torch.no_grad():`"),
         ],
     )

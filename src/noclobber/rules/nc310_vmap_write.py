@@ -52,7 +52,7 @@ MESSAGES = messages(
     r"(?:accessing|mutating directly with) `\.?data` under vmap",
 )
 
-_ONCE = "under `vmap` the tensor written exists once, the value written once for each sample"
+_ONCE = "under `vmap` the written tensor exists once, but the value exists once for each sample"
 _CANVAS = "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`"
 
 
@@ -66,7 +66,7 @@ def find(event: Event) -> Finding | None:
     helps = [Suggestion(_CANVAS), Suggestion("or write out of place")]
     if says(refusal, "inplace randomness"):
         headline = "random in-place write to a tensor that is not mapped by `vmap`"
-        note = 'with `randomness="different"` each sample needs memory of its own'
+        note = 'with `randomness="different"` each sample needs its own memory'
     elif says(refusal, "running_mean"):
         headline = "batch norm under `vmap` writes running statistics that are not mapped"
         helps = [
@@ -75,6 +75,6 @@ def find(event: Event) -> Finding | None:
         ]
     elif says(refusal, "under vmap"):
         headline, told = "`.data` used under `vmap`", "`.data` is used here"
-        note = "`.data` reaches below the mapping, where there is one tensor for all samples"
+        note = "`.data` bypasses the mapping and gives one tensor for all samples"
         helps = [Suggestion("use `.detach()` to read, and an operation out of place to write")]
     return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps)

@@ -85,11 +85,11 @@ def find(event: Event) -> Finding | None:
         refusal,
         told=told,
         created="it is made here, outside of the function",
-        notes=["a transform wraps the arguments of the function only; another tensor cannot hold a tracked value"],
+        notes=["a transform wraps only the arguments of the function; another tensor cannot hold a tracked value"],
         suggestions=helps,
     )
 
 
 def _statistics(refusal: Refusal) -> bool:
-    """Whether the tensor may be a running statistic: a buffer, or one that nothing in sight has a name for."""
+    """Return True if the tensor may be a running statistic: it is a buffer, or it has no known name."""
     return refusal.tensor.kind == "buffer" or refusal.tensor.name is None

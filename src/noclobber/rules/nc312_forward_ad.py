@@ -66,7 +66,7 @@ MESSAGES = messages(
     "ZeroTensors are immutable",
 )
 
-_CARRIED = "a tensor carries its tangent along: what is done to the one in place has to be done to the other"
+_CARRIED = "in forward mode each tensor has a tangent; an in-place write must update both"
 
 
 def find(event: Event) -> Finding | None:
@@ -78,7 +78,7 @@ def find(event: Event) -> Finding | None:
     told = applied(refusal)
     helps = ["write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place"]
     if says(refusal, "is returning a view"):
-        headline = "a Function that returns a view, but whose `jvp` returns no view of the tangent"
+        headline = "a Function returns a view, but its `jvp` returns no view of the tangent"
         helps = ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"]
     elif says(refusal, "not returning the forward mode"):
         headline = "an in-place Function whose `jvp` does not return the tangent it was given"

@@ -67,9 +67,9 @@ def find(event: Event) -> Finding | None:
         return None
     if says(refusal, "were not returned"):
         headline = "`ctx.mark_dirty` on an input that the Function does not return"
-        helps = ["return the very tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
+        helps = ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
-        headline = "a Function of several results writes in place to an input that is a view"
+        headline = "a Function with several results writes in place to an input that is a view"
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",

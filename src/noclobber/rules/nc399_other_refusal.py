@@ -43,8 +43,8 @@ MESSAGES = tuple(text.pattern for text in TEXTS)
 
 _WORDS = {
     "save": "it is saved here",
-    "backward": "backward meets it here",
-    "grad": "`autograd.grad` meets it here",
+    "backward": "backward reads it here",
+    "grad": "`autograd.grad` reads it here",
     "access": "it is used here",
 }
 

@@ -1,4 +1,4 @@
-"""Ways to mend a finding: which kinds are tried for which rule, the likeliest first. Nothing here is proven."""
+"""Ways to fix a finding: which are tried for which rule, the likeliest first. Nothing here is proven."""
 
 from __future__ import annotations
 

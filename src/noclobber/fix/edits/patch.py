@@ -39,7 +39,7 @@ class Patch:
             try:
                 compile(after[path].plain, path, "exec", dont_inherit=True)
             except (SyntaxError, ValueError) as error:
-                raise Misfit(f"the patched file is no Python: {error}") from None
+                raise Misfit(f"the patched file is not valid Python: {error}") from None
         if all(after[path].text == self._source(path).text for path in by_path):
             raise Misfit("the edits change nothing")
         return Patch(before, after)

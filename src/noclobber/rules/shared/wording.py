@@ -59,9 +59,9 @@ def stem(node: str) -> str:
 
 
 PUT_BACK = (
-    "the bytes that were saved have been put back: only the version moved, and the gradient would have been right"
+    "the saved bytes were put back: only the version changed, and the gradient would have been right"
 )
-"""Of a clobber that is `restored`."""
+"""The note for a clobber that is `restored`."""
 
 
 def is_custom(node: str) -> bool:
