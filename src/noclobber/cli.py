@@ -20,7 +20,7 @@ REFUSED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line, `sys.argv[1:]` by default, and return the exit status. Raises SystemExit as argparse does."""
+    """Carry out a command line, `sys.argv[1:]` by default; return the exit status. Raises SystemExit like argparse."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
     if words[:1] in (["run"], ["fix"]):
@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="noclobber run [--format FORMAT] [-o FILE] [--no-contents] [--raise] SCRIPT [ARGS...] | -m MODULE | "
         "-c CODE",
         help="run a program and explain its in-place writes",
-        description="Run a program as `python` would, then report on stderr. The exit status is that of the program, or "
-        "1 if the program ended well but noclobber found an error.",
+        description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
+        "or 1 if the program ended well but noclobber found an error.",
         epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
         allow_abbrev=False,
     )
@@ -114,9 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     how = fix.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
-    how.add_argument(
-        "--write", action="store_true", help="write proven fixes, only to files under the current folder"
-    )
+    how.add_argument("--write", action="store_true", help="write proven fixes, only to files under the current folder")
     fix.add_argument(
         "--unproven", action="store_true",
         help="also write fixes that are only checked, or unproven because the program differs from run to run",

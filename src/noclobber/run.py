@@ -84,7 +84,7 @@ class Run:
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Restore folder and module path of the start: paths are relative to it, and the program's `rich.py` is not found."""
+        """Restore folder and module path of the start, so that paths are relative to it and our own `rich` is found."""
         sys.path[:] = self._modules
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # the folder may be gone

@@ -102,7 +102,7 @@ def test_a_state_carried_over_a_step_may_be_detached_and_the_step_not_left_out(b
     assert it.finding.code == "NC103"
     cut = it.judged(("cell(torch.randn(1, 2), state)", "cell(torch.randn(1, 2), state.detach())"))
     assert cut.right
-    assert "less what flows through weights from before their last step" in cut.proof
+    assert "without what flows through weights from before their last step" in cut.proof
     assert not it.judged(("optimizer.step()", "pass")).right
     assert not it.judged(("state.sum().backward", "state.detach().requires_grad_().sum().backward")).right
 
@@ -269,7 +269,7 @@ def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_
     assert it.finding.code == "NC209"
     right = it.judged(("inplace=True", "inplace=False"))
     assert right.compared
-    assert "with respect to values from before the write" in right.proof
+    assert "with respect to the values from before the write" in right.proof
     (returned,) = evidence.read(right.result.evidence)[0]["returned"]
     assert returned.tolist() == [3, 0, 3]  # by hand: relu of 2, -2 and 2, times 3
     assert not it.judged(("inplace=True", "inplace=False"), ("w * 2", "w * 4")).right

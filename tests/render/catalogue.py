@@ -157,15 +157,14 @@ untracked_write = finding(
     _PRUNED.read(21, "net(x, keep).square().mean().backward()", "backward goes through it here"),
     severity="warning",
     notes=(
-        "of a write through `.data` nothing is recorded: backward goes through what made the old values, without the "
-        "derivative of `mul_`",
+        "a write through `.data` is not recorded: backward follows the old values, without the derivative of `mul_`",
     ),
     suggestions=(
         *advice(
             "let autograd see it: compute the new value out of place",
             _PRUNED.edit(7, "hidden.data.mul_(keep)", "hidden = hidden.mul(keep)"),
         ),
-        *advice("where the gradient is meant to pass unchanged, say so: `hidden = hidden + (new - hidden).detach()`"),
+        *advice("or, if the gradient should pass unchanged, write `hidden = hidden + (new - hidden).detach()`"),
     ),
 )
 

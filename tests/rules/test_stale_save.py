@@ -91,7 +91,7 @@ def test_an_unseen_writer_still_gives_a_finding() -> None:
     assert finding.code == "NC101"
     assert finding.message == "a tensor that backward still needs was written in place"
     assert told(finding, "save").primary
-    assert any("was not recorded" in note for note in finding.notes)
+    assert any("noclobber did not see this write" in note for note in finding.notes)
 
 
 def test_a_second_writer_is_a_label_when_there_is_room_and_a_note_when_not() -> None:
@@ -224,6 +224,7 @@ def test_a_write_in_backward_asks_for_a_new_tensor_there() -> None:
         told(finding, "save").text == "a tensor of shape (4,) is saved here: `AlignmentLoss` keeps a tensor (version 0)"
     )
     assert (
-        finding.suggestions[0].message == "return a new tensor from this `backward` and leave the saved tensor unchanged"
+        finding.suggestions[0].message
+        == "return a new tensor from this `backward` and leave the saved tensor unchanged"
     )
     assert program.mended(finding)[0].splitlines()[1] == "dlogits = dlogits * upstream"

@@ -23,8 +23,8 @@ Apart = Callable[[], AbstractContextManager[None]]
 def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     """Return the report with edits that can be applied as they stand, and with the command that proves others.
 
-    Nothing is run. `words` is the program as `python` would be given it. Each finding is handled inside an `apart()`, so
-    that an error there does not reach the report.
+    Nothing is run. `words` is the program as `python` would be given it. Each finding is handled inside an `apart()`,
+    so that an error there does not reach the report.
     """
     findings, can_fix = list(report.findings), False
     for number, finding in enumerate(findings):

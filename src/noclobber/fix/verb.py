@@ -102,7 +102,9 @@ def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += _diffs(patch)
     for finding, meant in done.asked:
         fixed.words.append(_line(finding))
-        fixed.words.append("  only the author can say what is meant, so nothing is written; norms of the first gradients:")
+        fixed.words.append(
+            "  only the author can say what is meant, so nothing is written; norms of the first gradients:"
+        )
         for reading in meant:
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
@@ -155,9 +157,7 @@ def _write(done: Mending, fixed: Fixed, may_be_written: bool) -> None:
     if outside:
         fixed.status = 1
         names = ", ".join(f"`{_shown(path)}`" for path in outside)
-        fixed.words.append(
-            f"noclobber: nothing written: {names} is not in the current folder; the diff is above"
-        )
+        fixed.words.append(f"noclobber: nothing written: {names} is not in the current folder; the diff is above")
         return
     if done.left:
         fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")

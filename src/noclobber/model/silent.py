@@ -1,4 +1,4 @@
-"""Silent errors that are no clobber of a save, as frozen records: drift, gradient writes, untracked writes, lost hooks."""
+"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, untracked writes, lost hooks."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ _HEADLINES = {
 }
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
-_STATE = (
-    "write the state inside `with torch.no_grad():`, or detach the value that is written"
-)
+_STATE = "write the state inside `with torch.no_grad():`, or detach the value that is written"
 _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
@@ -89,7 +87,11 @@ def _note(repeated: bool | None) -> str:
     if repeated:
         return "a backward frees what its graph saved, so the graph can be used only once"
     cure = "`retain_graph=True` does not fix a carried state: the graph would grow with every iteration"
-    return cure if repeated is False else f"a backward frees what its graph saved, so the graph can be used only once; {cure}"
+    return (
+        cure
+        if repeated is False
+        else f"a backward frees what its graph saved, so the graph can be used only once; {cure}"
+    )
 
 
 def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Finding:

@@ -86,7 +86,8 @@ def find(event: Event) -> Finding | None:
 def _silenced(clobber: Clobber) -> str:
     if clobber.save.unchecked == "ctx":
         return (
-            f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises nothing"
+            f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises "
+            "nothing"
         )
     return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
 

@@ -95,9 +95,7 @@ def find(event: Event) -> Finding | None:
     headline, verb = "a checkpointed region gives other bytes when backward runs it again", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
-        headline = (
-            f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region reads again in backward"
-        )
+        headline = f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region reads again in backward"
         verb = f"overwrites {name_in_words(writes[0].tensor, 'a tensor that the region reads,')}"
         if writes[0].op == _DETACHES:
             verb = f"takes {name_in_words(writes[0].tensor, 'a tensor that the region reads')} out of the graph"
@@ -131,8 +129,8 @@ def _other_tensors(refusal: Refusal) -> Finding:
         notes=["something that the region reads has changed since forward, so the second run takes another path"],
         suggestions=[
             Suggestion(
-                "let the region depend only on its arguments, not on a counter, flag or buffer that changes in between, "
-                "and above all not on one that it changes itself"
+                "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
+                "above all not on one that the region changes"
             )
         ],
     )

@@ -134,9 +134,7 @@ def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
         )
     if event.source is not None and op_in_words(write.op) in _WHOLE:
         return (
-            Suggestion(
-                "assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`"
-            ),
+            Suggestion("assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`"),
             Suggestion("or, if no gradient should flow there, take the value with `.detach()`"),
         )
     name = event.tensor.name or "h"

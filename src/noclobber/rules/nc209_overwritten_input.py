@@ -76,7 +76,7 @@ def find(event: Event) -> Finding | None:
     wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
         (CODE, NAME, SEVERITY),
-        f"a gradient is taken with respect to {what}, which was overwritten in place: it is that of the new value",
+        f"a gradient is taken with respect to {what} after an in-place write: it belongs to the new value",
         labels,
         event.tensor,
         (write,),

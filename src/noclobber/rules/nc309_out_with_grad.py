@@ -49,7 +49,7 @@ def find(event: Event) -> Finding | None:
         return None
     return finding(
         (CODE, NAME, SEVERITY),
-        "`out=` given to an operation that needs a gradient",
+        "`out=` given to an operation whose result needs a gradient",
         refusal,
         told="the result is written into `out` here",
         notes=["`out=` replaces the old values of the tensor; autograd has no node for that"],

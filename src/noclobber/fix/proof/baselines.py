@@ -26,7 +26,7 @@ DRIFT = "NC205"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`events` were recorded in the reference run. `words` say what it gives; for a whole reference they end a sentence."""
+    """`events` were recorded in the reference run; `words` say what it gives, as the end of a sentence."""
 
     kind: Kind
     events: list[dict[str, Any]]

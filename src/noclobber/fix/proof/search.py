@@ -88,7 +88,7 @@ class _Attempt:
         return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self) -> bool:
-        """Return True if no more candidates are needed. After one that leaves findings of the same write, a better one may come."""
+        """Return True if no more candidates are needed. One that leaves findings of the same write is not enough."""
         if self.clean:
             last = all(one.verdict.comparable for one in self.clean)
             return len(self.clean) >= MOST_PROVEN or not (last or self._can_choose())
@@ -224,7 +224,9 @@ class Mender:
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
         other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
-        note = f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
+        note = (
+            f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
+        )
         verdict, there = best.verdict, self._as_before(finding)
         return Mended(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 

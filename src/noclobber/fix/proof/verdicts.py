@@ -75,7 +75,7 @@ class Prover:
         return self._launcher.start(order, fresh=mode == "bare")
 
     def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding) -> Verdict:
-        """Return the verdict of a run with `patch`, which should fix a finding of the program with the patch `before`."""
+        """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`."""
         result = trial.result()
         if result.crash:
             return Verdict(False, why=f"noclobber itself failed: {result.crash}")
@@ -248,7 +248,7 @@ def is_there(wanted: Finding, found: Finding, before: Patch, after: Patch) -> bo
 
 
 def _is_same(old: Span | None, new: Span | None, before: Patch, after: Patch) -> bool:
-    """Return True if a place is the same before and after a patch, or is new. Unchanged code next to a change is not."""
+    """Return True if a place is the same before and after a patch, or new. Unchanged code beside a change is not."""
     if old is None or new is None or old.path != new.path:
         return old == new
     try:

@@ -84,7 +84,12 @@ def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
         )
         return (Suggestion(words),)
-    return (Suggestion("write out of place: autograd does not see a write through `.data`, but backward still reads the changed values"),)
+    return (
+        Suggestion(
+            "write out of place: autograd does not see a write through `.data`, but backward still reads the changed "
+            "values"
+        ),
+    )
 
 
 def _parameter(write: Write) -> tuple[Suggestion, ...]:

@@ -179,9 +179,7 @@ def reason(save: Save) -> str:
     if is_compiled(save.node):
         return "compiled code keeps the tensors that its backward needs without copying them"
     if is_custom(save.node):
-        return (
-            f"what {node_in_words(save.node)} saves must not change before its `backward` has run for the last time"
-        )
+        return f"what {node_in_words(save.node)} saves must not change before its `backward` has run for the last time"
     row = row_of(save.node)
     if row is None or save.field not in row.kept:
         return f"the backward of {node_in_words(save.node)} computes with {field_in_words(save)} as it was in forward"

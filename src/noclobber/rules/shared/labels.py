@@ -144,8 +144,8 @@ def later(first: Site, second: Site) -> str:
     """Say why `second`, which ran after `first`, is at or before it in the source.
 
     "in a later iteration" if a loop of that code holds both, "in a later call" if the function ran again. Empty
-    if the source order is the order of time, or the code objects differ. It is empty too if one call did both: that call
-    may have run two modules, one after the other.
+    if the source order is the order of time, or the code objects differ. Empty too if one call did both: that call may
+    have run two modules, one after the other.
     """
     if first.code is not second.code or second.lasti >= first.lasti:
         return ""

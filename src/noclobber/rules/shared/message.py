@@ -102,7 +102,10 @@ def _stem(message: StaleMessage) -> str:
 
 def _said(message: StaleMessage) -> list[str]:
     if message.type is None:
-        return ["what it says: a tensor that backward needs was written in place after it was saved; the message does not say which"]
+        return [
+            "what it says: a tensor that backward needs was written in place after it was saved; the message does not "
+            "say which"
+        ]
     shape = f"shape {shape_in_words(message.sizes)}" if message.sizes else "one element"
     times = counted(message.writes or 0, "time")
     versions = f"saved at version {message.expected}, found at version {message.version}"

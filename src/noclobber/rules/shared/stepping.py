@@ -66,8 +66,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
                 f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
             ),
             Suggestion(
-                "if nothing is carried, run the forward inside the loop, or every backward before the first step; detach "
-                "constants that were computed before the loop (targets, old log-probabilities)"
+                "if nothing is carried, run the forward inside the loop, or every backward before the first step; "
+                "detach constants that were computed before the loop (targets, old log-probabilities)"
             ),
         )
     if now == "built once":

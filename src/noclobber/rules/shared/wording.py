@@ -58,9 +58,7 @@ def stem(node: str) -> str:
     return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
 
 
-PUT_BACK = (
-    "the saved bytes were put back: only the version changed, and the gradient would have been right"
-)
+PUT_BACK = "the saved bytes were put back: only the version changed, and the gradient would have been right"
 """The note for a clobber that is `restored`."""
 
 
