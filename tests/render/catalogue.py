@@ -115,7 +115,7 @@ silent_write = finding(
     _EMA.save(9, "net(x)", "`net.0.weight` is saved here: linear keeps its weight"),
     _EMA.write(12, "p.data.mul_(0.99)", "`mul_` overwrites it here, through `.data`"),
     _EMA.read(13, "loss.backward()", "backward reads the changed bytes here; the gradient is wrong"),
-    notes=("`.data` has a version counter of its own: the check in backward compares another one",),
+    notes=("`.data` has its own version counter: the check in backward compares another one",),
     suggestions=advice("do it after backward, in a `torch.no_grad()` block, without `.data`"),
 )
 
