@@ -120,7 +120,7 @@ def unsynced(scene: Scene) -> Iterator[Candidate]:
 
 
 def unchecked(scene: Scene) -> Iterator[Candidate]:
-    """A write that PyTorch would notice, were its check on."""
+    """A write that PyTorch would notice if its check were on."""
     yield from stale(scene)
     for place in scene.places("save"):
         yield from functions.saved_for_backward(place)
@@ -142,7 +142,7 @@ def declared(scene: Scene) -> Iterator[Candidate]:
 
 
 def hidden(scene: Scene) -> Iterator[Candidate]:
-    """Values that a tensor of the graph gets behind autograd's back. Nothing compares: only what is plainly right."""
+    """Values that a tensor of the graph gets without autograd. Only certain changes: nothing can be compared."""
     for write in scene.writes():
         yield from guarded_out_of_place(write)
         yield from out_of_decorator(write)
@@ -201,7 +201,7 @@ def inference(scene: Scene) -> Iterator[Candidate]:
 
 
 def fitting(scene: Scene) -> Iterator[Candidate]:
-    """A write whose result does not fit the memory that is to hold it."""
+    """A write whose result does not fit the memory that should hold it."""
     for write in scene.writes():
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from tensor_creation.mapped(write)

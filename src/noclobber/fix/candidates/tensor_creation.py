@@ -50,7 +50,7 @@ def with_grad(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candi
 
 
 def own_bytes(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
-    """`.clone()` behind `expand` where the tensor is made: in the function of the write, else anywhere."""
+    """`.clone()` after `expand` where the tensor is made: in the function of the write, else anywhere."""
     title = "give the expanded tensor its own bytes"
     made = definition(write.file, write.base, write.statement)
     if made is not None and any(called(one) in _EXPANDS_ALL for one in walk(made, ast.Call)):

@@ -24,6 +24,6 @@ _UNTRACKED = "NC208"
 
 
 def is_of_intent(finding: Finding) -> bool:
-    """Whether a finding is a question to whoever wrote the program: no run can tell what a write outside of autograd to
-    a tensor in the graph is to do to its gradient, also where it clobbers a save besides."""
+    """Return True if only the author can decide a finding: no run shows what a write outside of autograd to a tensor in
+    the graph should do to the gradient, even if the write also clobbers a save."""
     return finding.code == _UNTRACKED or any(one.get("untracked") for one in finding.writes)

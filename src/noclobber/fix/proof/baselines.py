@@ -48,7 +48,7 @@ _WORDS = {
 
 
 def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
-    """Which references there are for findings of these codes; one that matches is enough.
+    """Return the kinds of references for findings of these codes; one that matches is enough.
 
     `calls`: backward calls that the program ended before the first finding.
     """
