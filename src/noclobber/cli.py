@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("full", "concise", "github", "json")
 REFUSED = 2
-"""Exit status where what was asked for cannot be done; argparse has the same."""
+"""The exit status for a command that cannot be carried out; argparse uses the same."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line, `sys.argv[1:]` by default; the exit status. Raises SystemExit where argparse does."""
+    """Carry out a command line, `sys.argv[1:]` by default; return the exit status. Raises SystemExit like argparse."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
     if words[:1] in (["run"], ["fix"]):
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those of the program: as for `python`, the first that is no option of ours begins it."""
+    """Split a command line into our options and the program. The program begins at the first word that is no option."""
     index = 1
     while index < len(words):
         word = words[index]
@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="noclobber run [--format FORMAT] [-o FILE] [--no-contents] [--raise] SCRIPT [ARGS...] | -m MODULE | "
         "-c CODE",
         help="run a program and explain its in-place writes",
-        description="Run a program as `python` would, then report on stderr. The exit status is the program's own; 1 "
-        "where it ended well but an error was found.",
+        description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
+        "or 1 if the program ended well but noclobber found an error.",
         epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
         allow_abbrev=False,
     )
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-o", dest="output", metavar="FILE", help="write the report to FILE instead")
     run.add_argument(
         "--no-contents", dest="contents", action="store_false",
-        help="compare only versions, not the bytes of what is saved: cheaper, and blind to numpy and kernels",
+        help="compare only versions, not saved bytes: cheaper, but misses writes by numpy and kernels",
     )  # fmt: skip
     run.add_argument(
         "--raise", dest="on_write", action="store_const", const="raise", default="record",
@@ -105,25 +105,23 @@ def _parser() -> argparse.ArgumentParser:
         "fix",
         usage="noclobber fix [--diff | --write [--unproven]] [--backwards N] [--seconds S] SCRIPT [ARGS...] | "
         "-m MODULE",
-        help="mend a program's in-place writes, with proof",
-        description="Run a program, mend each in-place write that breaks a gradient, and show the patch as a diff. A "
-        "patch is shown once the program has been run with it and has given the right gradients. The exit status is 0 "
-        "where all that was found is mended or nothing was found. The program is run several times.",
+        help="fix a program's in-place writes, with proof",
+        description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
+        "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it. "
+        "The exit status is 0 if every finding is fixed, or if there is none.",
         epilog="example: noclobber fix --write train.py --epochs 1",
         allow_abbrev=False,
     )
     how = fix.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
-    how.add_argument(
-        "--write", action="store_true", help="write what is proven, to files under the current folder only"
-    )
+    how.add_argument("--write", action="store_true", help="write proven fixes, only to files under the current folder")
     fix.add_argument(
         "--unproven", action="store_true",
-        help="write also what is only checked, or unproven as the program differs from run to run",
+        help="also write fixes that are only checked, or unproven because the program differs from run to run",
     )  # fmt: skip
     fix.add_argument(
         "--backwards", type=_positive, default=3, metavar="N",
-        help="compare the gradients of N backward calls, from the first finding on (default 3)",
+        help="compare the gradients of N backward calls, starting at the first finding (default 3)",
     )  # fmt: skip
     fix.add_argument(
         "--seconds", type=_positive, default=60, metavar="S", help="end each run after S seconds (default 60)"
@@ -241,8 +239,8 @@ def _tell(run: Run, text: str, end: str = "\n") -> None:
 
 
 def _crash(what: str, trace: str) -> str:
-    told = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
-    return f"{told}\n{trace.rstrip()}" if os.environ.get("NOCLOBBER_DEBUG") else told
+    text = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
+    return f"{text}\n{trace.rstrip()}" if os.environ.get("NOCLOBBER_DEBUG") else text
 
 
 def _trace(crash: Exception) -> str:
@@ -257,7 +255,7 @@ def _counts(report: Report) -> str:
 
 
 def _unwritable(path: str) -> str:
-    """Why a file cannot be written, before it is tried; empty where it can."""
+    """Return why a file cannot be written, without trying; empty if it can."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         return f"there is no folder `{folder}`"
@@ -286,11 +284,11 @@ def _write(path: str, text: str) -> None:
 
 
 def _fix(options: argparse.Namespace) -> int:
-    """`noclobber fix`: the patch on stdout, what it mends and how it was proven on stderr."""
+    """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix
 
     if options.unproven and not options.write:
-        options.parser.error("--unproven says what `--write` may write: give both")
+        options.parser.error("`--unproven` needs `--write`: give both")
 
     def tell(text: str) -> None:
         if sys.stderr.isatty():

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Run:
     """A program's run. What the program may change and the report needs is kept from before its first line.
 
-    Order at the end: traceback, threads, exit functions, flushed streams, report. Only the objects that live until the
-    interpreter itself goes come after the report. `status` is the program's own exit status, `crashes` what went wrong
-    inside noclobber meanwhile.
+    Order at the end: traceback, threads, exit functions, flushed streams, report. Only objects that live until the
+    interpreter ends come after the report. `status` is the program's own exit status, `crashes` the errors
+    inside noclobber.
     """
 
     def __init__(self, on_write: Literal["record", "raise"], contents: bool) -> None:
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def in_child(self) -> bool:
-        """Whether this is a child that the program forked: its findings are not this run's to tell."""
+        """Return True in a child that the program forked; this run does not report its findings."""
         return os.getpid() != self._process
 
     @contextlib.contextmanager
     def kept_apart(self) -> Iterator[None]:
-        """A crash inside noclobber is told at the end; it does not change what the program does."""
+        """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
         try:
             yield
         except Exception as crash:
@@ -84,7 +84,7 @@ class Run:
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
-        """As before the program: paths are told from where the person stands, and its own `rich.py` is not found."""
+        """Restore folder and module path of the start, so that paths are relative to it and our own `rich` is found."""
         sys.path[:] = self._modules
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # the folder may be gone
@@ -106,7 +106,7 @@ class Run:
         return self._session.report(about)
 
     def nothing_to_watch(self) -> str:
-        """Why nothing was watched; empty where something was."""
+        """Return why nothing was watched; empty if something was."""
         if self._watched:
             return ""
         if "torch" not in sys.modules:

@@ -1,4 +1,4 @@
-"""A session wires observing to rules to findings: `watch`, `install`, and what `noclobber run` keeps for its report."""
+"""A session connects what is observed to rules and findings: for `watch`, `preserve`, `install` and `noclobber run`."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Session:
         self._started = False
         self._lost: dict[Lost, None] = {}
         self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
-        """The last error that got a note, the findings that it tells of, and its text."""
+        """The last error that got a note, the findings in that note, and its text."""
         unlocked_in_child(self)
 
     def unlock(self) -> None:
-        """Take a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # what a garbage collection runs in its midst may come here too
+        """Make a new lock, which no thread holds."""
+        self._counting = threading.RLock()  # a garbage collection that runs meanwhile may come here too
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
@@ -146,7 +146,7 @@ class Session:
             self._counts[identity] = self._counts.get(identity, 0) + 1
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
-        """Add the report of an error to it as a note, in place of the one that was added when less was known."""
+        """Add the report of an error to it as a note. It replaces the earlier note, which knew less."""
         from noclobber import render
 
         if not findings:
@@ -175,7 +175,7 @@ class Session:
         return tuple(replace(one, bytes=size, times=self._copies[one]) for one, size in self._kept.most_common())
 
     def _advised(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Findings as a reader gets them: of the changes to the source those that are sound by construction."""
+        """Return findings as a reader gets them: they show only changes that are sound by construction."""
         from noclobber import rewrites
 
         try:
@@ -187,12 +187,12 @@ class Session:
             return tuple(findings)
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
-        """Everything a renderer needs; of the changes to the source those that are sound by construction."""
+        """Return everything a renderer needs. Findings show only changes that are sound by construction."""
         findings = self._advised(self.findings)
         return replace(self.proposed(program), findings=findings)
 
     def proposed(self, program: dict[str, Any] | None = None) -> Report:
-        """The report with what the rules propose, for `fix` to try."""
+        """Return the report with all that the rules propose, for `fix` to try."""
         coverage = self._coverage
         if self._started:
             from noclobber.observe import subscription
@@ -231,13 +231,13 @@ def without_own_frames(error: BaseException) -> None:
 class watch:
     """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
 
-    An error that PyTorch raises about it is raised as a ClobberError, with PyTorch's message first; where PyTorch stays
-    silent the program goes on as it would, and leaving the block warns with a ClobberWarning. With `on_write="raise"` a
-    write to bytes that backward still needs raises a ClobberError at its own line, before the bytes change; a silent
-    change that could not be stopped raises when it is read.
+    If PyTorch raises an error about the save, `watch` raises a ClobberError that begins with PyTorch's message. If
+    PyTorch stays silent, the program goes on, and a ClobberWarning comes at the end of the block. With
+    `on_write="raise"` a write to bytes that backward still needs raises a ClobberError at its line, before the bytes
+    change. A silent change that could not be stopped raises when backward reads it.
 
-    `contents=True` compares the bytes of what backward reads with those that were saved, which finds the writes that
-    PyTorch does not count or does not see: numpy, kernels, other processes.
+    `contents=True` compares the bytes that backward reads with the saved bytes. This finds writes that PyTorch does not
+    count or does not see: numpy, kernels, other processes.
     """
 
     def __init__(self, *, contents: bool = False, on_write: OnWrite = "record") -> None:
@@ -302,10 +302,10 @@ class preserve:
     """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
 
     Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
-    backward then gets what was saved, also when it runs after the block. So do checkpointed regions: for as long as one
-    is run anew, tensors that it reads from outside hold what they held in forward. A change that torch never sees
-    (numpy, another process) can't be kept from it: then backward raises a ClobberError. What hooks and custom backwards
-    write into gradients is not undone: gradients are no saves. `report()` says what was kept, line by line.
+    backward then gets what was saved, even if it runs after the block. Checkpointed regions do so too: while a region
+    runs again, the tensors that it reads from outside hold their values from forward. noclobber cannot keep bytes from
+    a change that torch never sees (numpy, another process): then backward raises a ClobberError. Writes of hooks and
+    custom backwards into gradients stay, because gradients are not saves. `report()` says line by line what was kept.
     """
 
     def __init__(self) -> None:
@@ -404,8 +404,8 @@ class Installed:
 
 
 def install() -> Installed:
-    """Always on, at the cost of the write log alone: an in-place error gets a note that explains it, when it comes.
+    """Watch writes only, for the whole program. An in-place error gets a note that explains it.
 
-    The line that saved the tensor is not known then, the lines that wrote are; `watch` and `noclobber run` know both.
+    The note knows the lines that wrote, but not the line that saved. `watch` and `noclobber run` know both.
     """
     return Installed()

@@ -59,11 +59,11 @@ def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> N
     write(tmp_path, {"train.py": BROKEN})
     noclobber(["run", "--format", "json", "-o", "report.json", "train.py", "2", "a b"], tmp_path)
     full = noclobber(["report", "report.json"], tmp_path).stdout
-    assert full.endswith("next: noclobber explain NC101\nmend with proof: noclobber fix train.py 2 'a b'\n")
+    assert full.endswith("next: noclobber explain NC101\nto fix this: noclobber fix train.py 2 'a b'\n")
     assert "write into a clone of `h`\n   |\n 6 +     h = h.clone()\n" in full
     annotation = noclobber(["report", "--format", "github", "report.json"], tmp_path).stdout
     assert annotation.endswith(
-        "`h`%0A6 +     h = h.clone()%0A7 +     h = h.clone()%0Amend with proof: noclobber fix train.py 2 'a b'\n"
+        "`h`%0A6 +     h = h.clone()%0A7 +     h = h.clone()%0Ato fix this: noclobber fix train.py 2 'a b'\n"
     )
 
 
@@ -98,7 +98,7 @@ def test_a_failure_while_suggesting_leaves_the_report(tmp_path: Path) -> None:
 def test_the_command_runs_as_it_stands(tmp_path: Path) -> None:
     write(tmp_path, {"my train.py": BROKEN})
     ended = noclobber(["run", "my train.py", "2"], tmp_path)
-    command = ended.stderr.splitlines()[-1].removeprefix("mend with proof: noclobber ")
+    command = ended.stderr.splitlines()[-1].removeprefix("to fix this: noclobber ")
     typed = f'"{sys.executable}" -m noclobber {command}'
     done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, "+    h = h.clone()" in done.stdout) == (0, True), done.stderr

@@ -138,7 +138,7 @@ def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
         return proven() if "2" in text else Verdict(False, why="backward call 1: the loss differs", differs=True)
 
     _, done, _ = mended({"1": 1, "2": 2}, shown)
-    assert done.mended[0].proof == "all of it; `1` would change the loss: the write is seen elsewhere"
+    assert done.mended[0].proof == "all of it; `1` would change the loss: other code reads the written values"
 
 
 def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):
     done, left = fixed(STRAIGHT_THROUGH, writing=True)
     said = "\n".join(done.words)
     assert (done.status, done.diff, left) == (1, "", STRAIGHT_THROUGH)
-    assert "only you can say what is meant" in said
+    assert "only the author can say what is meant" in said
     passes, through = (
         line.partition(": ")[2] for line in done.words if line.startswith(("    as it is", "    if the gr"))
     )
@@ -100,7 +100,7 @@ def test_a_refused_write_that_autograd_does_not_see_is_asked_about_too(fixed):
     made under `no_grad` would cut it off."""
     done, left = fixed(ROUTER, writing=True)
     assert (done.status, done.diff, left) == (1, "", ROUTER)
-    assert "only you can say what is meant" in "\n".join(done.words)
+    assert "only the author can say what is meant" in "\n".join(done.words)
     added = [line.removeprefix("      +").strip() for line in done.words if line.startswith("      +")]
     assert added == ["p = p + (p * (p > 0.2) - p).detach()", "p = p * (p > 0.2)"]
     assert sum("with torch.no_grad()" in line for line in done.words if line.startswith("      -")) == 2
@@ -113,7 +113,7 @@ def test_a_reading_that_computes_something_else_is_not_shown(fixed):
     """The caller's tensor is written in a function that returns nothing: a new one would be lost."""
     done, _ = fixed(IN_A_METHOD)
     assert done.status == 1
-    assert "only you can say what is meant" in "\n".join(done.words)
+    assert "only the author can say what is meant" in "\n".join(done.words)
     assert not [line for line in done.words if line.startswith("      +")]
 
 

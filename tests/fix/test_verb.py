@@ -28,7 +28,7 @@ def test_a_patch_is_shown_and_nothing_changes(tmp_path):
     assert done.status == 0
     assert done.stdout.startswith("--- a/program.py\n+++ b/program.py\n")
     assert "NC101 program.py:7" in done.stderr
-    assert "proven: in 3 backward calls" in done.stderr
+    assert "proven: 3 backward calls compared, " in done.stderr
     assert (tmp_path / "program.py").read_text() == programs.STALE
     (tmp_path / "program.diff").write_text(done.stdout)
     subprocess.run(["git", "apply", "program.diff"], cwd=tmp_path, check=True)
@@ -62,7 +62,7 @@ def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
     refused = noclobber(["fix", "--write", "program.py"], tmp_path)
     assert refused.status == 1
     assert "checked: " in refused.stderr
-    assert "nothing written: not all of it is proven; `--write --unproven` writes it" in refused.stderr
+    assert "nothing written: not every fix is proven; `--write --unproven` writes them all" in refused.stderr
     assert path.read_text() == text
     written = noclobber(["fix", "--write", "--unproven", "program.py"], tmp_path)
     assert (written.status, written.stderr.splitlines()[-1]) == (0, "noclobber: written: program.py")
@@ -72,7 +72,7 @@ def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
 def test_unproven_is_about_writing(tmp_path):
     done = noclobber(["fix", "--unproven", "program.py"], tmp_path)
     assert done.status == 2
-    assert "--unproven says what `--write` may write: give both" in done.stderr
+    assert "`--unproven` needs `--write`: give both" in done.stderr
 
 
 def test_nothing_found_is_nothing_to_fix(tmp_path):
@@ -179,7 +179,7 @@ def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):
     path.write_text("x = 1\n")
     done = mending(path)
     path.write_text("x = 1  # more\n")
-    with pytest.raises(CannotFix, match="changed meanwhile"):
+    with pytest.raises(CannotFix, match="changed in the meantime"):
         told(done, ["a.py"], writing=True, unproven=False)
     assert path.read_text() == "x = 1  # more\n"
 
@@ -192,7 +192,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     left = mending(path, [done.mended[0].finding])
     fixed = told(left, ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
-    assert "noclobber: 1 proven fix, 1 finding left" in fixed.words
+    assert "noclobber: 1 fix, proven; 1 finding left" in fixed.words
     assert path.read_text() == "x = 1\n"
 
 

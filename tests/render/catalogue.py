@@ -115,7 +115,7 @@ silent_write = finding(
     _EMA.save(9, "net(x)", "`net.0.weight` is saved here: linear keeps its weight"),
     _EMA.write(12, "p.data.mul_(0.99)", "`mul_` overwrites it here, through `.data`"),
     _EMA.read(13, "loss.backward()", "backward reads the changed bytes here; the gradient is wrong"),
-    notes=("`.data` has a version counter of its own: the check in backward compares another one",),
+    notes=("`.data` has its own version counter: the check in backward compares another one",),
     suggestions=advice("do it after backward, in a `torch.no_grad()` block, without `.data`"),
 )
 
@@ -143,7 +143,7 @@ foreign_write = finding(
         "backward reads it at line 31 of rollout.py, in AddmmBackward0",
     ),
     suggestions=advice(
-        "give the tensor bytes of its own: `torch.tensor(buf)` copies",
+        "give the tensor its own bytes: `torch.tensor(buf)` copies",
         _ENV.edit(27, "torch.from_numpy(env.frame)", "torch.from_numpy(env.frame).clone()"),
     ),
 )
@@ -157,15 +157,14 @@ untracked_write = finding(
     _PRUNED.read(21, "net(x, keep).square().mean().backward()", "backward goes through it here"),
     severity="warning",
     notes=(
-        "of a write through `.data` nothing is recorded: backward goes through what made the old values, without the "
-        "derivative of `mul_`",
+        "a write through `.data` is not recorded: backward follows the old values, without the derivative of `mul_`",
     ),
     suggestions=(
         *advice(
             "let autograd see it: compute the new value out of place",
             _PRUNED.edit(7, "hidden.data.mul_(keep)", "hidden = hidden.mul(keep)"),
         ),
-        *advice("where the gradient is meant to pass unchanged, say so: `hidden = hidden + (new - hidden).detach()`"),
+        *advice("or, if the gradient should pass unchanged, write `hidden = hidden + (new - hidden).detach()`"),
     ),
 )
 

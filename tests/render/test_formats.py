@@ -163,7 +163,7 @@ def test_the_command_gives_a_shell_the_words_as_they_were(words: tuple[str, ...]
     for text in (footer(report), render(report, "github").replace("%0A", "\n").replace("%25", "%")):
         line = text.rstrip("\n").split("\n")[-1]
         assert line.isprintable()
-        command = line.removeprefix("mend with proof: noclobber fix ")
+        command = line.removeprefix("to fix this: noclobber fix ")
         assert command != line
         printed = subprocess.run(["bash", "-c", rf"printf '%s\0' {command}"], capture_output=True, check=True).stdout
         assert printed == b"".join(os.fsencode(word) + b"\0" for word in words)

@@ -62,7 +62,7 @@ def test_a_step_between_two_losses() -> None:
     )
     help_ = finding.suggestions[0].message
     assert help_.startswith(
-        "run every backward before the steps: move `opt.step()` below line 4; no `zero_grad()` may come between"
+        "run every backward before the steps: move `opt.step()` below line 4; call no `zero_grad()` in between"
     )
     assert "run the forward again" in helped(finding)
     assert "detach" in helped(finding)
@@ -77,7 +77,7 @@ def test_weights_that_were_put_back_are_said_to_be() -> None:
     assert plain is not None
     assert back is not None
     assert plain.notes[0].endswith("`Adam.step` has changed it since")
-    assert back.notes[0].endswith("only the version moved, and the gradient would have been right")
+    assert back.notes[0].endswith("only the version changed, and the gradient would have been right")
 
 
 def test_a_step_that_a_carried_state_leads_back_over() -> None:
@@ -134,7 +134,7 @@ def test_an_optimizer_of_the_users_own_shows_both_lines() -> None:
     written = [one for one in finding.labels if one.role == "write"]
     assert [(one.span.line, one.primary) for one in written] == [(6, True), (3, False)]
     assert written[1].text == "`sub_` writes it here, in that step"
-    assert "an alias such as `.data` has a version counter of its own, so PyTorch raises nothing" in finding.notes
+    assert "an alias such as `.data` has its own version counter, so PyTorch raises nothing" in finding.notes
 
 
 def test_a_fused_step_is_silent() -> None:

@@ -76,7 +76,7 @@ def test_a_window_of_one_line_is_that_line() -> None:
 def test_no_line_is_known() -> None:
     finding = found(REUSED, foreign(None, handed=Handed("from_numpy", REUSED.at("torch.from_numpy(buf)"))))
     assert [(one.role, one.primary) for one in finding.labels] == [("save", True), ("create", False), ("read", False)]
-    assert finding.notes[1] == "the line that wrote was not seen; it ran after the save and before backward"
+    assert finding.notes[1] == "noclobber did not see the line of this write; it ran after the save and before backward"
 
 
 def test_nothing_but_the_bytes_is_known() -> None:

@@ -37,7 +37,7 @@ def test_a_repeated_backward_is_summed() -> None:
     assert finding.message == "second backward through a graph that the first one has freed"
     assert [one.message for one in finding.suggestions] == [
         "sum the losses and call `backward` once",
-        "or pass `retain_graph=True` to the first `backward`, where one graph really serves two",
+        "or pass `retain_graph=True` to the first `backward`, if one graph really serves two",
     ]
     assert told(finding, "save").text == "part of the freed graph was built here: exp kept a tensor for its backward"
     assert told(finding, "read").primary
@@ -50,7 +50,7 @@ def test_a_carried_state_is_detached_and_retain_graph_is_no_cure() -> None:
     assert [one.message for one in finding.suggestions] == [
         "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
     ]
-    assert finding.notes[0].startswith("`retain_graph=True` is no cure")
+    assert finding.notes[0].startswith("`retain_graph=True` does not fix")
 
 
 def test_a_part_that_two_losses_share_is_no_carried_state() -> None:
@@ -75,10 +75,9 @@ def test_a_state_that_is_written_in_place_is_named_as_it_is_spelled() -> None:
         Refusal(MESSAGE, program.at("loss.backward()"), written=written, call="backward", repeated_root=False)
     )
     assert finding is not None
-    assert told(finding, "write").text == "`self.centre` is written in place here, and carries it over"
+    assert told(finding, "write").text == "`self.centre` is written in place here and carries the old graph over"
     assert [one.message for one in finding.suggestions] == [
-        "write the state where no gradient is recorded, inside `with torch.no_grad():`, or detach the value that is "
-        "written"
+        "write the state inside `with torch.no_grad():`, or detach the value that is written"
     ]
 
 

@@ -132,7 +132,7 @@ def test_an_in_place_method_that_is_rewritten_has_a_twin() -> None:
 
 def test_an_unknown_node_and_a_custom_function_have_words_too() -> None:
     assert reason(Save("AlignmentLossBackward", "", Tensor(), 0)).startswith(
-        "what `AlignmentLoss` saves must keep its bytes"
+        "what `AlignmentLoss` saves must not change"
     )
     words = reason(Save("LogaddexpBackward0", "other", Tensor(), 0))
     assert words == "the backward of logaddexp computes with its operand `other` as it was in forward"

@@ -54,7 +54,7 @@ def test_a_named_leaf_is_in_the_headline_and_its_line_is_blamed() -> None:
         ("p.mul_(0.9).add_(q)", "aten::mul_", "moving average"),
         ("p.lerp_(q, 0.1)", "aten::lerp_", "moving average"),
         ("p.normal_(0, 0.02)", "aten::normal_", "torch.nn.init"),
-        ("p *= mask", "aten::mul_", "not to be differentiated"),
+        ("p *= mask", "aten::mul_", "no gradient should flow"),
     ],
 )
 def test_what_trains_or_sets_up_a_weight_goes_under_no_grad(line: str, op: str, words: str) -> None:
@@ -141,7 +141,7 @@ def test_a_write_below_a_view_is_blamed_where_it_was_not_where_it_surfaces() -> 
     assert roles == [("create", 1, False), ("write", 2, True), ("read", 3, False)]
     assert helped(finding).startswith("write out of place\n")
     unknown = found(Refusal(SEVERAL, program.at("a * 2"), call="access"))
-    assert told(unknown, "read").text == "the view is used here, after the write below it"
+    assert told(unknown, "read").text == "the view is used here, after the write to its base"
 
 
 def test_a_library_line_is_shown_inside() -> None:

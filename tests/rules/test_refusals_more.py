@@ -156,7 +156,7 @@ def test_an_error_that_surfaces_in_backward_offers_no_edit_there() -> None:
     message = "In-place leakyReLu backward calculation is triggered with a negative slope which is not supported."
     program = Program("loss.backward()\n")
     finding = found(Refusal(message, program.at("loss.backward()"), call="backward"))
-    assert (finding.code, told(finding, "read").text) == ("NC399", "backward meets it here")
+    assert (finding.code, told(finding, "read").text) == ("NC399", "backward reads it here")
 
 
 def test_a_function_that_writes_is_blamed_at_its_write() -> None:

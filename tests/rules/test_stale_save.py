@@ -91,7 +91,7 @@ def test_an_unseen_writer_still_gives_a_finding() -> None:
     assert finding.code == "NC101"
     assert finding.message == "a tensor that backward still needs was written in place"
     assert told(finding, "save").primary
-    assert any("was not recorded" in note for note in finding.notes)
+    assert any("noclobber did not see this write" in note for note in finding.notes)
 
 
 def test_a_second_writer_is_a_label_when_there_is_room_and_a_note_when_not() -> None:
@@ -133,7 +133,7 @@ def test_the_message_that_names_another_node_is_explained() -> None:
     program = Program("y = h**2\nh.sigmoid_()\nloss.backward()\n")
     finding = found(program, "h**2", "h.sigmoid_()", "aten::sigmoid_", node=("PowBackward0", "self"))
     assert finding.notes[1:] == (
-        "the message of PyTorch names SigmoidBackward0: that is the write; PowBackward0 is what needs the tensor",
+        "PyTorch's message names SigmoidBackward0: that is the write, and PowBackward0 needs the tensor",
     )
 
 
@@ -224,6 +224,7 @@ def test_a_write_in_backward_asks_for_a_new_tensor_there() -> None:
         told(finding, "save").text == "a tensor of shape (4,) is saved here: `AlignmentLoss` keeps a tensor (version 0)"
     )
     assert (
-        finding.suggestions[0].message == "return a new tensor from this `backward` and leave what was saved as it is"
+        finding.suggestions[0].message
+        == "return a new tensor from this `backward` and leave the saved tensor unchanged"
     )
     assert program.mended(finding)[0].splitlines()[1] == "dlogits = dlogits * upstream"

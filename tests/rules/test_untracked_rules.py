@@ -34,10 +34,7 @@ def test_a_function_does_not_mark_its_input() -> None:
     change = write("aten::mul_", FUNCTION.at("t.mul_(3)"), tensor=Tensor((4,), name="t"))
     finding = the(Undeclared("Triple", change, FUNCTION.at("Triple.apply(h)")))
     assert (finding.code, finding.rule, finding.severity) == ("NC207", "undeclared-write", "error")
-    assert (
-        finding.message
-        == "the Function `Triple` writes its input and does not say so: gradients of later uses leave it out"
-    )
+    assert finding.message == "the Function `Triple` writes its input and does not say so: later gradients leave it out"
     assert told(finding, "write").text == "`mul_` writes the input here (version 0 -> 1)"
     assert told(finding, "create").text == "`Triple` is applied here"
     assert "as if `Triple` had not run" in finding.notes[0]
@@ -114,15 +111,15 @@ def test_a_change_through_data() -> None:
 
 def test_values_of_another_tensor_are_cut_off() -> None:
     finding = untracked("h.copy_(u)", "aten::copy_", "no_grad", Tensor((4,), name="h"), Tensor((4,), name="u"))
-    assert finding.message == "`h` takes its values from the graph under `no_grad`: no gradient flows back there"
+    assert finding.message == "`h` gets values from the graph under `no_grad`: no gradient flows back to them"
     assert told(finding, "write").text == "`copy_` cuts `u` off its graph here"
-    assert "use the value itself" in helped(finding)
+    assert "assign the new tensor to the name" in helped(finding)
 
 
 def test_a_generated_weight_is_assigned() -> None:
     weight, made = Tensor((4,), name="conv.weight", kind="parameter"), Tensor((4,), name="made")
     finding = untracked("conv.weight.data", "data=", "assigned", weight, made)
-    assert finding.message.startswith("the parameter `conv.weight` takes its values from the graph by `t.data = u`")
+    assert finding.message.startswith("the parameter `conv.weight` gets values from the graph by `t.data = u`")
     assert told(finding, "write").text == "the assignment to `.data` cuts `made` off its graph here"
     assert "`torch.func.functional_call(" in helped(finding)
 
@@ -163,7 +160,7 @@ def test_a_gradient_of_an_overwritten_tensor() -> None:
     finding = the(Overwritten(Tensor((4,), name="feat"), change, read))
     assert (finding.code, finding.rule, finding.severity) == ("NC209", "overwritten-input", "warning")
     assert finding.message == (
-        "a gradient is asked with respect to `feat`, which was overwritten in place: it is that of the new value"
+        "a gradient is taken with respect to `feat` after an in-place write: it belongs to the new value"
     )
     assert [(one.role, one.text) for one in finding.labels] == [
         ("write", "`relu_` overwrites it here (version 0 -> 1)"),
@@ -189,5 +186,5 @@ def test_a_hook_on_a_view_is_lost(name: str | None) -> None:
     assert finding.message.endswith("drops the hooks registered on it")
     assert told(finding, "create").span.line == 2
     assert told(finding, "write").text == "`relu_` drops the hook here (version 0 -> 1)"
-    assert told(finding, "read").text == "backward passes the hook by here"
+    assert told(finding, "read").text == "backward skips the hook here"
     assert "register the hook after the write" in helped(finding)

@@ -1,4 +1,4 @@
-"""What a report suggests, fitted to the files as they are, and the command that finds and proves other changes."""
+"""Fits the suggestions of a report to the files, and adds the command that finds and proves other changes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Apart = Callable[[], AbstractContextManager[None]]
 
 
 def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
-    """The report with edits that anybody can apply as they stand, and in `program` the command that proves others.
+    """Return the report with edits that can be applied as they stand, and with the command that proves others.
 
-    Nothing is run. `words` is the program as `python` would be given it. Each finding is worked on inside an `apart()`,
-    which keeps from the report what goes wrong there.
+    Nothing is run. `words` is the program as `python` would be given it. Each finding is handled inside an `apart()`,
+    so that an error there does not reach the report.
     """
-    findings, can_mend = list(report.findings), False
+    findings, can_fix = list(report.findings), False
     for number, finding in enumerate(findings):
         with apart():
-            findings[number], found = _advised(finding, number < MOST and not can_mend)
-            can_mend |= found
+            findings[number], found = _advised(finding, number < MOST and not can_fix)
+            can_fix |= found
     told = replace(report, findings=tuple(findings))
-    if words[0] in ("-", "-c") or not can_mend:
+    if words[0] in ("-", "-c") or not can_fix:
         return told
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
     return replace(told, program={**report.program, "fix": {"command": ["noclobber", "fix", *script]}})
@@ -43,8 +43,8 @@ def _advised(finding: Finding, ask: bool) -> tuple[Finding, bool]:
     is_current = all(map(_is_current, finding.labels))
     own = tuple(_fitting(one, is_current) for one in finding.suggestions)
     long = is_current and any(_is_long(one.span.path) for one in finding.labels)
-    can_mend = long or any(one.edits for one in own) or (ask and is_current and _has_candidate(finding))
-    return replace(finding, suggestions=own), can_mend
+    can_fix = long or any(one.edits for one in own) or (ask and is_current and _has_candidate(finding))
+    return replace(finding, suggestions=own), can_fix
 
 
 def _is_current(label: Label) -> bool:
@@ -111,7 +111,7 @@ def _patch(edits: Sequence[Edit]) -> Patch:
 
 
 def _exact(edits: Sequence[Edit], patch: Patch) -> tuple[Edit, ...]:
-    """The edits that give a patch when they are taken by the letter."""
+    """Return the exact edits that give a patch."""
     files = patch.before.items()
     by_file = [(source, [one for one in edits if os.path.realpath(one.span.path) == path]) for path, source in files]
     return tuple(edit for source, some in by_file for edit in source.exact(some))

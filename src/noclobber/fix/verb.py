@@ -1,4 +1,4 @@
-"""`noclobber fix`: searches, mends, and says in words and as a diff what came of it."""
+"""`noclobber fix`: finds in-place writes, fixes them, and reports the result in words and as a diff."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def fix(
     seconds: float,
     tell: Callable[[str], None],
 ) -> Fixed:
-    """Mend the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`.
+    """Fix the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`.
 
-    `unproven`: write patches too whose gradients could not be compared with the right ones.
+    `unproven`: also write patches whose gradients could not be compared with the right ones.
     """
     _require(words)
     with Launcher(words) as launcher:
@@ -64,13 +64,13 @@ def fix(
 
 def _require(words: Sequence[str]) -> None:
     if words[0] == "-c":
-        raise CannotFix("`noclobber fix` mends files, and `-c` has none: put the code into a script")
+        raise CannotFix("`noclobber fix` changes files, and `-c` has none: put the code into a script")
     if words[0] == "-":
-        raise CannotFix("`noclobber fix` mends files, and stdin is none: put the code into a script")
+        raise CannotFix("`noclobber fix` changes files, and stdin is none: put the code into a script")
 
 
 def _nothing(search: Result, seconds: float) -> Fixed | None:
-    """What is said where there is nothing to mend, or nothing could be seen."""
+    """Return the report if there is nothing to fix, else None. Raises CannotFix if the program cannot be watched."""
     if search.crash:
         raise CannotFix(f"internal error: {search.crash}")
     if search.ended is Ended.REFUSED:
@@ -78,21 +78,21 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     if search.findings:
         return None
     if search.ended in (Ended.TIMEOUT, Ended.DIED):
-        raise CannotFix(f"nothing is known of this program: {search.error}")
+        raise CannotFix(f"noclobber could not watch this program: {search.error}")
     if not search.torch:
         return Fixed(0, words=["noclobber: nothing to fix: torch was never imported"])
     if search.ended in (Ended.RAISED, Ended.EXIT):
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
-        raise CannotFix(f"the program failed for another reason than a write in place: {search.error}{reads}")
+        raise CannotFix(f"the program failed, but not because of an in-place write: {search.error}{reads}")
     calls = f"{search.calls} backward call{'s' * (search.calls != 1)}"
     if not search.calls:
-        calls += ", and so no gradient"
-    over = f" in the first {seconds:g} s; `--seconds` looks further" if search.ended is Ended.LIMIT else ""
+        calls += ", so no gradient"
+    over = f" in the first {seconds:g} s; `--seconds` runs it for longer" if search.ended is Ended.LIMIT else ""
     return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 
 
 def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
-    """What is said of it, and written."""
+    """Return the report of a search for fixes. Write the patch if `writing`."""
     fixed = Fixed(1 if done.left else 0)
     for one in done.mended:
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
@@ -102,7 +102,9 @@ def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += _diffs(patch)
     for finding, meant in done.asked:
         fixed.words.append(_line(finding))
-        fixed.words.append("  only you can say what is meant, and nothing is written; norms of the first gradients:")
+        fixed.words.append(
+            "  only the author can say what is meant, so nothing is written; norms of the first gradients:"
+        )
         for reading in meant:
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
@@ -137,11 +139,10 @@ def _summary(done: Mending) -> str:
     proven = sum(one.compared for one in done.mended)
     checked = sum(one.proven and not one.compared for one in done.mended)
     others = len(done.mended) - proven - checked
-    counts = [_counted(proven, "proven fix", "es")] if proven or not (checked or others) else []
-    counts += [_counted(checked, "checked fix", "es")] if checked else []
-    counts += [_counted(others, "unproven fix", "es")] if others else []
-    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to mend"
-    return f"noclobber: {', '.join(counts)}, {left}"
+    counts = {"proven": proven, "checked": checked, "unproven": others}
+    words = [f"{_counted(count, 'fix', 'es')}, {how}" for how, count in counts.items() if count]
+    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
+    return f"noclobber: {'; '.join([*(words or ['no proven fix']), left])}"
 
 
 def _line(finding: Finding) -> str:
@@ -156,21 +157,19 @@ def _write(done: Mending, fixed: Fixed, may_be_written: bool) -> None:
     if outside:
         fixed.status = 1
         names = ", ".join(f"`{_shown(path)}`" for path in outside)
-        fixed.words.append(
-            f"noclobber: nothing written: {names} is not a file of the current folder; the diff is above"
-        )
+        fixed.words.append(f"noclobber: nothing written: {names} is not in the current folder; the diff is above")
         return
     if done.left:
         fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
         return
     if not may_be_written:
         fixed.status = 1
-        fixed.words.append("noclobber: nothing written: not all of it is proven; `--write --unproven` writes it")
+        fixed.words.append("noclobber: nothing written: not every fix is proven; `--write --unproven` writes them all")
         return
     try:
         for path, source in done.patch.before.items():
             if Source.read(path).text != source.text:
-                raise CannotFix(f"nothing written: `{_shown(path)}` has changed meanwhile")
+                raise CannotFix(f"nothing written: `{_shown(path)}` has changed in the meantime")
         for source in done.patch.after.values():
             replace_file(source)
     except (OSError, Misfit) as error:

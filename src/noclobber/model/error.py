@@ -9,7 +9,7 @@ class ClobberError(RuntimeError):
     """A save was overwritten (at read), or is about to be (`on_write="raise"`). `findings` explain it."""
 
     findings: tuple[Finding, ...] = ()
-    handles: set[int] = set()  # noqa: RUF012 - which saves are explained already; never changed in place on the class
+    handles: set[int] = set()  # noqa: RUF012 - the saves that are explained already; never changed in place on the class
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travels between processes as its message and findings."""
@@ -21,7 +21,7 @@ class ClobberWarning(UserWarning):
 
 
 class UnsupportedTorch(RuntimeError):
-    """This release of PyTorch lacks something that noclobber stands on, or has given it another meaning."""
+    """This release of PyTorch lacks something that noclobber needs, or has changed what it means."""
 
 
 for _public in (ClobberError, ClobberWarning, UnsupportedTorch):

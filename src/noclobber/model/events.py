@@ -17,7 +17,7 @@ that it writes, code that torch never saw (numpy, a kernel), or another process.
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a reader recognises a tensor by. `name` is `h`, or `net.fc.weight`; None where nobody holds it any more."""
+    """A tensor as a reader knows it. `name` is `h`, or `net.fc.weight`; None if no variable holds it any more."""
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -113,7 +113,7 @@ class Refusal:
     call: Literal["write", "backward", "grad", "save", "access"] = "write"
     repeated_root: bool | None = None
     """For a freed graph: True where the roots of this backward were already run through, False where only an older part
-    of the graph was; None where it is not known."""
+    of the graph was; None if not known."""
     shared: bool = False
     """For an older part of a freed graph: whether another backward freed it since the same line last ran one. Else it
     is of an earlier iteration: a carried state."""

@@ -1,4 +1,4 @@
-"""Finding: one thing a reader should know, with the places it concerns. What every renderer and the fixer see."""
+"""Finding: one problem and its places in the source. Renderers and `fix` read it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Finding:
         return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
 
     def with_field_of(self, other: Finding) -> Finding:
-        """This finding with what an equal one says of another field that the same line saves."""
+        """Return this finding, with the field of an equal finding that the same line saves."""
         known = self.save["fields"] if self.save else []
         if not self.save or not other.save or other.save["field"] in known:
             return self

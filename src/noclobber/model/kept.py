@@ -1,4 +1,4 @@
-"""What `preserve` kept: bytes that a write would have taken from backward, line by line."""
+"""What `preserve` kept: the bytes that a write would have destroyed, line by line."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class Kept:
     times: int
     """How many copies."""
     again: bool = False
-    """Whether `save` is the call of a checkpoint, whose region reads these bytes again when it is run anew."""
+    """Whether `save` is the call of a checkpoint, whose region reads these bytes when it runs again."""

@@ -18,7 +18,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A way of seeing that could not be armed in this release of PyTorch, or that failed while the program ran.
+    """A part of noclobber that this release of PyTorch does not support, or that failed while the program ran.
 
     `internal`: noclobber itself is at fault, and `trace` is its traceback, where NOCLOBBER_DEBUG is set.
     """
@@ -31,8 +31,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the run could see. `unseen` lists, in words, what it could not: "clean" is never said of that. `notes` say
-    what else a reader must know to trust the rest."""
+    """What the run could see. `unseen` lists in words what it could not see, and so never calls clean. `notes` say what
+    else a reader must know."""
 
     writes: str = "dispatch key"
     saves: bool = True

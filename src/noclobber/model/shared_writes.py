@@ -9,7 +9,7 @@ from noclobber.model.finding import Finding, Label, Suggestion
 
 
 def of_one_write(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, those of one write to one tensor as one, in the order in which they were first seen.
+    """Return the findings in order, with all findings of one write to one tensor as one.
 
     `save` stays that of the first. Findings that ask for different changes to the source stay apart.
     """
@@ -64,7 +64,7 @@ def _text(one: str, other: str) -> str:
 
 
 def _suggestions(ours: tuple[Suggestion, ...], others: tuple[Suggestion, ...]) -> tuple[Suggestion, ...] | None:
-    """The helps of both, where they change the source in the same way or not at all; else None."""
+    """Return the helps of both findings if they make the same change to the source, or none; else None."""
     one, other = (first[0] if first else Suggestion("") for first in (ours, others))
     if one.edits != other.edits:
         return None

@@ -1,4 +1,4 @@
-"""Silent wrongs that are no clobber of a save: what is recomputed, handed on, cut off or lost. Frozen records."""
+"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, untracked writes, lost hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noclobber.model.source import Site
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A checkpointed region was computed anew for backward and gave other bytes than in forward.
+    """A checkpointed region ran again for backward and gave other bytes than in forward.
 
     `region` is the call of `checkpoint`; `save` the first tensor that differs (of a reentrant region an output), with
     the place in forward where it was saved; `writes` are those since then to what the region reads, when known.
@@ -54,7 +54,7 @@ class Undeclared:
 
 @dataclass(frozen=True, slots=True)
 class Untracked:
-    """A tensor in the graph was given values that autograd knows nothing of, and was then differentiated through.
+    """A tensor in the graph got values that autograd does not know about, and backward then went through it.
 
     `how`: under `no_grad` or `inference_mode`, through `.data`, or by `t.data = u`. `source` is the value written,
     where that itself is in a graph, which is cut off there; None where the write has a derivative of its own (`mul_`,
@@ -70,7 +70,7 @@ class Untracked:
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """A gradient is asked with respect to a tensor that was overwritten after it was made: it is the new value's."""
+    """A gradient is taken with respect to a tensor that was overwritten: it is the gradient of the new value."""
 
     tensor: Tensor
     write: Write

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.render.diff import changes
-from noclobber.render.text import MENDING, broken, fix_command, one_line, place, shown_path, visible
+from noclobber.render.text import FIXING, broken, fix_command, one_line, place, shown_path, visible
 
 MOST_ROWS = 8
 """Lines of a diff in an annotation, which is shown between the lines of a pull request."""
@@ -57,7 +57,7 @@ def _annotation(finding: Finding, command: str) -> str:
         if len(rows) > MOST_ROWS:
             text.append(f"... {len(rows) - MOST_ROWS} more")
     if command and any(suggestion.edits for suggestion in finding.suggestions):
-        text.append(f"{MENDING}: {command}")
+        text.append(f"{FIXING}: {command}")
     told = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
     return f"::{_LEVEL.get(finding.severity, 'error')} {told}::{'%0A'.join(map(_escaped, text))}"
 

@@ -11,7 +11,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
-from noclobber.render.text import MENDING, broken, fix_command, one_line, visible
+from noclobber.render.text import FIXING, broken, fix_command, one_line, visible
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
@@ -53,7 +53,7 @@ def footer(report: Report, *, color: bool = False) -> str:
         also = f" (also {', '.join(others)})" if others else ""
         rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
         if command := fix_command(report.program):
-            rows.append([("help", MENDING), ("", f": {command}")])
+            rows.append([("help", FIXING), ("", f": {command}")])
     return "".join(_painted(row, _STYLES if color else {}) for row in rows)
 
 
@@ -100,7 +100,7 @@ def _counts(report: Report) -> str:
 
 
 def _rank(severity: str) -> int:
-    """Errors first; a word of another version of the report last."""
+    """Sort errors first; a severity that only another version knows comes last."""
     return [*_SEVERITY, severity].index(severity)
 
 
@@ -115,7 +115,7 @@ def _watched(coverage: Coverage) -> str:
     if coverage.saves:
         parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
     if not parts:
-        return "nothing found, as nothing was watched"
+        return "nothing found, because nothing was watched"
     return f"nothing found; watched: {' and '.join(parts)}"
 
 

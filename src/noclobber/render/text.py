@@ -1,4 +1,4 @@
-"""Text made fit to be read: characters that act on a terminal made visible, paths as a reader would type them."""
+"""Text for readers: control characters are made visible, paths are shown as a reader would type them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noclobber.model.source import Span, source_line
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
-MENDING = "mend with proof"
+FIXING = "to fix this"
 """What stands before the command of `fix_command`."""
 _ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _BREAK = re.compile(r"\r\n|[\r\n]")
@@ -39,7 +39,7 @@ def visible_character(character: str) -> str:
 
 
 def visible(text: str) -> str:
-    """A text in which every character that would act, not show, is spelled out; newlines too."""
+    """Return the text with every control character spelled out, newlines too."""
     return text if text.isprintable() else "".join(map(visible_character, text))
 
 
@@ -87,7 +87,7 @@ def read_source(path: str, line: int) -> str:
 
 
 def fix_command(program: Mapping[str, Any]) -> str:
-    """What to type to have the edits of a report proven; empty where the report does not say."""
+    """Return the command that proves the edits of a report; empty if the report has none."""
     fix = program.get("fix")
     words = fix.get("command") if isinstance(fix, Mapping) else None
     if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):

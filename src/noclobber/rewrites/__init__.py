@@ -1,9 +1,9 @@
 """Changes to the source that are sound by construction: a closed list of rewrites, each with its conditions beside it.
 
-A report shows a change only where one of these fits: what it says can be applied as it stands. The conditions are
-decided from the source and from what was observed. Everything else is words, and `noclobber fix`, which runs what it
-proposes. The changes of a report are made together: where one finding has none, none is shown for the others either, as
-the program would still be wrong with it.
+A report shows a change only if one of these rewrites fits; the change can then be applied as it stands. The conditions
+are decided from the source and from what was observed. In all other cases a report has only words, and `noclobber fix`
+runs what it proposes. The changes of a report belong together: if one finding has no change, the report shows none for
+the others either, because the program would still be wrong with them.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ REWRITES: tuple[Callable[[Finding], Sound | None], ...] = (
 
 
 def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings with the changes that are sound, and words where there are none."""
+    """Return the findings with changes that are sound, or with words alone."""
     found = [sound(one) for one in findings]
     together = _together([one for one, finding in zip(found, findings, strict=True) if finding.severity == "error"])
     return tuple(_with(finding, one, together) for finding, one in zip(findings, found, strict=True))
 
 
 def sound(finding: Finding) -> Sound | None:
-    """The first rewrite that fits a finding; none where autograd was kept from seeing the write of a tensor in the
-    graph: whether that is to be part of the gradient only its author knows."""
+    """Return the first rewrite that fits a finding, else None. It is None if autograd did not see the write: only the
+    author knows whether the write should be part of the gradient."""
     if any(one.get("untracked") for one in finding.writes):
         return None
     return next((one for rewrite in REWRITES if (one := rewrite(finding)) is not None), None)
 
 
 def _together(found: Sequence[Sound | None]) -> tuple[Edit, ...] | None:
-    """The edits of all findings, each once; None where one has none, or two of them touch one place."""
+    """Return the edits of all findings, each once; None if a finding has none, or if two edits touch one place."""
     edits = list(dict.fromkeys(edit for one in found if one is not None for edit in one.edits))
     spans = sorted((edit.span.path, _ends(edit)) for edit in edits)
     apart = all(

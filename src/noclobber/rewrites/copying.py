@@ -1,9 +1,9 @@
 """Copy what a refused write reads or writes.
 
 Sound because a refused write never happened, so there is nothing to keep but values.
-- The value that overlaps what it is written to is read from a clone, so it is what it was before the write.
+- If the value overlaps the written memory, it is read from a clone, so it keeps its bytes from before the write.
 - A view that is written, and whose base is not read again, is made a clone first.
-- A custom Function that may not write what it is given gets a clone, where nothing reads the original afterwards.
+- A custom Function that may not write its argument gets a clone, if nothing reads the original afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OVERLAPS = re.compile(r"memory that the same operation reads")
 
 
 def copied(finding: Finding) -> Sound | None:
-    """A clone of an operand, where nothing else is to change."""
+    """Return a rewrite that clones an operand and changes nothing else."""
     write = blamed(finding)
     if finding.code in _APPLIED:
         for one in (write, place(finding, "read")):

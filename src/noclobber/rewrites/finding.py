@@ -20,7 +20,7 @@ def place(finding: Finding, role: Role) -> Place | None:
 
 
 def blamed(finding: Finding) -> Place | None:
-    """The same for what wrote; for a refusal that is the line that was refused."""
+    """Return the syntax at the write; for a refusal, at the refused line."""
     return place(finding, "write")
 
 
@@ -35,7 +35,7 @@ def name_of(finding: Finding) -> str:
 
 
 def lines_written(finding: Finding, file: File) -> set[int]:
-    """The lines of the writes that a finding tells of; 0 stands for a line of another file, or one not known."""
+    """Return the lines of a finding's writes; 0 for a line of another file, or an unknown line."""
     return {_line(one.get("path"), one.get("line"), file) for one in finding.writes}
 
 

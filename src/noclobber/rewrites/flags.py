@@ -1,8 +1,8 @@
 """Take `inplace=True` from a module or a call.
 
-Sound where what the module was called with is a tensor that nothing reads again: the result of another call, which is
-new and has no name, or a name that alone holds it (holding.py) and is bound to the result. Then only who shares memory
-changes, and that nobody can tell. The module is made in one place, by `nn.X(..., inplace=True)` in its class or as a
+Sound if nothing reads the argument of the module again: it is the new result of another call and has no name, or one
+name alone holds it (holding.py) and is bound to the result. Then only the sharing of memory changes, and the program
+cannot notice that. The module is made in one place, by `nn.X(..., inplace=True)` in its class or as a
 part of an `nn.Sequential`, whose inner results have no names.
 """
 
@@ -24,7 +24,7 @@ from noclobber.syntax.writes import is_flagged
 
 
 def without_flag(finding: Finding) -> Sound | None:
-    """The flag taken out where the module is made, or from the call."""
+    """Return a rewrite that removes the flag, where the module is made or from the call."""
     place = blamed(finding)
     if place is None or not isinstance(place.node, ast.Call):
         return None
@@ -54,14 +54,14 @@ def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:
 
 
 def _fits(file: File, call: ast.Call, writes: bool) -> bool:
-    """Whether the result of a call is used, and what it is called with is read by nothing else where it is written."""
+    """Return True if the result of a call is used, and nothing else reads its argument if the call writes it."""
     if len(call.args) != 1 or call.keywords or isinstance(file.above[call], ast.Expr):
         return False
     return not writes or _is_last_use(file, call, call.args[0])
 
 
 def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
-    """Whether nothing reads the argument of a call after it, and something the result."""
+    """Return True if nothing reads the argument after the call, and something reads the result."""
     if isinstance(file.above[call], ast.Expr):
         return False
     if isinstance(argument, ast.Call):
@@ -87,7 +87,7 @@ def _is_read_after(file: File, name: str, write: ast.stmt) -> bool:
 
 
 def dropped(file: File, call: ast.Call) -> Edit | None:
-    """The edit that takes the flag out of a call; where another argument stands behind it, `False` in its place."""
+    """Return the edit that removes the flag from a call, or sets it to `False` if another argument follows it."""
     flag = keyword(call, "inplace")
     if flag is None:
         return None

@@ -1,10 +1,10 @@
 """Put the updates of parameters under `torch.no_grad()`.
 
-Sound for what PyTorch refuses because a parameter that requires a gradient is written: the program never got further,
-so there is no behaviour to keep but the values that the statement computes. It is an update, not a part of the
-function, where what it writes is made of gradients, numbers and plain arithmetic alone: no gradient could flow through
-that. What a custom Function writes is no update.
-Each statement of the same kind around is put there too, as PyTorch would refuse it next.
+Sound if PyTorch refuses the write because the parameter requires a gradient: the program stopped there, so only the
+values that the statement computes have to stay the same. A write is an update, and not a part of the function, if its
+value consists only of gradients, numbers and plain arithmetic: no gradient could flow through that. What a custom
+Function writes is no update.
+Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
 
 
 def guarded(finding: Finding) -> Sound | None:
-    """`with torch.no_grad():` around an update that was refused, and around its like."""
+    """Return a rewrite that puts a refused update, and updates like it, under `with torch.no_grad():`."""
     place = blamed(finding)
     if place is None or finding.code not in ("NC301", "NC302", "NC304"):
         return None
@@ -61,7 +61,7 @@ def guarded(finding: Finding) -> Sound | None:
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:
-    """Whether a statement writes in place what is made of gradients and numbers alone."""
+    """Return True if a statement writes in place a value of gradients and numbers only."""
     values = _values(write)
     if values is None:
         return False
@@ -82,7 +82,7 @@ def _descends(write: ast.stmt) -> bool:
 
 
 def _values(write: ast.stmt) -> list[ast.expr] | None:
-    """What a statement writes in place with; None where it is no such write."""
+    """Return the values that an in-place statement writes; None if it is no in-place write."""
     if isinstance(write, ast.AugAssign):
         return [write.value]
     if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
@@ -91,7 +91,7 @@ def _values(write: ast.stmt) -> list[ast.expr] | None:
 
 
 def _is_average(write: ast.stmt) -> bool:
-    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which nobody differentiates."""
+    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
     text = ast.unparse(write)
     return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", text))
 
@@ -105,7 +105,7 @@ def _mentions_gradient(value: ast.expr) -> bool:
 
 
 def _is_number(file: File, value: ast.expr) -> bool:
-    """Whether a value is a number for all that the source says: a name may be a tensor."""
+    """Return True if the source shows that a value is a number; a name may be a tensor."""
     if isinstance(value, ast.BinOp):
         return _is_number(file, value.left) and _is_number(file, value.right)
     if isinstance(value, ast.UnaryOp):

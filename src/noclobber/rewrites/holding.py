@@ -1,4 +1,4 @@
-"""Whether a name alone holds the memory that is written through it: then the name can be given another tensor, and
+"""Decides whether a name alone holds the memory that is written through it. Then the name can get another tensor, and
 nothing else in the program sees the difference."""
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, a
 
 
 def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None = None) -> bool:
-    """Whether no other name, and no container, holds what a name holds when a statement writes through it.
+    """Return True if no other name or container holds the tensor of a name when a statement writes through it.
 
     Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
     does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
     use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
-    not bound in: under `no_grad` what is written in place stays in the graph, and what is made anew does not.
+    not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
     `given` is what the writing call itself is called with.
     """
     scope = file.scope(write)
@@ -60,7 +60,7 @@ def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None =
 
 
 def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
-    """The same for a gradient, or what was saved, in a `backward` or a hook: what these write nobody is to see.
+    """Return the same for a gradient or a save in a `backward` or hook: no other code should see these writes.
 
     So it is enough that no other name of the function holds it.
     """
@@ -77,7 +77,7 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
 
 
 def is_new(file: File, value: ast.expr) -> bool:
-    """Whether an expression gives a new tensor each time."""
+    """Return True if an expression gives a new tensor each time."""
     if isinstance(value, (ast.BinOp, ast.Compare)):
         return True
     if isinstance(value, ast.UnaryOp):
@@ -122,7 +122,7 @@ def _run_by(call: ast.Call) -> ast.expr:
 
 
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
-    """Whether a use of a tensor leaves nothing behind that holds its memory, but what is `returned`."""
+    """Return True if nothing holds the memory of a tensor after this use, except what is `returned`."""
     above = file.above[node]
     if isinstance(above, _READING):
         return True
@@ -182,7 +182,7 @@ def _same_name(one: ast.expr, other: ast.expr) -> bool:
 
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:
-    """Whether a function of the file gives one new tensor, which nothing else holds by then."""
+    """Return True if a function of the file returns one new tensor that nothing else holds."""
     if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
         return False
     with _asking(function) as is_first:
@@ -197,7 +197,7 @@ def _returns_new(file: File, one: ast.Return) -> bool:
 
 
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
-    """Whether a function neither keeps nor writes what it is given, but what an `autograd.Function` saves."""
+    """Return True if a function neither keeps nor writes its arguments, except what an `autograd.Function` saves."""
     with _asking(function) as is_first:
         given = arguments_of(function) - {"self", "ctx"}
         if not is_first or any(_mentions(one, name) for one in nested(function) for name in given):
@@ -217,7 +217,7 @@ _asked: ContextVar[frozenset[ast.FunctionDef]] = ContextVar("asked", default=fro
 
 @contextmanager
 def _asking(function: ast.FunctionDef) -> Iterator[bool]:
-    """Look into a function. Gives False for one that is being looked into already: it calls itself."""
+    """Look into a function. Gives False if the search is already inside it, because it calls itself."""
     before = _asked.get()
     token = _asked.set(before | {function})
     try:
@@ -236,7 +236,7 @@ def _is_saved(file: File, name: ast.Name) -> bool:
 
 
 def arguments_of(scope: Scope) -> set[str]:
-    """The names of what a function is given."""
+    """Return the names of a function's arguments."""
     if isinstance(scope, ast.Module):
         return set()
     some = scope.args
@@ -289,14 +289,14 @@ def _binds(one: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
 
 
 def _is_on_the_way(name: ast.Name, binding: ast.Assign, write: ast.stmt, loops: list[ast.AST]) -> bool:
-    """Whether a name is met between a binding and the end of a write; in a loop that holds the write, everywhere."""
+    """Return True if a use is between a binding and the end of a write, or anywhere in a loop around the write."""
     if ends(binding) <= starts(name) < ends(write):
         return True
     return any(starts(loop) <= starts(name) < ends(loop) for loop in loops if isinstance(loop, ast.stmt))
 
 
 def _binds_new(file: File, name: ast.Name) -> bool:
-    """Whether what binds a name gives it a new tensor, or what it held before."""
+    """Return True if a binding gives the name a new tensor, or the tensor that it held before."""
     above = file.above[name]
     if isinstance(above, ast.AugAssign):
         return True

@@ -1,4 +1,4 @@
-"""A change among the suggestions of the rule: first, in the place of the one that says the same in words."""
+"""Puts a change first among a rule's suggestions, and drops the suggestion that says the same in words."""
 
 from __future__ import annotations
 

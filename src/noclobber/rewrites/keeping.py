@@ -80,7 +80,7 @@ def kept_as_clone(finding: Finding) -> Sound | None:
 
 
 def _is_meant(finding: Finding) -> bool:
-    """Whether what is written may be meant as a part of the function, or be a mistake that others see as well.
+    """Return True if the write may be meant as a part of the function, or may be a mistake that other code also sees.
 
     So it may where a value is given through `.data` to what is in the graph, and where a tensor is added to more than
     once, as when two modules are handed the same one: then no source tells what is right.
@@ -107,7 +107,7 @@ _ADDING = tuple(
 
 
 def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | None:
-    """The operand that a node saves in a field, if it can be cloned where it stands."""
+    """Return the operand that a node saves in a field, if the text can clone it there."""
     which = 0 if field in _FIRST else 1 if field in _SECOND else None
     operands = _operands(file, save, node)
     if which is None or len(operands) <= which:

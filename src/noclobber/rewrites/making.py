@@ -1,7 +1,7 @@
-"""What gives a new tensor, whose memory nothing else holds, and what keeps nothing of its arguments.
+"""Tables of calls that give a new tensor with its own memory, and of calls that keep nothing of their arguments.
 
-The tables are closed: a name that is in none of them may do anything, unless the file has it as a function or class of
-its own, which is then looked into. Functions and methods that return their argument in some case (`reshape`, `to`,
+The tables are closed: a name that is in none of them may do anything, unless it is a function or class of the file,
+which is then looked into. Functions and methods that return their argument in some case (`reshape`, `to`,
 `contiguous`, `dropout`) are left out on purpose (torch 2.13; tests/rewrites/test_making.py asks the installed torch).
 """
 
@@ -130,5 +130,5 @@ def _is_passing_function(call: ast.Call) -> bool:
 
 
 def _hands_on(method: str) -> bool:
-    """Whether a method may give its tensor or a view of it: those that write in place do."""
+    """Return True if a method may return its tensor or a view of it, as methods that write in place do."""
     return method in HANDING_ON or (method.endswith("_") and not method.startswith("_"))

@@ -1,8 +1,8 @@
 """Write out of place, or into a clone, through a name that alone holds the tensor.
 
-Sound where, for every statement of the function that writes through the name from the first that is blamed on, the name
-alone holds what is written (holding.py): what the statement made in place it now makes of a new tensor, and each later
-use of the name meets that one. Nothing else can meet the difference, as nothing else holds the memory.
+Sound if the name alone holds the written tensor (holding.py), for the first blamed statement and each later one that
+writes through the name. Each statement then makes a new tensor, and each later use of the name reads that tensor.
+Nothing else can see the difference, because nothing else holds the memory.
 
 - Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
   wider type would decide. So what is narrower than float32 is cloned instead.
@@ -30,7 +30,7 @@ _WIDE = ("float32", "float64", "complex64", "complex128")
 
 
 def rebound(finding: Finding) -> Sound | None:
-    """The writes of a finding made out of place; where one cannot be, into a clone."""
+    """Return a rewrite that makes the writes of a finding out of place, or else into a clone."""
     place = blamed(finding)
     if place is None or finding.code not in _CODES or kind_of(finding) == "parameter":
         return None
@@ -71,7 +71,7 @@ def _name_written(file: File, write: ast.stmt) -> str | None:
 
 
 def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
-    """Whether a statement may run after another one: it stands behind, or a loop holds both."""
+    """Return True if a statement may run after another one: it comes later in the text, or a loop holds both."""
     return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
 
 

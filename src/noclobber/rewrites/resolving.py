@@ -1,4 +1,4 @@
-"""What a call calls: the module that a name is bound to, or a function of the file."""
+"""Finds what a call calls: the module that a name is bound to, or a function of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
 
 
 def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
-    """The call that a name, or an attribute of `self`, is bound to once and for all; None where that is not plain."""
+    """Return the only call that a name or attribute of `self` is bound to; None if that is not certain."""
     if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
     bound = _bindings(file, callee, where)
@@ -53,7 +53,7 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
 
 
 def _is_set_from_outside(file: File, attribute: str) -> bool:
-    """Whether anything but `self` has an attribute of this name set."""
+    """Return True if the file sets an attribute of this name on anything but `self`."""
     stored = (one for one in ast.walk(file.tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
     return any(one.attr == attribute and last_name(one.value) != "self" for one in stored)
 

@@ -1,8 +1,8 @@
-"""Give a new tensor where a hook or a `backward` writes into what autograd handed it, or where a call is refused whose
-value is what counts.
+"""Make a new tensor where a hook or a `backward` writes into a tensor that autograd gave it, or where PyTorch refuses a
+call of which only the value is used.
 
-Sound because nobody is to see these writes: autograd hands gradients and saves to others too, and a refused write never
-happened. What the function computes with is the new tensor.
+Sound because no other code should see these writes: autograd gives gradients and saves to other parts too, and a
+refused write never happened. The function itself computes with the new tensor.
 - In a `backward` or a hook, the name is bound to the new tensor; no other name of the function may hold the old one.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
 """
@@ -24,7 +24,7 @@ _REFUSED = ("NC206", "NC303", "NC307", "NC399")
 
 
 def returned_new(finding: Finding) -> Sound | None:
-    """A write in a backward or a hook made out of place, or the value of a refused call."""
+    """Return a rewrite that makes a write in a backward or hook out of place, or gives the value of a refused call."""
     place = blamed(finding)
     if place is None:
         return None
@@ -53,7 +53,7 @@ def _bound(file: File, write: ast.stmt) -> Sound | None:
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found
-    return Sound(f"make a new tensor of `{target.id}`, and leave what autograd handed in as it is", tuple(edits))
+    return Sound(f"make a new tensor of `{target.id}`, and leave the given tensor unchanged", tuple(edits))
 
 
 def _valued(file: File, call: ast.Call) -> Sound | None:

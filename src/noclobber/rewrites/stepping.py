@@ -25,7 +25,7 @@ from noclobber.syntax.tree import File, last_line, within
 
 
 def stepped_later(finding: Finding) -> Sound | None:
-    """The step moved behind the backward, which is given the parameters that it is for."""
+    """Return a rewrite that moves the step after the backward, and limits the backward to its own parameters."""
     write, read = blamed(finding), place(finding, "read")
     if finding.code not in ("NC103", "NC203", "NC201") or write is None or read is None or write.file is not read.file:
         return None

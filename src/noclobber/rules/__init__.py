@@ -1,10 +1,10 @@
-"""The catalogue: every rule of this folder, found by walking it. A rule is one module; it knows no other.
+"""The catalogue of all rules in this folder. A rule is one module, and it imports no other rule.
 
 A rule module holds
 - its docstring: the page that `noclobber explain CODE` prints, with a bad and a good example;
 - `CODE`, `NAME`, `SEVERITY`;
 - `MESSAGES`: patterns of PyTorch's error texts that this rule explains, of this and older releases (may be empty);
-- `find(event) -> Finding | None`: pure; None where the event is not its business.
+- `find(event) -> Finding | None`: a pure function; None if the rule does not explain this event.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Rule(Protocol):
     MESSAGES: Sequence[re.Pattern[str]]
 
     def find(self, event: Event) -> Finding | None:
-        """The finding for an event, None where another rule must speak."""
+        """Return the finding for an event, None if this rule does not explain it."""
         ...
 
 
 @cache
 def catalogue() -> tuple[Rule, ...]:
-    """Every rule, in the order of its code. NC399, which takes what no other rule takes, comes last among refusals."""
+    """Return every rule, sorted by code. NC399 takes refusals that no other rule takes, so it comes last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("nc")]
     rules: list[Rule] = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return tuple(sorted(rules, key=lambda rule: rule.CODE))
 
 
 def explain(event: Event) -> Finding | None:
-    """The first rule's word on an event; None where no rule knows it (an error that is not about writing in place)."""
+    """Return the finding of the first rule that explains an event; None if no rule does."""
     for rule in catalogue():
         finding = rule.find(event)
         if finding is not None:

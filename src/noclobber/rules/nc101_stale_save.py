@@ -1,17 +1,16 @@
 """NC101 stale-save: an in-place write changes a tensor that backward still needs
 
 What happens
-    An operation keeps a tensor for its backward (exp its result, sin its input, a product both factors).
-    Later code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice,
-    `inplace=True`, an update under `torch.no_grad()`. Backward then finds other bytes than were saved, and
-    PyTorch raises "one of the variables needed for gradient computation has been modified by an inplace
-    operation".
+    An operation keeps a tensor for backward: exp keeps its result, sin its input, a product both factors. Later
+    code writes into that tensor: `+=`, a method that ends in an underscore, an assignment to a slice,
+    `inplace=True`, an update under `torch.no_grad()`. Backward then finds changed bytes, and PyTorch raises "one of
+    the variables needed for gradient computation has been modified by an inplace operation".
 
 Why
-    With the new bytes the gradient would be a wrong number. PyTorch keeps one version counter for a tensor and
-    all its views and compares it when backward reads. The node that its message names is the producer of the
-    tensor as it is now, which is often the last writer; it is neither the line that saved nor always the line that
-    wrote.
+    With the new bytes the gradient would be wrong. A tensor and all its views share one version counter, and
+    PyTorch compares it when backward reads the tensor. The error message names the operation that produced the
+    tensor as it is now. That is often the last write. It is not the line that saved the tensor, and not always the
+    line that wrote.
 
 Example
     import torch
@@ -30,15 +29,15 @@ Instead
     h.sum().backward()
 
 Notes
-    - Only what an operation keeps may not change; every other tensor may be overwritten.
+    - Only a tensor that an operation keeps must stay unchanged. Every other tensor may be overwritten.
     - sigmoid, exp, tanh, sqrt and softmax keep their result. relu does too. Their input may be overwritten.
     - sin, log, gelu and a power by a number keep their input. Their result may be overwritten.
     - `2**h` keeps exponent and result; a power of a tensor by a tensor keeps base, exponent and result.
-    - linear keeps its weight, and its input only where the weight needs a gradient. Convolutions keep both.
+    - linear keeps its weight. It keeps its input only if the weight needs a gradient. Convolutions keep both.
     - norm, std, amax, prod, cumprod and logsumexp keep their input and their result.
     - `torch.no_grad()` and `.detach()` do not help: they share the version counter.
-    - `.data` has a counter of its own, so it only hides the error and leaves the gradient wrong.
-    - Weights that change between forward and backward are mostly an optimizer's doing: see NC103.
+    - `.data` has its own counter, so it only hides the error. The gradient is still wrong.
+    - If weights change between forward and backward, the cause is mostly an optimizer: see NC103.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ MESSAGES = (
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch raises and that no more special cause explains."""
+    """The finding for a clobber that PyTorch raises, if no other rule has a more special cause for it."""
     if not isinstance(event, Clobber) or cause(event) != "stale":
         return None
     writes = overlapping(event)
@@ -80,16 +79,16 @@ def _unseen(clobber: Clobber) -> list[str]:
     if clobber.writes:
         return []
     number = clobber.current - clobber.save.version
-    times = f" ({counted(number, 'write')} by the version counter)" if number > 0 else ""
-    return [f"the line that wrote was not recorded{times}; it ran after the save and before backward"]
+    times = f" (the version counter shows {counted(number, 'write')})" if number > 0 else ""
+    return [f"noclobber did not see this write{times}; it happened after the save and before backward"]
 
 
 def _misnamed(clobber: Clobber) -> list[str]:
-    """PyTorch's message names what produced the tensor last; worth a word where that is the write itself."""
+    """A note where PyTorch's message names the write itself, as the last operation that produced the tensor."""
     node = getattr(parse(clobber.message or ""), "node", None)
     if node is None or stem(node) == stem(clobber.save.node):
         return []
     writers = {op_in_words(write.op).rstrip("_") for write in clobber.writes}
     if node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_") not in writers:
         return []
-    return [f"the message of PyTorch names {node}: that is the write; {clobber.save.node} is what needs the tensor"]
+    return [f"PyTorch's message names {node}: that is the write, and {clobber.save.node} needs the tensor"]

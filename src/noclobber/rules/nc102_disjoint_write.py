@@ -1,13 +1,13 @@
-"""NC102 disjoint-write: PyTorch refuses, though the bytes written are not the bytes that backward needs
+"""NC102 disjoint-write: PyTorch refuses a write that does not touch the bytes that backward needs
 
 What happens
-    Backward needs a slice of a tensor, later code writes another slice of the same storage, and PyTorch raises
-    "modified by an inplace operation". Typical: `h[t] = f(h[t - 1])` over a preallocated buffer, each slot
-    written once.
+    Backward needs a slice of a tensor. Later code writes another slice of the same storage, and PyTorch raises
+    "modified by an inplace operation". A typical case is `h[t] = f(h[t - 1])` over a preallocated buffer, where
+    each slot is written once.
 
 Why
-    PyTorch counts versions once for a tensor and all its views, not per byte, so it cannot tell the slices apart.
-    The gradient would have been right.
+    A tensor and all its views share one version counter. PyTorch does not count bytes, so it cannot see that the
+    two slices are different. The gradient would have been right.
 
 Example
     import torch
@@ -28,9 +28,9 @@ Instead
     torch.stack(h).sum().backward()
 
 Notes
-    - Where the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. It costs the bytes of the
+    - If the buffer must stay, save a copy of the slice: `h[t] = h[t - 1].clone() * w`. This costs the memory of the
       slice.
-    - Advanced indexing (`h[torch.tensor(t)]`) copies as well.
+    - Advanced indexing (`h[torch.tensor(t)]`) makes a copy as well.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
     note = (
-        "PyTorch counts versions once for a tensor and its views; the bytes written are not the bytes saved, so the "
-        "gradient would have been right"
+        "a tensor and its views share one version counter; this write did not touch the saved bytes, so the gradient "
+        "would have been right"
     )
     name = event.save.tensor.name
     clone = Suggestion("save a copy of the slice that is read: `.clone()`")

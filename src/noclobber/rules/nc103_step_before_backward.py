@@ -1,14 +1,14 @@
 """NC103 step-before-backward: an optimizer changes weights that a later backward still needs
 
 What happens
-    A forward runs, an optimizer steps, and then a backward goes through that forward. The weights it needs are
-    the old ones; the step has overwritten them in place. Of the questions that quote only PyTorch's message, most
-    are this.
+    A forward runs, an optimizer steps, and then a backward goes through that forward. Backward needs the old
+    weights, but the step has overwritten them in place. Most questions that quote only PyTorch's message have this
+    cause.
 
 Why
-    The gradient of an input is made of the weights of the forward. After the step they are gone, so PyTorch
-    raises. Old releases (before 1.5) wrote weights through `.data`, noticed nothing, and gave the gradient of no
-    network at all.
+    The gradient of an input is computed from the weights of the forward. After the step those weights are gone, so
+    PyTorch raises. In old releases (before 1.5) optimizers wrote weights through `.data`. PyTorch noticed nothing
+    then, and the gradient belonged to no network at all.
 
 Example
     import torch
@@ -31,11 +31,10 @@ Instead
     optimizer.step()
 
 Notes
-    Two networks (GAN, actor and critic): run every backward before the first step, or compute the second loss
-    after the step of the first network, or detach what the second loss should not reach
-    (`critic(fake.detach())`).
-    A state carried from one iteration to the next (`h`, a memory, a running loss) drags the old graph along: `h =
-    h.detach()` after the step. `retain_graph=True` only turns one error into this one.
+    Two networks (GAN, actor and critic): run every backward before the first step, or compute the second loss after
+    the step of the first network, or detach what the second loss should not reach (`critic(fake.detach())`).
+    A state carried from one iteration to the next (`h`, a memory, a running loss) also carries the old graph: use
+    `h = h.detach()` after the step. `retain_graph=True` only turns one error into this one.
     With `fused=True` no version is counted and nothing is raised: see NC203.
 """
 
@@ -56,7 +55,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch raises and that an optimizer's step is to blame for."""
+    """The finding for a clobber that PyTorch raises and that the step of an optimizer caused."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None
     writes = sorted(overlapping(event), key=lambda write: not is_step(write))

@@ -5,9 +5,9 @@ What happens
     raises "Trying to backward through the graph a second time".
 
 Why
-    Two causes look alike. Either the same loss, or two losses with a common part, are run backward one after the
-    other. Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries its graph
-    into this one.
+    There are two causes, and they look alike. Either two backwards go through the same part of the graph: for the
+    same loss, or for two losses with a common part. Or a tensor of an earlier iteration (a hidden state, a memory,
+    a running loss) still carries its graph into this one.
 
 Example
     import torch
@@ -25,9 +25,9 @@ Instead
     (h.sum() + h.prod()).backward()
 
 Notes
-    For a carried state, `h = h.detach()` at the end of each iteration is the cure. `retain_graph=True` is none
+    For a carried state, write `h = h.detach()` at the end of each iteration. `retain_graph=True` does not help
     there: the graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
-    `retain_graph=True` on the first backward is right where one graph really serves two.
+    If one graph really serves two backwards, pass `retain_graph=True` to the first.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ _HEADLINES = {
 }
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
-_STATE = (
-    "write the state where no gradient is recorded, inside `with torch.no_grad():`, or detach the value that is written"
-)
+_STATE = "write the state inside `with torch.no_grad():`, or detach the value that is written"
 _SUM = "sum the losses and call `backward` once"
-_RETAIN = "or pass `retain_graph=True` to the first `backward`, where one graph really serves two"
+_RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
 
 def find(event: Event) -> Finding | None:
@@ -87,9 +85,13 @@ def find(event: Event) -> Finding | None:
 
 def _note(repeated: bool | None) -> str:
     if repeated:
-        return "a backward frees what its graph saved, so the graph serves once"
-    cure = "`retain_graph=True` is no cure for a carried state: the graph would grow with every iteration"
-    return cure if repeated is False else f"a backward frees what its graph saved, so the graph serves once; {cure}"
+        return "a backward frees what its graph saved, so the graph can be used only once"
+    cure = "`retain_graph=True` does not fix a carried state: the graph would grow with every iteration"
+    return (
+        cure
+        if repeated is False
+        else f"a backward frees what its graph saved, so the graph can be used only once; {cure}"
+    )
 
 
 def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Finding:
@@ -99,10 +101,10 @@ def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Find
 
 
 def _carries(event: Refusal) -> str:
-    """ "`self.centre` is written in place here, and carries it over": the target as it is spelled there."""
+    """ "`self.centre` is written in place here and carries the old graph over": the target as the line spells it."""
     target = target_of(event.written)
     what = f"`{ast.unparse(target)}`" if target is not None else "a tensor"
-    return f"{what} is written in place here, and carries it over"
+    return f"{what} is written in place here and carries the old graph over"
 
 
 def _labels(event: Refusal) -> tuple[Label, ...]:

@@ -1,13 +1,13 @@
-"""NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the last one
+"""NC105 buffer-sync: a module rewrites its buffer on every forward, while backward still needs the old one
 
 What happens
     Some modules rewrite a buffer in each forward: DistributedDataParallel broadcasts the buffers of rank 0,
-    observers and normalisations update a statistic. Two forwards before one backward, and the first forward's
-    buffer is gone.
+    observers and normalisations update a statistic. If two forwards run before one backward, the buffer of the
+    first forward is gone.
 
 Why
-    The first forward kept the buffer for its backward. Where the module writes with a counted operator PyTorch
-    raises; newer releases hide the broadcast of DistributedDataParallel from the counter, and then the gradient
+    The first forward kept the buffer for its backward. If the operator that writes counts a version, PyTorch
+    raises. Newer releases hide the broadcast of DistributedDataParallel from the version counter. Then the gradient
     is silently wrong on every rank whose buffers differ from those of rank 0.
 
 Example
@@ -31,8 +31,8 @@ Instead
     first.sum().backward()
 
 Notes
-    With DistributedDataParallel: concatenate the batches and run one forward, or pass `broadcast_buffers=False`
-    where the buffers need not agree, or rebind a buffer in the module instead of writing into it.
+    With DistributedDataParallel: concatenate the batches and run one forward. Or pass `broadcast_buffers=False` if
+    the buffers need not be equal on all ranks. Or rebind the buffer in the module instead of writing into it.
     The running statistics of a batch norm are NC203. A buffer that the program itself writes (a queue, a memory
     bank, power iteration) is NC101.
 """
@@ -55,7 +55,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A buffer rewritten by a module's own upkeep between a forward that kept it and its backward."""
+    """The finding for a buffer that a module rewrote between the forward that kept it and the backward."""
     if not isinstance(event, Clobber) or cause(event) != "sync":
         return None
     writes = overlapping(event)
@@ -79,12 +79,12 @@ def find(event: Event) -> Finding | None:
 
 
 def _broadcasts(writes: tuple[Write, ...]) -> tuple[Write, ...]:
-    """One write for each broadcast: that of a lone buffer is received into the buffer and then copied onto itself."""
+    """One write for each broadcast. A lone buffer is received in place and then copied onto itself: two writes."""
     return tuple(write for write in writes if write.op.startswith("c10d::") or not _is_spread(write)) or writes
 
 
 def _is_spread(write: Write) -> bool:
-    """Whether ranks were made alike: several buffers travel as one and are then copied, uncounted, into each."""
+    """Return True if the write made ranks equal: buffers travel as one, then an uncounted copy fills each."""
     if write.op.startswith("c10d::") or "broadcast" in write.op:
         return True
     if write.op == "aten::copy_" and write.via == "unversioned":

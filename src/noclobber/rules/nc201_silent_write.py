@@ -1,13 +1,13 @@
 """NC201 silent-write: a write that PyTorch does not count changes a tensor that backward still needs
 
 What happens
-    `.data`, `t.data = u`, `set_` with another tensor's storage, `untyped_storage()` and `swap_tensors` reach the
-    same bytes with a version counter of their own, or none. Backward reads other bytes than were saved, and
-    nothing is raised.
+    The program writes through `.data`, `t.data = u`, `set_` with another tensor's storage, `untyped_storage()` or
+    `swap_tensors`. These reach the same bytes, but with their own version counter or with none. Backward reads
+    changed bytes, and nothing is raised.
 
 Why
-    PyTorch's only check compares version counters. A write that moves another counter goes unseen, and the
-    gradient is a wrong number.
+    PyTorch's only check compares version counters. It does not see a write that moves another counter, and the
+    gradient is wrong.
 
 Example
     import torch
@@ -30,9 +30,9 @@ Instead
     print(x.grad)  # gives 8, 8, 8
 
 Notes
-    Replacing `.data` by `.detach()` or by `torch.no_grad()` makes PyTorch notice, so it raises; the write still
-    has to go. Where the gradient should not see the change, compute with a new tensor: `h = h + (h * 2 -
-    h).detach()`.
+    If you replace `.data` by `.detach()` or by `torch.no_grad()`, PyTorch notices the write and raises. You still
+    have to remove the write.
+    If the gradient should not see the change, compute with a new tensor: `h = h + (h * 2 - h).detach()`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ def _hidden(write: Write, save: Save) -> str:
     if write.via == "swap":
         return "`swap_tensors` moves the bytes and their counter together, so PyTorch raises nothing"
     if is_compiled(save.node):
-        return "what torch.compile made keeps an alias with its own version counter, so PyTorch raises nothing"
+        return "compiled code keeps an alias with its own version counter, so PyTorch raises nothing"
     what = f"`{op_in_words(write.op)}` wrote through an alias that has its own version counter"
     return f"{what} (`.data`, `set_`, a storage), so PyTorch raises nothing"

@@ -1,13 +1,14 @@
 """NC202 foreign-write: code that torch does not see changes a tensor that backward still needs
 
 What happens
-    The memory of a tensor is also that of something else: the numpy array it was made from (`torch.from_numpy`) or
-    that was made from it (`.numpy()`, dlpack, an address given to a kernel), or of a tensor in another process. The
-    other side writes there between forward and backward. Backward reads the new bytes, and nothing is raised.
+    A tensor shares its memory with something else. This may be a numpy array that the tensor was made from
+    (`torch.from_numpy`), or something that was made from the tensor (`.numpy()`, dlpack, an address given to a
+    kernel), or a tensor in another process. The other side writes there between forward and backward. Backward
+    reads the new bytes, and nothing is raised.
 
 Why
-    PyTorch counts the writes of its own operators. A write by numpy, by a kernel that was given an address, or by
-    another process passes no operator of this process, so no version moves.
+    PyTorch counts the writes of its own operators. A write by numpy, by a kernel or by another process uses no
+    operator of this process, so no version changes.
 
 Example
     import numpy
@@ -32,14 +33,15 @@ Instead
     print(w.grad)  # gives 1, 1, 1
 
 Notes
-    Environments and data loaders that fill one buffer again and again are the usual case. `torch.tensor(array)`
-    copies, `torch.from_numpy` and `torch.as_tensor` do not. A tensor's own `.numpy()` is the same memory too:
-    `.numpy(force=True)` copies only where it must, `.numpy().copy()` always.
-    Where the write is found by its bytes alone, the report gives the lines between which it happened.
-    A write that changes nothing but the sign of zeros is no finding where backward does not divide by them. Of a
-    tensor that had zeros of both signs this can't be told, and the write is reported.
-    Weights in shared memory that several processes train without a lock (Hogwild) change between a worker's
-    forward and its backward: give each worker a local copy, and send it only the gradients.
+    The usual case is an environment or a data loader that fills one buffer again and again. `torch.tensor(array)`
+    copies, `torch.from_numpy` and `torch.as_tensor` do not. `t.numpy()` shares the memory of `t` too:
+    `.numpy(force=True)` copies only if it must, `.numpy().copy()` always copies.
+    If noclobber knows the write only from the changed bytes, the report gives the two lines between which it
+    happened.
+    A write that only changes the sign of zeros is not reported, unless backward divides by them. If a tensor had
+    zeros of both signs, noclobber cannot decide this and reports the write.
+    Weights in shared memory that several processes train without a lock (Hogwild) change between a worker's forward
+    and its backward. Give each worker a local copy, and send only the gradients to the shared weights.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlp
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber whose bytes were changed by code that torch does not see, or by nobody that is known."""
+    """The finding for a clobber whose bytes were changed by code that torch does not see, or by an unknown write."""
     if not isinstance(event, Clobber) or cause(event) != "foreign":
         return None
     writes = overlapping(event)
@@ -90,7 +92,7 @@ def _hidden(write: Write) -> list[str]:
         return ["the memory is shared, the version counter is not: each process counts its own writes"]
     notes = ["torch does not see this write, so no version is counted and PyTorch raises nothing"]
     if write.site is None and write.since is None:
-        notes.append("the line that wrote was not seen; it ran after the save and before backward")
+        notes.append("noclobber did not see the line of this write; it ran after the save and before backward")
     return notes
 
 
@@ -103,18 +105,18 @@ def _cures(write: Write) -> tuple[Suggestion, ...]:
     handed = write.handed
     if handed is None:
         return (
-            Suggestion("give the tensor bytes of its own: `torch.from_numpy(buf)` shares those of the array"),
+            Suggestion("give the tensor its own bytes: `torch.from_numpy(buf)` shares those of the array"),
             Suggestion("or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not"),
         )
     if handed.by in TAKEN_IN:
-        return (Suggestion(f"give the tensor bytes of its own: {_copied(handed)}"),)
+        return (Suggestion(f"give the tensor its own bytes: {_copied(handed)}"),)
     if handed.by in _GIVEN_OUT:
         return (
             Suggestion("write into a copy: `t.numpy().copy()`"),
             Suggestion("or write with torch and out of place, so that autograd keeps the old bytes"),
         )
     return (
-        Suggestion("let the code outside of torch write into a tensor of its own, or give autograd a `.clone()`"),
+        Suggestion("let the code outside of torch write into its own tensor, or give autograd a `.clone()`"),
         Suggestion("or let it write after the last backward that needs these bytes"),
     )
 

@@ -1,12 +1,12 @@
 """NC203 unversioned-op: an operator that counts no version changes a tensor that backward still needs
 
 What happens
-    A few operators write without moving the version counter: the steps of fused optimizers, batch norm on its
+    A few operators write without changing the version counter: the steps of fused optimizers, batch norm on its
     running statistics, collectives such as `all_reduce`. Backward reads what they wrote, and nothing is raised.
 
 Why
-    PyTorch's check compares version counters, and these operators have no kernel that moves one. The same program
-    with `fused=False` raises (NC103); with `fused=True` it gives a wrong gradient.
+    PyTorch's check compares version counters, and these operators have no kernel that changes one. The same program
+    with `fused=False` raises (NC103). With `fused=True` it gives a wrong gradient.
 
 Example
     import torch
@@ -31,9 +31,9 @@ Instead
     print(w.grad)  # gives 5, 5, 5
 
 Notes
-    Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that
-    backward rewrites them: run the backward first, or the train-mode forward on a copy of the module.
-    In train mode the statistics are not read by backward, and rewriting them is harmless.
+    Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that backward
+    rewrites them: run the backward first, or run the train-mode forward on a copy of the module.
+    In train mode backward does not read the statistics, so rewriting them is harmless.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def find(event: Event) -> Finding | None:
 
 
 def _uncounted(write: Write) -> str:
-    who = "an alias such as `.data` has a version counter of its own" if write.via == "data" else ""
+    who = "an alias such as `.data` has its own version counter" if write.via == "data" else ""
     return f"{who or 'a fused optimizer counts no version'}, so PyTorch raises nothing"
 
 

@@ -1,14 +1,14 @@
 """NC204 unchecked-save: an in-place write changes a tensor that backward needs, where PyTorch's check is off
 
 What happens
-    The write is an ordinary one, and would raise. But the tensor was saved under saved-tensor hooks
+    The write is an ordinary one that would raise. But the tensor was saved under saved-tensor hooks
     (`saved_tensors_hooks`, `save_on_cpu`), or a custom Function keeps it as an attribute of its `ctx`. Backward
-    reads other bytes than were saved, and nothing is raised.
+    reads changed bytes, and nothing is raised.
 
 Why
-    PyTorch compares versions when it unpacks what it saved itself. What a hook has packed it doesn't check, not
-    even where the hook returns the tensor as it is. Of `ctx.x = x` it knows nothing at all: only what went
-    through `ctx.save_for_backward` is checked.
+    PyTorch compares versions when it unpacks what it saved itself. It does not check what a hook has packed, even
+    if the hook returns the tensor unchanged. It does not know about `ctx.x = x` at all: it checks only what went
+    through `ctx.save_for_backward`.
 
 Example
     import torch
@@ -35,11 +35,12 @@ Instead
     print(x.grad)  # gives 8, 8, 8
 
 Notes
-    Hooks that meter memory, offload to the CPU or compress all have this effect. `save_on_cpu` makes copies of
-    what lies on a device, which no later write reaches; a tensor that is on the CPU already it keeps as it is.
-    In a Function: `ctx.save_for_backward(x)` for inputs and outputs, and attributes for everything that is no
-    tensor. Besides the check, it frees the tensor in time and avoids a reference cycle with outputs.
-    The write itself has to go, as in NC101; the check would only make the mistake loud.
+    Hooks that measure memory, offload to the CPU or compress all have this effect. `save_on_cpu` copies tensors
+    that are on a device, and no later write reaches the copy. It does not copy a tensor that is already on the CPU.
+    In a Function, use `ctx.save_for_backward(x)` for inputs and outputs, and attributes for everything that is not
+    a tensor. `save_for_backward` also frees the tensor in time and avoids a reference cycle with outputs.
+    You still have to remove the write itself, as in NC101: the check would only turn the wrong gradient into an
+    error.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A clobber that PyTorch would notice, had hooks or a `ctx` not taken its check away."""
+    """The finding for a clobber that PyTorch would notice, if hooks or a `ctx` did not switch its check off."""
     if not isinstance(event, Clobber) or cause(event) != "unchecked":
         return None
     writes = sorted(overlapping(event), key=lambda write: write.via not in COUNTED)
     kind = event.save.tensor.kind
     where = "keeps on its `ctx`" if event.save.unchecked == "ctx" else "needs, unchecked under saved-tensor hooks"
     who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
-    mended = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
+    helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
     applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
     return story(
         (CODE, NAME, SEVERITY),
@@ -77,7 +78,7 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[_silenced(event), reason(event.save)],
-        suggestions=(*mended, *_checked(event)),
+        suggestions=(*helps, *_checked(event)),
         beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
     )
 
@@ -85,14 +86,14 @@ def find(event: Event) -> Finding | None:
 def _silenced(clobber: Clobber) -> str:
     if clobber.save.unchecked == "ctx":
         return (
-            f"PyTorch checks what `ctx.save_for_backward` keeps; of `{clobber.save.field}` it knows nothing, so it "
-            "raises nothing"
+            f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises "
+            "nothing"
         )
     return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
 
 
 def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
-    """For a `ctx` the save that is checked, so that the next such write is loud."""
+    """For a `ctx`: the help to use a save that PyTorch checks, so that it notices the next such write."""
     if clobber.save.unchecked != "ctx":
         return ()
     return (Suggestion("and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)

@@ -1,4 +1,4 @@
-"""NC205 recompute-drift: a checkpointed region computes anew, in backward, from changed tensors
+"""NC205 recompute-drift: a checkpointed region runs again in backward, with changed tensors
 
 What happens
     `torch.utils.checkpoint` keeps the inputs of a region and runs it again in backward. Between the two runs
@@ -7,10 +7,10 @@ What happens
     nothing is raised.
 
 Why
-    What the second run makes is new, so there is no old version to compare with. The only check,
-    `determinism_check`, compares shapes, types and devices, and the number of tensors: where the second run takes
-    another way, PyTorch raises "A different number of tensors was saved". The same program without checkpoint raises
-    (NC101, NC103).
+    The second run makes new tensors, so there is no old version to compare with. The only check,
+    `determinism_check`, compares shapes, types and devices, and the number of tensors. If the second run takes
+    another path, PyTorch raises "A different number of tensors was saved". The same program without checkpoint
+    raises (NC101, NC103).
 
 Example
     import torch
@@ -35,14 +35,15 @@ Instead
     print(x.grad)  # gives 8, 8, 8
 
 Notes
-    Rebinding the name that the region closes over (`scale = new`) changes what the second run reads as well: pass
-    tensors as arguments. Writes that the region makes itself, such as the statistics of a batch norm, happen
-    twice; they do no harm where the region doesn't read them back.
-    `preserve_rng_state=True`, the default, brings torch's random state back, so that dropout drops the same
-    elements; it doesn't cover `random`, numpy, or a generator of one's own.
-    The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it: where a region
-    ends with an `rrelu` in training, backward reads noise that was never drawn. `early_stop=False` runs the region to
-    its end.
+    If you rebind a name that the region closes over (`scale = new`), the second run reads the new tensor. Pass
+    tensors as arguments instead.
+    Writes that the region itself makes happen twice, such as the statistics of a batch norm. They do no harm if the
+    region does not read them back.
+    `preserve_rng_state=True`, the default, restores torch's random state, so that dropout drops the same elements.
+    It does not restore `random`, numpy, or your own generator.
+    The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it. If a region
+    ends with an `rrelu` in training, backward therefore reads noise that was never drawn. `early_stop=False` runs
+    the region to its end.
 """
 
 from __future__ import annotations
@@ -91,19 +92,17 @@ def find(event: Event) -> Finding | None:
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
-    headline, verb = "a checkpointed region gives other bytes when backward computes it anew", "overwrites it"
+    headline, verb = "a checkpointed region gives other bytes when backward runs it again", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
-        headline = (
-            f"{writer_in_words(writes[0])} changes {what}, from which backward computes a checkpointed region anew"
-        )
-        verb = f"overwrites {name_in_words(writes[0].tensor, 'what the region reads,')}"
+        headline = f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region reads again in backward"
+        verb = f"overwrites {name_in_words(writes[0].tensor, 'a tensor that the region reads,')}"
         if writes[0].op == _DETACHES:
-            verb = f"takes {name_in_words(writes[0].tensor, 'what the region reads')} out of the graph"
+            verb = f"takes {name_in_words(writes[0].tensor, 'a tensor that the region reads')} out of the graph"
     saved = event.save.site and label(
         "save",
         event.save.site,
-        f"{name_in_words(event.save.tensor)} is computed here in forward, and anew for backward",
+        f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward",
     )
     apart = event.region and not same_line(event.region, event.save.site)
     region = event.region and apart and label("save", event.region, "the region is checkpointed here")
@@ -121,24 +120,24 @@ def find(event: Event) -> Finding | None:
 
 
 def _other_tensors(refusal: Refusal) -> Finding:
-    """The second run saved tensors of another number or kind, which checkpoint itself notices."""
+    """The finding for a second run that saved other tensors, in number or kind; checkpoint itself notices this."""
     return finding(
         (CODE, NAME, SEVERITY),
-        "a checkpointed region saves other tensors when backward computes it anew",
+        "a checkpointed region saves other tensors when backward runs it again",
         refusal,
-        told="backward computes the region anew here",
-        notes=["something that the region reads has changed since the forward, and it takes another way through it"],
+        told="backward runs the region again here",
+        notes=["something that the region reads has changed since forward, so the second run takes another path"],
         suggestions=[
             Suggestion(
-                "let the region depend on its arguments alone: on no counter, flag or buffer that changes in between, "
-                "and least of all one that it changes itself"
+                "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
+                "above all not on one that the region changes"
             )
         ],
     )
 
 
 def _stopped(event: Drift) -> Finding:
-    """The second run ended before the operator that saved last had made what it keeps."""
+    """The finding for a second run that ended before the last operator filled what it had saved."""
     save, node = event.save, node_in_words(event.save.node)
     saved = save.site and label("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards")
     return story(
@@ -148,7 +147,7 @@ def _stopped(event: Drift) -> Finding:
         (),
         notes=[
             "checkpoint runs the region again in backward, and stops it as soon as everything is saved; "
-            f"{node} saves its `{save.field}` first and fills it then, so backward reads memory that nobody wrote"
+            f"{node} saves its `{save.field}` before it fills it, so backward reads memory that was never written"
         ],
         suggestions=(
             Suggestion("let the region run to its end: `early_stop=False`"),
@@ -164,16 +163,16 @@ def _stopped(event: Drift) -> Finding:
 def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     if not clobber.writes:
         if _forgets_random_state(drift.region):
-            return (Suggestion("let checkpoint bring the random state back: `preserve_rng_state=True`"),)
+            return (Suggestion("let checkpoint restore the random state: `preserve_rng_state=True`"),)
         return (
-            Suggestion("the region must give the same when it runs again: no counters, no globals that change"),
-            Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` brings that back"),
+            Suggestion("the region must compute the same when it runs again: no counters, no globals that change"),
+            Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` restores it"),
         )
     write = clobber.writes[0]
     if write.op == _DETACHES:
         name = write.tensor.name or "t"
         return (Suggestion(f"use `{name}.detach()` for what comes later: `{name}` itself stays in the graph"),)
-    # What the write changed is not what differs: the help is about the former.
+    # The help is about the tensor that was written, which is not the tensor that differs.
     about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
     if is_step(write):
         return step_cures(about, write)
@@ -182,8 +181,8 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
     return (
         Suggestion(
-            "make this change after the last backward that runs the region again; one that the region makes itself is "
-            "made twice, as it is run again"
+            "make this change after the last backward that runs the region again; a change that the region makes "
+            "itself happens twice"
         ),
         Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
     )

@@ -1,15 +1,15 @@
 """NC206 grad-clobber: code that runs in backward writes into a gradient or a saved tensor that others still need
 
 What happens
-    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it is given, or
-    into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with what was
-    left there. Nothing is raised.
+    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it gets, or into a
+    tensor that was saved. Another part of the graph gets the same tensor later, and computes with the changed
+    values. Nothing is raised.
 
 Why
-    Autograd does not copy gradients: an addition hands the same tensor to both of its inputs, and a view of it to
-    others. No version is compared for gradients, and a write through `.data` moves none for saved tensors.
-    Whether the other branch gets the gradient before or after the write hangs on the order in which the graph was
-    built.
+    Autograd does not copy gradients: an addition passes the same tensor to both of its inputs, and other operations
+    pass on a view of it. PyTorch compares no versions of gradients, and for saved tensors a write through `.data`
+    changes none. The other branch may get the gradient before or after the write: this depends on the order in
+    which the graph was built.
 
 Example
     import torch
@@ -31,8 +31,8 @@ Instead
 
 Notes
     A hook that returns a new tensor replaces the gradient for its own tensor alone. In a `backward`, `grad_output`
-    belongs to the caller: make new tensors, also where memory is short. Kernels that write the gradient into the
-    memory of a saved activation are only right where nothing else has saved that activation.
+    belongs to the caller: make new tensors, even if memory is short. A kernel that writes the gradient into the
+    memory of a saved activation is only right if nothing else has saved that activation.
     Hooks on leaves that run after accumulation (`register_post_accumulate_grad_hook`) may write into `.grad`.
 """
 
@@ -61,10 +61,10 @@ def find(event: Event) -> Finding | None:
         return _gradient(event)
     if not isinstance(event, Clobber) or cause(event) != "backward":
         return None
-    notes = ["the write ran in backward and moved no version that PyTorch compares, so it raises nothing"]
+    notes = ["the write ran in backward and changed no version that PyTorch compares, so PyTorch raises nothing"]
     return story(
         (CODE, NAME, SEVERITY),
-        "code that runs in backward overwrites a tensor that another part of it still needs",
+        "code that runs in backward overwrites a tensor that another part of backward still needs",
         event,
         overlapping(event),
         notes=[*notes, reason(event.save)],
@@ -75,24 +75,24 @@ def find(event: Event) -> Finding | None:
 def _gradient(event: GradientWrite) -> Finding:
     write, by_hook = event.write, event.by == "hook"
     who = _who(event)
-    # Versions would only mislead: nobody compares those of gradients.
+    # The label shows no versions: nothing compares the versions of gradients.
     labels = [*write_label(replace(write, version_before=None), verb="overwrites the gradient")]
     if event.registered is not None and not same_line(event.registered, write.site):
         labels.insert(0, label("create", event.registered, "the hook is registered here"))
     where = "runs the hook" if by_hook else f"runs {who}"
     read = read_label(event.read, after=write.site, verb=where)
-    behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
+    library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     words = "return a new gradient from the hook" if by_hook else "make a new tensor, and leave `grad_output` as it is"
     return account(
         (CODE, NAME, SEVERITY),
         f"{who} writes into a gradient that another part of the graph still gets",
-        (*labels, *read, *behind),
+        (*labels, *read, *library),
         write.tensor,
         (write,),
         notes=[
-            "autograd hands one gradient tensor to several parts of the graph, as to both inputs of an addition: what "
-            "is written into it reaches those that run later",
-            "no version is compared for gradients, so PyTorch raises nothing",
+            "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition; "
+            "parts that run later get the changed values",
+            "PyTorch compares no versions of gradients, so it raises nothing",
         ],
         suggestions=[Suggestion(words), *_otherwise(event)],
     )

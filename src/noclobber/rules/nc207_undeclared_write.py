@@ -1,13 +1,13 @@
 """NC207 undeclared-write: a custom operator or Function writes in place and does not say so
 
 What happens
-    An operator made with `torch.library` writes one of its arguments, and its schema says that it writes none
-    (`mutates_args=()`). Or a custom `autograd.Function` writes its input without `ctx.mark_dirty`. Backward goes on
-    with other bytes than were saved, or past the Function, and nothing is raised.
+    An operator made with `torch.library` writes one of its arguments, but its schema says that it writes none
+    (`mutates_args=()`). Or a custom `autograd.Function` writes its input without `ctx.mark_dirty`. Backward then
+    uses changed bytes, or skips the Function, and nothing is raised.
 
 Why
-    PyTorch moves the version of what a schema declares as written, and gives a tensor a new place in the graph
-    where `mark_dirty` says so. It never looks whether the declaration is true.
+    PyTorch changes the version of the arguments that a schema declares as written. It gives an input a new place in
+    the graph if `mark_dirty` names it. It never checks whether these declarations are true.
 
 Example
     import torch
@@ -47,11 +47,11 @@ Instead
     print(x.grad)  # gives 6, 6, 6
 
 Notes
-    A Function that writes its input calls `ctx.mark_dirty(x)` and returns `x`. Without it the input keeps its old
-    place in the graph, and what is computed from it later skips the Function.
+    A Function that writes its input calls `ctx.mark_dirty(x)` and returns `x`. Without this call the input keeps
+    its old place in the graph, and what is computed from it later skips the Function.
     An operator of `torch.library` names what it writes in `mutates_args`, or as `Tensor(a!)` in its schema. With a
-    true declaration the write is an ordinary one, and raises where backward needs the old bytes (NC101): give the
-    operator a clone, or a tensor that no operation has saved.
+    true declaration the write is an ordinary one, and PyTorch raises if backward needs the old bytes (NC101). Then
+    give the operator a clone, or a tensor that no operation has saved.
 """
 
 from __future__ import annotations
@@ -106,17 +106,17 @@ def _function(event: Undeclared) -> Finding:
     labels = [*write_label(write, verb="writes the input")]
     if event.call is not None and not same_line(event.call, write.site):
         labels.append(label("create", event.call, f"{name} is applied here"))
-    behind = inside_label(write.site, f"{writer_in_words(write)} runs here")
+    library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     what = name_in_words(write.tensor, "the input")
     return account(
         (CODE, NAME, SEVERITY),
-        f"the Function {name} writes its input and does not say so: gradients of later uses leave it out",
-        (*labels, *behind),
+        f"the Function {name} writes its input and does not say so: later gradients leave it out",
+        (*labels, *library),
         write.tensor,
         (write,),
         notes=[
-            f"without `mark_dirty`, {what} keeps the place in the graph that it had before the write: what is computed "
-            f"from it later is differentiated as if {name} had not run"
+            f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
+            "run"
         ],
         suggestions=[
             Suggestion("call `ctx.mark_dirty` on the input, and return it"),

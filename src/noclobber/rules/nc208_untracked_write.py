@@ -1,14 +1,14 @@
-"""NC208 untracked-write: a tensor in the graph is given values that autograd does not know of
+"""NC208 untracked-write: a tensor in the graph gets values that autograd does not know about
 
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
-    through `.data`, or is given another tensor's values by `t.data = u`. The program goes on with it and calls
-    backward. The gradient is that of a computation in which the change did not happen, or the tensor whose values
-    were taken gets none.
+    through `.data`, or it gets another tensor's values by `t.data = u`. The program goes on with it and calls
+    backward. The gradient is as if the change had not happened. If the values were copied from another tensor, that
+    tensor gets no gradient.
 
 Why
     Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data`, nothing is
-    recorded: the values change and the graph doesn't. PyTorch can't know whether that was meant.
+    recorded: the values change, but the graph does not. PyTorch cannot know whether you meant that.
 
 Example
     import torch
@@ -30,11 +30,11 @@ Instead
     print(x.grad)  # gives 72, 72, 72
 
 Notes
-    `no_grad` is for what no gradient should see: updates of weights, metrics, initial values. To use generated
+    Use `no_grad` for what no gradient should see: updates of weights, metrics, initial values. To use generated
     weights in a module: `torch.func.functional_call(module, {"weight": generated}, x)`. To adapt parameters in
-    meta-learning: new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
-    Where the gradient is to pass as if nothing had happened (straight-through rounding, gradient tricks), write
-    that down: `h = h + (h.round() - h).detach()`. Then it is no finding.
+    meta-learning: make new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
+    If the gradient should pass as if nothing had happened (straight-through rounding, gradient tricks), write that
+    down: `h = h + (h.round() - h).detach()`. noclobber does not report this form.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _WHERE = {
 
 
 def find(event: Event) -> Finding | None:
-    """A change of a tensor's values that autograd did not record, before a backward through it."""
+    """The finding for a change that autograd did not record, to a tensor that backward then goes through."""
     if not isinstance(event, Untracked) or _only_shifts(event):
         return None
     write, what = event.write, subject(event.tensor)
     cut = event.source is not None
     source = f"`{event.source.name}`" if event.source is not None and event.source.name else "the value written"
     headline = (
-        f"{what} takes its values from the graph {_WHERE[event.how]}: no gradient flows back there"
+        f"{what} gets values from the graph {_WHERE[event.how]}: no gradient flows back to them"
         if cut
         else f"{what} is changed {_WHERE[event.how]}: the gradient is as if that had not happened"
     )
@@ -98,7 +98,7 @@ def find(event: Event) -> Finding | None:
 
 
 def _only_shifts(event: Untracked) -> bool:
-    """Whether the source reads `h.data = h.data + constant`, which leaves the gradient as it is."""
+    """Return True for `h.data = h.data + constant` in the source, which does not change the gradient."""
     assigned = statement_of(event.write.site) if event.how == "assigned" and event.source is None else None
     if not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
         return False
@@ -117,28 +117,26 @@ def _unrecorded(event: Untracked, write: Write) -> str:
     recorded = {
         "no_grad": "under `no_grad` nothing is recorded",
         "inference_mode": "under `inference_mode` nothing is recorded",
-        "data": "of a write through `.data` nothing is recorded",
+        "data": "a write through `.data` is not recorded",
         "assigned": "an assignment to `.data` is not recorded",
     }[event.how]
     if event.source is not None:
-        return f"{recorded}: backward takes the new values for constants, and ends here"
+        return f"{recorded}: backward treats the new values as constants and ends here"
     left_out = writer_in_words(write)
-    return f"{recorded}: backward goes through what made the old values, without the derivative of {left_out}"
+    return f"{recorded}: backward follows the old values, without the derivative of {left_out}"
 
 
 def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
     if event.tensor.kind == "parameter":
         return (
             Suggestion("compute with the new values as a tensor: `torch.func.functional_call(module, {name: new}, x)`"),
-            Suggestion("or make adapted weights out of place, `new = w - lr * g`, and give those to the loss"),
+            Suggestion("or make adapted weights out of place, `new = w - lr * g`, and use them in the loss"),
         )
     if event.source is not None and op_in_words(write.op) in _WHOLE:
         return (
-            Suggestion(
-                "use the value itself, not a copy of its bytes: bind it to the name, or `torch.where(mask, new, old)`"
-            ),
-            Suggestion("where no gradient is to flow there, say so: take the value with `.detach()`"),
+            Suggestion("assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`"),
+            Suggestion("or, if no gradient should flow there, take the value with `.detach()`"),
         )
     name = event.tensor.name or "h"
-    meant = f"where the gradient is meant to pass unchanged, say so: `{name} = {name} + (new - {name}).detach()`"
+    meant = f"or, if the gradient should pass unchanged, write `{name} = {name} + (new - {name}).detach()`"
     return (Suggestion("let autograd see it: compute the new value out of place"), Suggestion(meant))

@@ -1,13 +1,13 @@
-"""NC209 overwritten-input: a gradient is asked with respect to a tensor that was overwritten since it was made
+"""NC209 overwritten-input: a gradient is taken with respect to a tensor that was overwritten after it was made
 
 What happens
-    A tensor is kept aside, by a forward hook or a variable, to ask for its gradient later (saliency, attribution,
-    a penalty). The next operation overwrites it in place, most often a ReLU. `torch.autograd.grad` then gives the
+    A forward hook or a variable keeps a tensor, to ask for its gradient later (saliency, attribution, a penalty).
+    The next operation, most often a ReLU, overwrites the tensor in place. `torch.autograd.grad` then gives the
     gradient with respect to the new value, and nothing is raised.
 
 Why
-    A tensor that is written in place takes the place in the graph of what was written. Its old value, and the
-    gradient that belongs to it, can no longer be named.
+    After an in-place write, the tensor stands for its new value in the graph. No tensor stands for the old value
+    any more, so you cannot ask for the gradient that belongs to it.
 
 Example
     import torch
@@ -28,9 +28,10 @@ Instead
     print(grad)  # gives 0, 0, 0
 
 Notes
-    The value kept aside has changed too: products such as activation times gradient are wrong in both factors.
+    The kept value has changed too: products such as activation times gradient are wrong in both factors.
     For a model from a library: `for m in net.modules(): m.inplace = False` where `m` has it.
-    Where the gradient of the new value is wanted, ask with the result of the operation, which says so.
+    If you want the gradient of the new value, take it with respect to the result of the operation. Then the code
+    says what it means.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ MESSAGES = ()
 
 
 def find(event: Event) -> Finding | None:
-    """A gradient with respect to a tensor that no longer holds what it was made with."""
+    """The finding for a gradient with respect to a tensor that no longer holds its first value."""
     if not isinstance(event, Overwritten):
         return None
     write, what = event.write, name_in_words(event.tensor)
@@ -68,20 +69,20 @@ def find(event: Event) -> Finding | None:
         *read_label(event.read, after=site, verb="asks for its gradient"),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
-    # The help is that for a write to what backward needs: here it is the reader who needs the old value.
+    # The help is the same as for a write to a saved tensor: here the reader needs the old value.
     wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
         (CODE, NAME, SEVERITY),
-        f"a gradient is asked with respect to {what}, which was overwritten in place: it is that of the new value",
+        f"a gradient is taken with respect to {what} after an in-place write: it belongs to the new value",
         labels,
         event.tensor,
         (write,),
         notes=[
-            f"the write gave {what} a new place in the graph, behind {writer_in_words(write)}; "
+            f"the write gave {what} a new place in the graph, after {writer_in_words(write)}; "
             f"{reader_in_words(event.read)} ends there"
         ],
         suggestions=[
             *cures(wanted),
-            Suggestion("or let the write take a clone: what is asked for then stays as it was"),
+            Suggestion("or let the write take a clone, so that this tensor keeps its value"),
         ],
     )

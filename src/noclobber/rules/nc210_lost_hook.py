@@ -6,8 +6,9 @@ What happens
     recorded. Nothing is raised.
 
 Why
-    After a write to a view, autograd makes a new history for it from that of its base. Hooks stay with the old
-    one. On a tensor that is no view they move along, so the same code works or not by how the tensor was made.
+    After a write to a view, autograd builds a new history for the view from its base. Hooks stay with the old
+    history. On a tensor that is not a view they move along. So the same code works or fails, depending on how the
+    tensor was made.
 
 Example
     import torch
@@ -30,8 +31,8 @@ Instead
     print(x.grad)  # gives 20, 20, 20
 
 Notes
-    `flatten` and `reshape` return a view where they can, and a copy where they can't, so the layout of the input
-    decides. Registering the hook after the write keeps it, and makes it a hook on the new value.
+    `flatten` and `reshape` return a view if they can, and a copy if they cannot, so the layout of the input
+    decides. If you register the hook after the write, it stays. It is then a hook on the new value.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def find(event: Event) -> Finding | None:
     site = site_of(write)
     labels = [
         *write_label(write, verb="drops the hook"),
-        *read_label(event.read, after=site, verb="passes the hook by"),
+        *read_label(event.read, after=site, verb="skips the hook"),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
     if event.hook is not None:
@@ -73,6 +74,6 @@ def find(event: Event) -> Finding | None:
         labels,
         event.tensor,
         (write,),
-        notes=["a write to a view makes a new history for it from that of its base; hooks stay with the old one"],
+        notes=["a write to a view builds a new history for it from its base; hooks stay with the old history"],
         suggestions=[*cures(wanted), Suggestion("or register the hook after the write")],
     )

@@ -5,8 +5,8 @@ What happens
     PyTorch refuses: "a leaf Variable that requires grad is being used in an in-place operation".
 
 Why
-    The gradient of a leaf belongs to the value that the program put there. After a recorded write the leaf would be
-    the result of an operation, and its `.grad` would belong to nothing that the program can name.
+    The gradient of a leaf belongs to the value that the program gave the leaf. After a recorded write the leaf
+    would be the result of an operation. No tensor would hold the old value, and `.grad` would belong to nothing.
 
 Example
     import torch
@@ -24,13 +24,16 @@ Instead
         weight -= 0.1 * weight.grad
 
 Notes
-    An update by hand, weight clipping, a moving average and an initialisation go under `torch.no_grad()`; they are
-    not to be differentiated. A sum of losses begins with a tensor that does not require grad, or is not written in
-    place. An activation that was made a leaf, by `requires_grad_()` or by a library that fine-tunes, needs an
-    operation out of place. `.data` silences this error and many rightful ones with it. "has been used" instead of
-    "is being used": older releases, and a custom Function that calls `ctx.mark_dirty` on a leaf. A view that was
-    taken before its base was written with a tracked value is called a leaf too: take each view right before it is
-    written.
+    Put updates by hand, weight clipping, moving averages and initialisations under `torch.no_grad()`: no gradient
+    should flow through them. Start a sum of losses from a tensor that does not require grad, or do not write the
+    sum in place.
+    An activation can be a leaf too, made by `requires_grad_()` or by a library that fine-tunes. Write it out of
+    place.
+    `.data` hides this error, and it hides many useful errors with it.
+    Older releases say "has been used" instead of "is being used". So does PyTorch if a custom Function calls
+    `ctx.mark_dirty` on a leaf.
+    A view is also called a leaf if it was taken before its base was written with a tracked value. Take each view
+    right before you write to it.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ def find(event: Event) -> Finding | None:
 def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     site = blamed(refusal)
     text, op = words_at(site), op_in_words(refusal.op) if refusal.op else ""
-    why = ["the gradient of a leaf belongs to the value it had in the forward; a recorded write would take its place"]
+    why = ["the gradient of a leaf belongs to its value in forward; a recorded write would replace that value"]
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
         return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`")]
@@ -104,18 +107,18 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
         ]
     if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
-        return why, [Suggestion(f"{first}: an operation out of place")]
+        return why, [Suggestion(f"{first}, with an operation out of place")]
     guard = _update(op, text)
     if guard is not None:
         return why, [Suggestion(guard)]
     if parameter or form(site) in (Form.CALL, Form.OTHER):
-        return why, [Suggestion(f"where the write is not to be differentiated, do it {_GUARD}")]
+        return why, [Suggestion(f"if no gradient should flow through the write, do it {_GUARD}")]
     aside = Suggestion("write out of place, so that the gradient flows through")
-    return why, [aside, Suggestion(f"or, where the write is not to be differentiated, do it {_GUARD}")]
+    return why, [aside, Suggestion(f"or, if no gradient should flow through the write, do it {_GUARD}")]
 
 
 def _update(op: str, text: str) -> str | None:
-    """Help for the writes that train or set up a model, which nobody wants differentiated."""
+    """Return the help for writes that train or set up a model: no gradient should flow through them."""
     if "clamp" in op or "clamp_" in text or "clip_" in text:
         return f"clip the weights {_GUARD}"
     if "lerp_" in op + text or ("mul_(" in text and "add_(" in text):
@@ -137,7 +140,7 @@ def _sums(text: str) -> bool:
 
 
 def _perhaps_a_view(refusal: Refusal) -> bool:
-    """Whether it is a view that counts as a leaf, or looks like one: a computed value copied into no parameter."""
+    """Return True if the tensor is, or may be, a view that counts as a leaf: no parameter, and a computed copy."""
     site = blamed(refusal)
     copied = "copy_(" in words_at(site) and computes(site)
     return refusal.tensor.kind != "parameter" and (copied or _of_a_view(refusal))

@@ -25,8 +25,9 @@ Instead
         per_anchor[:, 0] -= 4.6
 
 Notes
-    What sets up a parameter goes under `torch.no_grad()`. What belongs to the forward, such as image features put
-    between word embeddings, goes into a clone: `embeds = embeds.clone()` first, and the gradient is right.
+    Put code that sets up a parameter under `torch.no_grad()`. A write that belongs to the forward needs a clone,
+    such as image features put between word embeddings: write `embeds = embeds.clone()` first, and the gradient is
+    right.
     `reshape`, `flatten` and `contiguous` give a view wherever they can.
 """
 
@@ -81,13 +82,13 @@ def find(event: Event) -> Finding | None:
         refusal,
         told=writes_it(refusal, "through the view"),
         surfaced=APPLIED if is_applied(refusal.site) else "",
-        notes=["a view shares its bytes with the leaf, whose gradient belongs to the value it had in the forward"],
+        notes=["a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward"],
         suggestions=helps,
     )
 
 
 def _surgery(site: Site | None) -> bool:
-    """Whether the line, or the function it stands in, speaks of weights and their preparation."""
+    """Return True if the line, or the name of its function, is about preparing weights."""
     return site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
 
 

@@ -1,13 +1,13 @@
 """NC303 multi-view-write: in-place write to one of several views that a single operation made
 
 What happens
-    `split`, `chunk`, `unbind`, and so `for row in t` and `a, b = t`, make several views in one operation. One of
-    them, or the tensor they were taken from, is written in place. PyTorch refuses: "Output 0 of Split is a view and
-    is being modified inplace. This view is the output of a function that returns multiple views".
+    `split`, `chunk` and `unbind` make several views in one operation, and so do `for row in t` and `a, b = t`. Then
+    one of the views, or the tensor they were taken from, is written in place. PyTorch refuses: "Output 0 of Split
+    is a view and is being modified inplace. This view is the output of a function that returns multiple views".
 
 Why
-    After a write to a view autograd rebuilds the view's history from its base. It can do so for an operation with
-    one result, not for one result among several.
+    After a write to a view, autograd rebuilds the history of the view from its base. It can do so for an operation
+    with one result, but not for one of several results.
 
 Example
     import torch
@@ -24,10 +24,11 @@ Instead
     left = left + 1
 
 Notes
-    A slice is a view with one result: `x[:2] += 1` is accepted, and `for i in range(len(t)): t[i] *= s` where `for
-    row in t: row *= s` is refused. `squeeze_`, `unsqueeze_` and `t_` count as writes. "its base or another view of
-    its base has been modified inplace" comes later than the write: it is raised where the view is used again. A
-    custom Function that returns several views of its input is refused likewise: return clones.
+    A slice is a view with one result, so `x[:2] += 1` is accepted. `for row in t: row *= s` is refused, and
+    `for i in range(len(t)): t[i] *= s` is accepted. `squeeze_`, `unsqueeze_` and `t_` count as writes.
+    The error "its base or another view of its base has been modified inplace" comes later than the write: PyTorch
+    raises it where the view is used again.
+    A custom Function that returns several views of its input is refused too: return clones.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def find(event: Event) -> Finding | None:
     below = says(refusal, "its base or another view of its base")
     headline = "in-place write to one of several views that a single operation made"
     if below:
-        headline = "in-place write to a tensor of which a single operation had made several views"
+        headline = "in-place write to the base of several views that a single operation made"
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
-        told=writes_it(refusal, "below the views") if below and refusal.written else _told(refusal, below),
+        told=writes_it(refusal, "the base of the views") if below and refusal.written else _told(refusal, below),
         created="several views are made here",
         notes=[_SEVERAL],
         suggestions=_below(refusal) if below else _cure(refusal),
@@ -73,7 +74,7 @@ def find(event: Event) -> Finding | None:
 
 
 def _told(refusal: Refusal, below: bool) -> str:
-    return "the view is used here, after the write below it" if below else writes_it(refusal, "one of them")
+    return "the view is used here, after the write to its base" if below else writes_it(refusal, "one of them")
 
 
 def _below(refusal: Refusal) -> list[Suggestion]:

@@ -1,13 +1,13 @@
-"""NC304 no-grad-view-write: in-place write, with gradients recorded, to a view that was made without
+"""NC304 no-grad-view-write: in-place write, with gradients on, to a view that was made with gradients off
 
 What happens
-    A view is made inside `torch.no_grad()` or `torch.inference_mode()` and written outside of it, by the view
-    itself or through its base. PyTorch refuses: "A view was created in no_grad mode and is being modified inplace
-    with grad mode enabled".
+    A view is made inside `torch.no_grad()` or `torch.inference_mode()`. Outside of it, the view or its base is
+    written in place. PyTorch refuses: "A view was created in no_grad mode and is being modified inplace with grad
+    mode enabled".
 
 Why
-    It could mean two things: the write is to be tracked, as the mode at the write says, or it is not, as the mode
-    at the view says. PyTorch does not guess.
+    The view was made with gradients off, but the write happens with gradients on. It is not clear whether autograd
+    should track the write, and PyTorch does not guess.
 
 Example
     import torch
@@ -25,11 +25,12 @@ Instead
     tile += 1
 
 Notes
-    Functions decorated with `@torch.no_grad()` that return views, caches filled during a warm-up, and slots of a
-    buffer kept from `__init__` are the usual sources. Where the write is not to be tracked, put it under
-    `torch.no_grad()` too. A checkpointed forward (the re-entrant kind) runs without gradients at first: its views
-    are of this kind. With "its base or another view of its base" the error is raised where the view is used again,
-    after the write.
+    Usual sources are functions decorated with `@torch.no_grad()` that return views, caches filled during a warm-up,
+    and slots of a buffer kept from `__init__`. If autograd should not track the write, put it under
+    `torch.no_grad()` too.
+    A checkpointed forward (the re-entrant kind) first runs without gradients, so its views are of this kind.
+    If the error says "its base or another view of its base", PyTorch raises it after the write, where the view is
+    used again.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ def find(event: Event) -> Finding | None:
         return None
     mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
     below = says(refusal, "its base or another view of its base")
-    headline = f"in-place write with gradients recorded to a view made under `{mode}`"
+    headline = f"in-place write, with gradients on, to a view made under `{mode}`"
     if below:
-        headline = f"in-place write with gradients recorded to a tensor of which a view was made under `{mode}`"
-    told = writes_it(refusal, "below the view" if below else "the view")
+        headline = f"in-place write, with gradients on, to the base of a view made under `{mode}`"
+    told = writes_it(refusal, "the base of the view" if below else "the view")
     if below and refusal.written is None:
-        told = "the view is used here, after the write below it"
+        told = "the view is used here, after the write to its base"
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
         told=told,
         created=f"the view is made here, under `{mode}`",
-        notes=["the view says that the write is not to be tracked, the mode at the write says that it is"],
+        notes=[f"the view was made under `{mode}`, but the write happens with gradients on"],
         suggestions=[
-            Suggestion(f"where the write is to be tracked, make the view outside of `{mode}`"),
-            Suggestion("where it is not, write inside `with torch.no_grad():` too"),
+            Suggestion(f"if autograd should track the write, make the view outside of `{mode}`"),
+            Suggestion("if not, write inside `with torch.no_grad():` too"),
         ],
     )

@@ -1,14 +1,14 @@
 """NC305 function-view-write: in-place write to a view that a custom Function or a module hook returned
 
 What happens
-    A custom `autograd.Function` returns a view of its input, or the input itself. Full backward hooks are made of
-    such a Function, so every output of a hooked module is one. The result, or the tensor below it, is written in
-    place. PyTorch refuses: "Output 0 of BackwardHookFunction is a view and is being modified inplace. This view was
+    A custom `autograd.Function` returns a view of its input, or the input itself. Full backward hooks use such a
+    Function, so every output of a hooked module is such a view. Then the view or its base is written in place.
+    PyTorch refuses: "Output 0 of BackwardHookFunction is a view and is being modified inplace. This view was
     created inside a custom Function".
 
 Why
-    After a write to a view autograd rebuilds the view's history from its base. That would leave out the backward
-    that the Function defines, and with it the hook.
+    After a write to a view, autograd rebuilds the history of the view from its base. That would leave out the
+    backward that the Function defines, and the hook with it.
 
 Example
     import torch
@@ -28,9 +28,9 @@ Instead
 
 Notes
     For a model from a library: `for m in net.modules(): m.inplace = False` where `m` has it. Residual additions
-    written `out += skip` meet the same error. In a Function of one's own, return `x.clone()`, or
-    `x.view_as(x).clone()`. Wrappers for distributed training return views from Functions as well: clone their
-    output before writing to it.
+    written as `out += skip` raise the same error.
+    In your own Function, return `x.clone()`, or `x.view_as(x).clone()`.
+    Wrappers for distributed training also return views from Functions: clone their output before you write to it.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def find(event: Event) -> Finding | None:
     if not function:
         source = "a custom Function"
     below = says(refusal, "its base or another view of its base")
-    told = writes_it(refusal, "below the view" if below else "the view")
+    told = writes_it(refusal, "the base of the view" if below else "the view")
     if below and refusal.written is None:
-        told = "the view is used here, after the write below it"
+        told = "the view is used here, after the write to its base"
     return finding(
         (CODE, NAME, SEVERITY),
-        f"in-place write to a {'tensor below a ' if below else ''}view returned by {source}",
+        f"in-place write to {'the base of a ' if below else 'a '}view returned by {source}",
         refusal,
         told=told,
         created=f"the view is made here, by {source}",
-        notes=[f"the write would take the place of the backward that {'the hook' if hooked else source} adds"],
+        notes=[f"the write would drop the backward that {'the hook' if hooked else source} adds"],
         suggestions=_cures(refusal, hooked),
     )
 

@@ -1,13 +1,13 @@
 """NC306 inference-tensor: a tensor made in inference mode is written, or kept for backward, outside of it
 
 What happens
-    A tensor was made inside `torch.inference_mode()`. Outside of it, autograd is to keep it for backward
-    ("Inference tensors cannot be saved for backward"), or it is written in place ("Inplace update to inference
-    tensor outside InferenceMode is not allowed").
+    A tensor was made inside `torch.inference_mode()`. Outside of it, autograd has to keep the tensor for backward
+    ("Inference tensors cannot be saved for backward"), or the tensor is written in place ("Inplace update to
+    inference tensor outside InferenceMode is not allowed").
 
 Why
-    Such a tensor has no version counter, which is what makes inference mode fast. Without one PyTorch could not
-    notice that a kept tensor was overwritten, so it does not let one into a graph.
+    A tensor made in inference mode has no version counter, and this makes inference mode fast. Without a counter
+    PyTorch could not notice that a kept tensor was overwritten. So it does not let the tensor into a graph.
 
 Example
     import torch
@@ -26,10 +26,10 @@ Instead
     loss = (weight * features).sum()
 
 Notes
-    `torch.no_grad()` also records nothing, and its tensors are ordinary ones. Where the tensors come from
-    elsewhere, take `features.clone()` outside of inference mode. A metric summed up in inference mode is divided in
-    there too, or out of place: `total = total / n`. A clone made inside of inference mode is an inference tensor
-    again.
+    `torch.no_grad()` also records nothing, but its tensors are ordinary ones. If other code makes the tensors, take
+    `features.clone()` outside of inference mode. A clone made inside of inference mode is again an inference
+    tensor.
+    If you sum a metric in inference mode, divide it there too, or divide out of place: `total = total / n`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find(event: Event) -> Finding | None:
         )
         helps = [Suggestion(words), Suggestion(f"or {_NO_GRAD.message}")]
     elif says(refusal, "requires_grad=True on"):
-        headline, told = "an inference tensor is to require grad", "`requires_grad` is set here"
+        headline, told = "`requires_grad` is set on an inference tensor", "it is set here"
     else:
         headline, told = "the version of an inference tensor is asked for", "it has none"
     return finding(

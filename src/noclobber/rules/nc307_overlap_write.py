@@ -1,13 +1,13 @@
-"""NC307 overlap-write: in-place write to memory that stands for several elements, or that is also being read
+"""NC307 overlap-write: in-place write to elements that share memory, or to memory that the operation also reads
 
 What happens
-    The tensor written has elements that share memory, as the result of `expand` does; or the value written and the
-    tensor written share memory without being the same elements, as in `x += x.t()`. PyTorch refuses: "unsupported
+    Either the elements of the written tensor share memory, as in the result of `expand`. Or the value and the
+    written tensor share memory, but not element by element, as in `x += x.t()`. PyTorch refuses: "unsupported
     operation: more than one element of the written-to tensor refers to a single memory location", or "some elements
     of the input tensor and the written-to tensor refer to a single memory location".
 
 Why
-    The result would depend on the order in which the elements are worked on.
+    The result would depend on the order in which the elements are computed.
 
 Example
     import torch
@@ -25,9 +25,10 @@ Instead
 
 Notes
     `expand`, `expand_as`, `broadcast_to`, `broadcast_tensors`, and `unfold` with overlapping windows, make elements
-    that share memory; `repeat` copies. For a tensor written onto itself, clone the value: `x[1:] = x[:-1].clone()`.
-    Not every operation looks: `index_put_` and `masked_fill_` on an expanded tensor pass, and write to more
-    elements than were named.
+    that share memory; `repeat` copies. If you write a tensor onto itself, clone the value:
+    `x[1:] = x[:-1].clone()`.
+    Not every operation checks this: `index_put_` and `masked_fill_` on an expanded tensor pass, and write more
+    elements than you named.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def find(event: Event) -> Finding | None:
         helps = [Suggestion("clone the value that is read")]
     else:
         headline = "in-place write to a tensor whose elements share memory"
-        note = "several elements stand for one place in memory, as after `expand`; their order would decide the result"
+        note = "several elements share one place in memory, as after `expand`; their order would decide the result"
         cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
         aside = is_rebindable(blamed(refusal), refused=True)
         helps = [Suggestion("write out of place"), Suggestion(f"or {cloned.message}")] if aside else [cloned]

@@ -1,13 +1,13 @@
 """NC308 cast-or-broadcast: the result of an in-place operation does not fit the tensor that has to hold it
 
 What happens
-    An in-place operation, or one with `out=`, has a result of another element type ("result type Float can't be
-    cast to the desired output type Long") or of a larger shape ("output with shape [3] doesn't match the broadcast
-    shape [2, 3]") than the tensor written.
+    The result of an in-place operation, or of one with `out=`, does not fit the written tensor. It has another
+    element type ("result type Float can't be cast to the desired output type Long") or a larger shape ("output with
+    shape [3] doesn't match the broadcast shape [2, 3]").
 
 Why
-    Out of place, the result may be a tensor of a new type and shape. In place it has to go where the tensor is: an
-    integer cannot hold a fraction, and a tensor does not grow.
+    Out of place, the result may be a tensor of a new type and shape. In place, the result must fit into the tensor
+    that is there: an integer cannot hold a fraction, and a tensor does not grow.
 
 Example
     import torch
@@ -22,10 +22,11 @@ Instead
     counts = counts / 2
 
 Notes
-    `counts //= 2` stays an integer. An image with one channel that is normalised in place with three means meets
-    the shape error: expand and clone it first. Under `torch.vmap` the shape error can mean that only the operand is
-    mapped: see NC310. A few functions without any write end in these texts as well (dropout of integers, a bias of
-    a wrong shape); where the line is known they are left alone.
+    `counts //= 2` stays an integer. An image with one channel that is normalised in place with three means raises
+    the shape error: expand and clone the image first. Under `torch.vmap` the shape error can mean that only the
+    operand is mapped: see NC310.
+    A few functions that write nothing raise these errors as well (dropout of integers, a bias of a wrong shape).
+    noclobber does not report them if it knows the line.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None or not _writes(refusal):
         return None
-    aside = Suggestion("write out of place: the result gets a tensor of its own")
+    aside = Suggestion("write out of place: the result gets its own tensor")
     if says(refusal, "can.t be cast|dtypes match"):
         headline = "the result of an in-place write has a type that the tensor cannot hold"
-        note = "in place the element type stays what it is; out of place the result would get the type it needs"
+        note = "in place the element type cannot change; out of place the result gets the type it needs"
         helps = [aside, Suggestion("or convert before: `t = t.float()`, `value.to(t.dtype)`")]
         if says(refusal, "dtypes match"):
             helps = [Suggestion("convert the value before it is written: `t[index] = value.to(t.dtype)`")]
     else:
         headline = "the result of an in-place write is larger than the tensor that has to hold it"
-        note = "in place the shape stays what it is; out of place the result would take the broadcast shape"
+        note = "in place the shape cannot change; out of place the result gets the broadcast shape"
         helps = [aside, Suggestion("or give the tensor its shape before: `t = t.expand(shape).clone()`")]
     return finding((CODE, NAME, SEVERITY), headline, refusal, told=writes_it(refusal), notes=[note], suggestions=helps)
 

@@ -6,7 +6,7 @@ What happens
     arguments requires grad".
 
 Why
-    `out=` replaces whatever the tensor held; autograd has no node for that.
+    `out=` replaces the old values of the tensor, and autograd has no node for that.
 
 Example
     import torch
@@ -22,9 +22,9 @@ Instead
     y = torch.add(x, 1)
 
 Notes
-    Where the result is not to be differentiated, keep `out=` and put the call under `torch.no_grad()`. To fill a
-    larger tensor and differentiate, assign to a slice: `y[i] = f(x)`, or stack the results at the end. Forward-mode
-    differentiation refuses `out=` too.
+    If you need no gradient of the result, keep `out=` and put the call under `torch.no_grad()`. If you fill a
+    larger tensor and need gradients, assign to a slice: `y[i] = f(x)`, or stack the results at the end.
+    Forward-mode differentiation refuses `out=` too.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def find(event: Event) -> Finding | None:
         return None
     return finding(
         (CODE, NAME, SEVERITY),
-        "`out=` given to an operation that is to be differentiated",
+        "`out=` given to an operation whose result needs a gradient",
         refusal,
         told="the result is written into `out` here",
-        notes=["`out=` replaces what the tensor held; autograd has no node for that"],
+        notes=["`out=` replaces the old values of the tensor; autograd has no node for that"],
         suggestions=[
             Suggestion("take the result as a new tensor, without `out=`"),
-            Suggestion("or, where it is not to be differentiated, call it inside `with torch.no_grad():`"),
+            Suggestion("or, if the result needs no gradient, call it inside `with torch.no_grad():`"),
         ],
     )

@@ -7,7 +7,7 @@ What happens
 
 Why
     The function looks as if it worked on one sample, but it runs on all of them at once. A tensor made inside by
-    `torch.zeros` has room for one result, not for one a sample.
+    `torch.zeros` has room for one result, not for one result per sample.
 
 Example
     import torch
@@ -30,10 +30,10 @@ Instead
     torch.vmap(place)(torch.ones(2))
 
 Notes
-    `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one for each sample. So do operations out of
-    place. `canvas += value` ends in the shape error of NC308 instead. A batch norm that tracks statistics writes
-    them in place: `torch.func.replace_all_batch_norm_modules_`, or `track_running_stats=False`. Random in-place
-    operations with `randomness="different"` need a mapped tensor too.
+    `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one tensor for each sample. So do operations
+    out of place. `canvas += value` raises the shape error of NC308 instead.
+    A batch norm that tracks statistics writes them in place: use `torch.func.replace_all_batch_norm_modules_`, or
+    `track_running_stats=False`. Random in-place operations with `randomness="different"` need a mapped tensor too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MESSAGES = messages(
     r"(?:accessing|mutating directly with) `\.?data` under vmap",
 )
 
-_ONCE = "under `vmap` the tensor written exists once, the value written once for each sample"
+_ONCE = "under `vmap` the written tensor exists once, but the value exists once for each sample"
 _CANVAS = "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`"
 
 
@@ -66,7 +66,7 @@ def find(event: Event) -> Finding | None:
     helps = [Suggestion(_CANVAS), Suggestion("or write out of place")]
     if says(refusal, "inplace randomness"):
         headline = "random in-place write to a tensor that is not mapped by `vmap`"
-        note = 'with `randomness="different"` each sample needs memory of its own'
+        note = 'with `randomness="different"` each sample needs its own memory'
     elif says(refusal, "running_mean"):
         headline = "batch norm under `vmap` writes running statistics that are not mapped"
         helps = [
@@ -75,6 +75,6 @@ def find(event: Event) -> Finding | None:
         ]
     elif says(refusal, "under vmap"):
         headline, told = "`.data` used under `vmap`", "`.data` is used here"
-        note = "`.data` reaches below the mapping, where there is one tensor for all samples"
+        note = "`.data` bypasses the mapping and gives one tensor for all samples"
         helps = [Suggestion("use `.detach()` to read, and an operation out of place to write")]
     return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps)

@@ -7,7 +7,7 @@ What happens
 
 Why
     A transform wraps the arguments of the function and nothing else. A tensor from outside is not wrapped, so it
-    cannot hold a value that carries a derivative; after the call such a value would have no meaning.
+    cannot hold a value that carries a derivative. After the call such a value would have no meaning.
 
 Example
     import torch
@@ -32,10 +32,10 @@ Instead
     torch.func.grad(loss)(torch.ones(3), total)
 
 Notes
-    State goes in as an argument and comes out as a result (`has_aux=True`). For modules
-    `torch.func.functional_call` takes parameters and buffers as arguments. Batch norm:
-    `torch.func.replace_all_batch_norm_modules_`, or `net.eval()`. An assignment to `.data` is refused as well, but
-    a write through the `.data` of an argument passes without a word.
+    Pass state as an argument and return it as a result (`has_aux=True`). For modules, `torch.func.functional_call`
+    takes parameters and buffers as arguments. For batch norm, use `torch.func.replace_all_batch_norm_modules_`, or
+    `net.eval()`.
+    An assignment to `.data` is refused as well, but a write through the `.data` of an argument raises nothing.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def find(event: Event) -> Finding | None:
         refusal,
         told=told,
         created="it is made here, outside of the function",
-        notes=["a transform wraps the arguments of the function only; another tensor cannot hold a tracked value"],
+        notes=["a transform wraps only the arguments of the function; another tensor cannot hold a tracked value"],
         suggestions=helps,
     )
 
 
 def _statistics(refusal: Refusal) -> bool:
-    """Whether the tensor may be a running statistic: a buffer, or one that nothing in sight has a name for."""
+    """Return True if the tensor may be a running statistic: it is a buffer, or it has no known name."""
     return refusal.tensor.kind == "buffer" or refusal.tensor.name is None

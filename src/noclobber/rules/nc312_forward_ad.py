@@ -1,4 +1,4 @@
-"""NC312 forward-ad: a Function whose `jvp` does not do to the tangent what `forward` does to the input
+"""NC312 forward-ad: a Function whose `jvp` does not write or view the tangent as `forward` does the input
 
 What happens
     In forward mode a custom Function marks its input dirty, or returns a view, but its `jvp` makes a new tangent.
@@ -6,8 +6,8 @@ What happens
     tangent is set where one exists: "Cannot set a value of a forward grad if it already exists".
 
 Why
-    In forward mode a tensor carries its tangent along. Whoever holds the tensor holds the tangent, so a write in
-    place has to change that very tangent, and a view needs a view of it.
+    In forward mode each tensor has a tangent. If `forward` writes the tensor in place, `jvp` must write that
+    tangent in place. If `forward` returns a view of the tensor, `jvp` must return a view of the tangent.
 
 Example
     import torch
@@ -42,9 +42,11 @@ Instead
         Double.apply(forward_ad.make_dual(torch.ones(3), torch.ones(3)))
 
 Notes
-    For a Function that returns its input, or a view of it, `jvp` returns the tangent itself, or the same view of
-    it. Simplest of all is a Function that writes nothing in place and returns new tensors. "ZeroTensors are
-    immutable" is a tangent that PyTorch did not materialise: clone it before writing to it.
+    If a Function returns its input, its `jvp` returns the tangent itself. If it returns a view of its input, its
+    `jvp` returns the same view of the tangent. The simplest Function writes nothing in place and returns new
+    tensors.
+    "ZeroTensors are immutable" is about a tangent that PyTorch did not materialise: clone the tangent before you
+    write to it.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ MESSAGES = messages(
     "ZeroTensors are immutable",
 )
 
-_CARRIED = "a tensor carries its tangent along: what is done to the one in place has to be done to the other"
+_CARRIED = "in forward mode each tensor has a tangent; an in-place write must update both"
 
 
 def find(event: Event) -> Finding | None:
@@ -76,7 +78,7 @@ def find(event: Event) -> Finding | None:
     told = applied(refusal)
     helps = ["write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place"]
     if says(refusal, "is returning a view"):
-        headline = "a Function that returns a view, but whose `jvp` returns no view of the tangent"
+        headline = "a Function returns a view, but its `jvp` returns no view of the tangent"
         helps = ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"]
     elif says(refusal, "not returning the forward mode"):
         headline = "an in-place Function whose `jvp` does not return the tangent it was given"

@@ -1,14 +1,15 @@
 """NC313 mark-dirty-misuse: a custom Function declares its in-place writes wrongly
 
 What happens
-    A custom `autograd.Function` calls `ctx.mark_dirty` on a tensor that it does not return ("Some elements marked
-    as dirty during the forward method were not returned as output"), that is not an input, or that is a view while
-    it returns several tensors ("If your Function modifies inplace an input that is a view of another Tensor, your
-    Function cannot return more than one Tensor").
+    A custom `autograd.Function` calls `ctx.mark_dirty` on a wrong tensor. The Function does not return the tensor
+    ("Some elements marked as dirty during the forward method were not returned as output"), or the tensor is not an
+    input. Or the tensor is a view, and the Function returns several tensors ("If your Function modifies inplace an
+    input that is a view of another Tensor, your Function cannot return more than one Tensor").
 
 Why
-    A dirty input becomes the result of the Function: the one who called goes on with the same tensor, now with the
-    Function as its history. That needs the tensor among the results, and a history that autograd can attach to it.
+    A dirty input becomes a result of the Function: the caller goes on with the same tensor, and the tensor gets the
+    Function as its history. So the Function must return the tensor, and autograd must be able to give it a new
+    history.
 
 Example
     import torch
@@ -33,8 +34,8 @@ Instead
     Double.apply(torch.ones(3, requires_grad=True) * 1)
 
 Notes
-    A Function that writes nothing in place needs no `mark_dirty`. One that writes and does not say so gives a wrong
-    gradient without an error. A leaf that is marked dirty is refused as NC301.
+    A Function that writes nothing in place needs no `mark_dirty`. A Function that writes in place without
+    `mark_dirty` gives a wrong gradient without an error. A leaf that is marked dirty is refused as NC301.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def find(event: Event) -> Finding | None:
         return None
     if says(refusal, "were not returned"):
         headline = "`ctx.mark_dirty` on an input that the Function does not return"
-        helps = ["return the very tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
+        helps = ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
-        headline = "a Function of several results writes in place to an input that is a view"
+        headline = "a Function with several results writes in place to an input that is a view"
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",

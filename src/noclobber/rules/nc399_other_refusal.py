@@ -1,12 +1,12 @@
-"""NC399 other-refusal: PyTorch refuses an in-place operation for a reason that has no page of its own
+"""NC399 other-refusal: PyTorch refuses an in-place operation for a reason that has no other page
 
 What happens
-    An in-place operation, a saved tensor, a view or a version counter meets a limit of PyTorch: `detach_` on a view
-    ("Can't detach views in-place"), `resize_` on a tensor that requires grad, an in-place activation with a
+    An in-place operation, a saved tensor, a view or a version counter reaches a limit of PyTorch: `detach_` on a
+    view ("Can't detach views in-place"), `resize_` on a tensor that requires grad, an in-place activation with a
     negative slope, a pack hook that writes to its input, a write that `torch.compile` cannot express.
 
 Why
-    The reasons differ. The report of a run names the one that applies, in its note.
+    The reasons differ. The report of a run says in its note which reason applies.
 
 Example
     import torch
@@ -23,8 +23,8 @@ Instead
     hidden = hidden.detach()
 
 Notes
-    In nearly every case the twin out of place does what was meant: `detach` for `detach_`, `squeeze` for
-    `squeeze_`, `inplace=False` for an activation.
+    Nearly always the out-of-place version does what you meant: `detach` for `detach_`, `squeeze` for `squeeze_`,
+    `inplace=False` for an activation.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MESSAGES = tuple(text.pattern for text in TEXTS)
 
 _WORDS = {
     "save": "it is saved here",
-    "backward": "backward meets it here",
-    "grad": "`autograd.grad` meets it here",
+    "backward": "backward reads it here",
+    "grad": "`autograd.grad` reads it here",
     "access": "it is used here",
 }
 

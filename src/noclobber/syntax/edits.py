@@ -24,7 +24,7 @@ def insert(file: File, line: int, column: int, text: str) -> Edit:
 
 
 def append(file: File, node: ast.expr, text: str) -> Edit:
-    """Put a text such as `.clone()` behind an expression, in parentheses where the expression needs them."""
+    """Put a text such as `.clone()` after an expression, with parentheses if the expression needs them."""
     span = file.span(node)
     if isinstance(node, (*_ATOMS, ast.Tuple)):
         return insert(file, span.end_line, span.end_column, text)
@@ -49,7 +49,7 @@ def before(file: File, node: ast.AST, *lines: str) -> Edit | None:
 
 
 def after(file: File, node: ast.AST, *lines: str) -> Edit | None:
-    """Put statements after the one that holds a node, behind its comment."""
+    """Put statements after the one that holds a node, and after its comment."""
     row = file.nearest(node, ast.stmt)
     if row is None:
         return None
@@ -95,7 +95,7 @@ def text_of_lines(file: File, first: int, last: int) -> str:
 
 
 def with_comment(file: File, row: ast.stmt) -> str:
-    """The text of a statement, and of the comment behind it."""
+    """Return the text of a statement and of the comment after it."""
     span = file.span(row)
     rest = file.line(span.end_line)[span.end_column - 1 :]
     return file.source(row) + (rest if rest.strip().startswith("#") else "")
@@ -120,7 +120,7 @@ def with_argument(file: File, call: ast.Call, text: str) -> Edit:
 
 
 def without_argument(file: File, call: ast.Call, argument: ast.expr | ast.keyword) -> Edit | None:
-    """Take an argument out of a call, with the comma before it or, for the first, behind it.
+    """Take an argument out of a call, with the comma before it; for the first argument, with the comma after it.
 
     None where a line ends between a parenthesis and the argument: what is to stay there is not plain.
     """

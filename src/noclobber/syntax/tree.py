@@ -41,7 +41,7 @@ class File:
     starts: tuple[int, ...]
 
     def span(self, node: Placed) -> Span:
-        """Where a node stands. Parentheses around it are not of it, unless it is a tuple."""
+        """Return the span of a node. Parentheses around it do not belong to it, unless it is a tuple."""
         return Span(
             self.path,
             node.lineno,
@@ -94,7 +94,7 @@ class File:
         return next(one for one in self.around(node) if isinstance(one, Scope))
 
     def statement(self, node: ast.AST) -> ast.stmt | None:
-        """The simple statement that a node is part of; None for what is in a compound one's head."""
+        """Return the simple statement that a node is part of; None for the head of a compound statement."""
         found = self.nearest(node, ast.stmt)
         return None if hasattr(found, "body") else found
 
@@ -119,13 +119,13 @@ class File:
         return None if before.strip() else before
 
     def own_lines(self, node: ast.stmt) -> str | None:
-        """The blanks before a statement that shares its lines with comments alone; None for any other."""
+        """Return the blanks before a statement that has its lines for itself, except for comments; else None."""
         span = self.span(node)
         after = self.line(span.end_line)[span.end_column - 1 :].strip()
         return self.indent(node) if not after or after.startswith("#") else None
 
     def indentation(self) -> str:
-        """By how much the file indents its blocks: as the first one is, or else by four blanks."""
+        """Return how far the file indents blocks: as far as the first block, else four blanks."""
         for one in walk(self.tree, ast.stmt):
             rows = getattr(one, "body", None)
             inner = self.indent(rows[0]) if rows else None
@@ -244,7 +244,7 @@ def last_line(node: Placed) -> int:
 
 
 def _order(node: ast.AST) -> tuple[int, int]:
-    """Where a node stands among its siblings; `ast` gives decorators after the body, and defaults after the names."""
+    """Return the order of a node in the text; `ast` gives decorators after the body, and defaults after the names."""
     first = node if isinstance(node, Placed) else next((one for one in ast.walk(node) if isinstance(one, Placed)), None)
     return starts(first) if first is not None else (0, 0)
 

@@ -76,7 +76,7 @@ class WriteSyntax:
 
     @property
     def base(self) -> ast.expr | None:
-        """The name or attribute that the target is, or is a part or a view of: `h` of `h[0].view(-1)`."""
+        """Return the name or attribute below the target: `h` of `h[0].view(-1)`."""
         return base_of(self.target)
 
     @property
@@ -119,7 +119,7 @@ def has_twin(call: ast.Call) -> bool:
 
 
 def is_namespace(owner: ast.expr) -> bool:
-    """Whether what a function is asked of is no tensor: `torch.nn.init`."""
+    """Return True if the owner of a method is a module such as `torch.nn.init`, and no tensor."""
     return first_name(owner) in _NO_TENSORS
 
 
@@ -169,7 +169,7 @@ def written_by(call: ast.Call) -> ast.expr | None:
 
 
 def out_of_place(write: WriteSyntax) -> list[Edit]:
-    """The edits that make of a write a new tensor, bound to the name of the old one; empty where the text allows none.
+    """Return the edits that turn a write into a new tensor under the old name; empty if the text allows none.
 
     `x = x + y` for `x += y`, `t = t.op()` for `t.op_()`, and calls without `inplace` and `out`. Where the value of the
     call is used, as in `y = t.op_()`, only the call changes.
@@ -229,7 +229,7 @@ def _operation(file: File, left: str, operator: type[ast.operator], value: ast.e
 
 
 def _strength(value: ast.expr) -> int:
-    """How tightly the outermost operator of an expression binds; 0 for what always needs parentheses."""
+    """Return how tightly the outermost operator of an expression binds; 0 if it always needs parentheses."""
     if isinstance(value, ast.BinOp):
         return _OPERATORS[type(value.op)][1]
     if isinstance(value, ast.UnaryOp) and not isinstance(value.op, ast.Not):
@@ -286,7 +286,7 @@ def _is_flagged_by_place(call: ast.Call) -> bool:
 
 
 def _binds(target: ast.expr) -> bool:
-    """Whether a statement may bind a value to it without doing something twice."""
+    """Return True if a statement may bind a value to this target without computing something twice."""
     if isinstance(target, ast.Subscript):
         return next(walk(target, ast.Call, ast.Await, ast.NamedExpr, ast.Yield), None) is None
     return bool(dotted(target))

@@ -1,4 +1,4 @@
-"""Ways to mend a finding: which kinds are tried for which rule, the likeliest first. Nothing here is proven."""
+"""Ways to fix a finding: which are tried for which rule, the likeliest first. Nothing here is proven."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
 
 
 def _sound(scene: Scene, cost: int = 5) -> Iterator[Candidate]:
-    """What a report would show, where that is none of the others and the files are still as they were when it ran."""
+    """Return the change that a report would show, if it is a new one and the files have not changed since the run."""
     for one in scene.finding.labels:
         try:
             if scene.read(one.span.path) != "".join(linecache.getlines(one.span.path)):
@@ -42,7 +42,7 @@ def _sound(scene: Scene, cost: int = 5) -> Iterator[Candidate]:
 
 
 def readings(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
-    """Changes that each make one meaning of a write outside of autograd plain: to ask about, not to try as cures."""
+    """Return changes that each state one meaning of a write outside of autograd. They are questions, not fixes."""
     finding = replace(finding, code="NC208")
     scene = Scene(finding, read)
     passing = [one for write in scene.writes() for one in straight_through(write)]

@@ -1,4 +1,4 @@
-"""Whether anybody but the name that is written sees a write: where not, a new tensor may take the old one's place."""
+"""Decides whether other names see a write. If not, a new tensor may replace the old one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from noclobber.syntax.writes import WriteSyntax, base_of
 
 
 def safely(write: WriteSyntax, cost: int) -> Iterator[Candidate]:
-    """Out of place, where the old tensor is not what somebody else goes on with."""
+    """Yield the write out of place, if no other code goes on with the old tensor."""
     if is_seen_here_only(write):
         for one in rebound(write):
             yield Candidate(one.title, one.edits, cost)
 
 
 def is_seen_here_only(write: WriteSyntax) -> bool:
-    """Whether, for all that the function shows, the new value is read by the name that is written, and by no other.
+    """Return True if, as far as the function shows, only the written name reads the new value.
 
     A function that writes its argument and neither returns nor uses it works for whoever holds the tensor.
     """

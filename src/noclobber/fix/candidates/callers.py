@@ -1,4 +1,4 @@
-"""A step and a backward in functions of their own: the order changed where these are called."""
+"""A step and a backward in two functions: the order is changed where these functions are called."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _callers(file: File, scope: Scope) -> list[ast.Call]:
 def _swapped(
     step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, same: bool
 ) -> Iterator[Candidate]:
-    """What calls the later update before what calls the earlier one; the first of them then keeps the graph."""
+    """Swap the calls of two updates; the one that then runs first keeps the graph."""
     file, end = step.file, end_of_update(rows, second)
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[first])[0]
     text = text_of_lines(file, begin, stop)

@@ -1,4 +1,4 @@
-"""Regions of `torch.utils.checkpoint`: run on what no write can reach, and run anew as they ran before."""
+"""Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
             continue
         flag = keyword(call, "preserve_rng_state")
         if flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False:
-            yield Candidate("let checkpoint bring the random state back", (replace(file, flag.value, "True"),), cost)
+            yield Candidate("let checkpoint restore the random state", (replace(file, flag.value, "True"),), cost)
         if keyword(call, "early_stop") is None and not any(one.arg is None for one in call.keywords):
             edit = with_argument(file, call, "early_stop=False")
             yield Candidate("let the region run to its end", (edit,), cost + 1)
@@ -58,7 +58,7 @@ def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Can
                 insert(file, *_end(file, given[-1]), f", {name}.clone()"),
                 *(replace(file, each, short) for each in read if name != short),
             ]
-            yield Candidate(f"pass the region a copy of `{name}` of its own", tuple(edits), cost)
+            yield Candidate(f"pass the region its own copy of `{name}`", tuple(edits), cost)
 
 
 def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
@@ -76,7 +76,7 @@ def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
 def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
     """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on copies of its own.
 
-    As arguments of `torch.func.functional_call`, which is then what is run anew, with a module that a loop changes too.
+    As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
     """
     what = OWN.get(scene.kind())
     for place in scene.places("save"):

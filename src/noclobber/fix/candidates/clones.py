@@ -21,7 +21,7 @@ _TENSORS = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.
 def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Candidate]:
     """`h = h.clone()` before the first of the statements in a row that write `h`; before the loop around them too.
 
-    Where the tensor came in as an argument, or is part of an object, others may hold it: the clone is theirs no more.
+    If the tensor is an argument, or part of an object, other code may hold it; the clone is then not the same tensor.
     """
     file, name = write.file, write.name
     if not name or name.endswith(("torch", "self")):

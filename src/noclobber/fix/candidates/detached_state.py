@@ -1,4 +1,4 @@
-"""Detached values: the state carried between iterations, what one loss hands to another, graphs kept for nothing."""
+"""Detached values: state carried between iterations, values that one loss passes to another, graphs kept in vain."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
 
 
 def _carried_names(file: File, loop: Loop) -> list[str]:
-    """Names that the loop reads before it assigns them, and assigns: what one turn leaves for the next."""
+    """Return names that the loop reads before it assigns them: one turn passes them to the next."""
     stored: dict[str, int] = {}
     read: dict[str, int] = {}
     rows = [one for row in loop.body for one in walk(row, ast.stmt)]

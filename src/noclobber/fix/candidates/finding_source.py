@@ -1,4 +1,4 @@
-"""What a finding tells about the source: the nodes at its labels, in parsed files, and the other files it names."""
+"""What a finding says about the source: the nodes at its labels, in parsed files, and the other files it names."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _is_builder(call: ast.Call) -> bool:
 
 
 def _unflagged(file: File, call: ast.Call) -> Edit | None:
-    """Take the flag out; where another argument stands behind it, `False` in its place."""
+    """Remove the flag, or set it to `False` if another argument follows it."""
     flag, given = keyword(call, "inplace"), arguments(call)
     if flag is not None and len(given) > 1 and given[0] is flag:
         return replace(file, flag.value, "False")

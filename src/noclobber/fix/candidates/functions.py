@@ -75,7 +75,7 @@ def marked_dirty(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
 
 
 def tangent_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
-    """A `jvp` that does to the tangent what `forward` does to the input: `return t.mul_(2)` for `return t * 2`."""
+    """A `jvp` that writes the tangent in place, as `forward` the input: `return t.mul_(2)` for `return t * 2`."""
     methods = {ast.Mult: "mul_", ast.Add: "add_", ast.Sub: "sub_", ast.Div: "div_"}
     for file in scene.files():
         for one in walk(file.tree, ast.Return):

@@ -21,9 +21,9 @@ _NUMBERS = {
 
 
 def guarded(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
-    """The statement, with those behind it that write as well, under `with torch.no_grad():`; or the whole function.
+    """Put the statement, and the writes after it, under `with torch.no_grad():`; or the whole function.
 
-    Not where the value written comes of a call that may give a tracked tensor: that gradient would be lost.
+    Not if the written value comes from a call that may give a tracked tensor: that gradient would be lost.
     """
     file, found = write.file, write.statement
     if hasattr(found, "body") or file.own_lines(found) is None or is_tracked(write):
@@ -86,7 +86,7 @@ def _value(write: WriteSyntax) -> ast.expr | None:
 
 
 def _following(file: File, row: ast.stmt, name: str) -> list[ast.stmt]:
-    """The statements right behind a write that are such updates too, or write the same: `w -= ...`, then `b -= ...`."""
+    """Return the next statements that are such updates too, or write the same tensor: `w -= ...`, then `b -= ...`."""
     siblings = file.block(row)
     found: list[ast.stmt] = []
     for one in siblings[siblings.index(row) + 1 :]:

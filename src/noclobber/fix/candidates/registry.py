@@ -1,4 +1,4 @@
-"""Which kinds of mending are tried for the findings of which rule. Smaller costs are tried first."""
+"""Which kinds of fixes are tried for the findings of which rule. Smaller costs are tried first."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
         yield from islice(detached_state.handed_over(scene), MOST_DETACHED)
     yield from step_order.reordered(scene)
     yield from callers.across(scene)
-    if not _reads_first(scene):  # a graph that was built before an earlier step is to be built anew, or cut off
+    if not _reads_first(scene):  # a graph that was built before an earlier step must be built again, or cut off
         yield from untracked_writes.on_copies(scene)
 
 
@@ -120,7 +120,7 @@ def unsynced(scene: Scene) -> Iterator[Candidate]:
 
 
 def unchecked(scene: Scene) -> Iterator[Candidate]:
-    """A write that PyTorch would notice, were its check on."""
+    """A write that PyTorch would notice if its check were on."""
     yield from stale(scene)
     for place in scene.places("save"):
         yield from functions.saved_for_backward(place)
@@ -142,7 +142,7 @@ def declared(scene: Scene) -> Iterator[Candidate]:
 
 
 def hidden(scene: Scene) -> Iterator[Candidate]:
-    """Values that a tensor of the graph gets behind autograd's back. Nothing compares: only what is plainly right."""
+    """Values that a tensor of the graph gets without autograd. Only certain changes: nothing can be compared."""
     for write in scene.writes():
         yield from guarded_out_of_place(write)
         yield from out_of_decorator(write)
@@ -201,11 +201,11 @@ def inference(scene: Scene) -> Iterator[Candidate]:
 
 
 def fitting(scene: Scene) -> Iterator[Candidate]:
-    """A write whose result does not fit the memory that is to hold it."""
+    """A write whose result does not fit the memory that should hold it."""
     for write in scene.writes():
         if scene.finding.code == "NC310" or "vmap" in write.file.text:
             yield from tensor_creation.mapped(write)
-        if scene.finding.code == "NC307":  # what an object keeps is mended where it is made, before all else
+        if scene.finding.code == "NC307":  # first of all, fix what an object keeps where it is made
             yield from tensor_creation.own_bytes(scene, write, -1 if "." in write.name else 2)
             yield from clones.of_value(write) if "operation reads" in scene.finding.message else ()
         yield from local_result(write)

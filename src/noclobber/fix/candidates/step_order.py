@@ -175,7 +175,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
         first = insert(file, opens.line, opens.column, f"{header}\n{lines}{indent}")
         gone = [edit for row in zeros if (edit := remove(file, row)) is not None]
         yield Candidate("run every backward before the first step", (first, *gone, later), 2)
-    yield Candidate("step in a loop of its own, after every backward", (later,), 3)
+    yield Candidate("step in a second loop, after every backward", (later,), 3)
 
 
 def end_of_update(rows: list[ast.stmt], second: int) -> int:

@@ -1,4 +1,4 @@
-"""Tensors mended where they are made: not in inference mode or `no_grad`, with bytes of their own, mapped by `vmap`."""
+"""Fixes where a tensor is made: outside of inference mode and `no_grad`, with its own bytes, or mapped by `vmap`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_grad(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candi
 
 
 def own_bytes(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
-    """`.clone()` behind `expand` where the tensor is made: in the function of the write, else anywhere."""
+    """`.clone()` after `expand` where the tensor is made: in the function of the write, else anywhere."""
     title = "give the expanded tensor its own bytes"
     made = definition(write.file, write.base, write.statement)
     if made is not None and any(called(one) in _EXPANDS_ALL for one in walk(made, ast.Call)):
@@ -67,13 +67,13 @@ def not_shared(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     for place in scene.places("create"):
         for one in [place.node] if isinstance(place.node, ast.Call) else walk(place.row, ast.Call):
             if called(one) in _SHARES:
-                yield Candidate("give the tensor bytes of its own", (append(place.file, one, ".clone()"),), cost)
+                yield Candidate("give the tensor its own bytes", (append(place.file, one, ".clone()"),), cost)
             elif called(one) in ("numpy", "__array__"):
                 yield Candidate("give numpy a copy", (append(place.file, one, ".copy()"),), cost)
     for file in scene.files():
         for one in walk(file.tree, ast.Call):
             if called(one) in _SHARES:
-                yield Candidate("give the tensor bytes of its own", (append(file, one, ".clone()"),), cost + 1)
+                yield Candidate("give the tensor its own bytes", (append(file, one, ".clone()"),), cost + 1)
 
 
 def mapped(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:

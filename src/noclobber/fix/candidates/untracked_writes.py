@@ -1,4 +1,4 @@
-"""Values put into a tensor behind autograd's back: `p.data = new` as a functional call, or as a name for the value."""
+"""Values put into a tensor without autograd: `p.data = new` as a functional call, or as a name for the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate: edits to the source that may mend a finding, before anything is known about what they do."""
+"""A candidate: edits to the source that may fix a finding. Nothing is proven about them yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from noclobber.model.finding import Edit, Finding
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to mend a finding: edits to one or more files.
+    """One way to fix a finding: edits to one or more files.
 
     `title` is an imperative without a full stop. An edit of an empty span inserts. `cost`: smaller is tried first among
     equals, roughly the lines touched.
@@ -24,6 +24,6 @@ _UNTRACKED = "NC208"
 
 
 def is_of_intent(finding: Finding) -> bool:
-    """Whether a finding is a question to whoever wrote the program: no run can tell what a write outside of autograd to
-    a tensor in the graph is to do to its gradient, also where it clobbers a save besides."""
+    """Return True if only the author can decide a finding: no run shows what a write outside of autograd to a tensor in
+    the graph should do to the gradient, even if the write also clobbers a save."""
     return finding.code == _UNTRACKED or any(one.get("untracked") for one in finding.writes)

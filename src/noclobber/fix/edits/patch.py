@@ -27,7 +27,7 @@ class Patch:
         return self.after[real] if real in self.after else Source.read(real)
 
     def edited(self, edits: Iterable[Edit]) -> Patch:
-        """This patch and edits of the files as it leaves them. Raises Misfit where they do not fit or do nothing."""
+        """Return this patch with more edits of the patched files. Raises Misfit if they do not fit or do nothing."""
         before, after = dict(self.before), dict(self.after)
         by_path: dict[str, list[Edit]] = {}
         for edit in edits:
@@ -39,7 +39,7 @@ class Patch:
             try:
                 compile(after[path].plain, path, "exec", dont_inherit=True)
             except (SyntaxError, ValueError) as error:
-                raise Misfit(f"the patched file is no Python: {error}") from None
+                raise Misfit(f"the patched file is not valid Python: {error}") from None
         if all(after[path].text == self._source(path).text for path in by_path):
             raise Misfit("the edits change nothing")
         return Patch(before, after)
@@ -60,7 +60,7 @@ class Patch:
 
 
 def line_before(old: str, new: str, line: int) -> int | None:
-    """The line of `old` that a line of `new` is, None where it is another than it was."""
+    """Return the line of `old` that is unchanged as this line of `new`; None if there is none."""
     matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
     for tag, i1, _, j1, j2 in matcher.get_opcodes():
         if j1 < line <= j2:

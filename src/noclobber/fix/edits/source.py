@@ -66,10 +66,10 @@ class Source:
         return Source(self.path, "".join([*pieces, self.text[done:]]), self.encoding)
 
     def exact(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-        """Edits that do the same for whoever takes them by the letter. Raises Misfit.
+        """Return equal edits that can be applied literally, from last to first. Raises Misfit.
 
-        They are in order and apart from each other, even where one of those given ends as the next begins, and have
-        the line ends of the file.
+        They are sorted and do not overlap or touch, even if a given edit ends where the next begins. They have the line
+        ends of the file.
         """
         edits = list(edits)
         apart: list[tuple[int, int, str]] = []
@@ -95,7 +95,7 @@ class Source:
         return lines, starts
 
     def _replaced(self, edits: Iterable[Edit]) -> Iterator[tuple[int, int, str]]:
-        """What each edit replaces, from one offset to another, and by what, in order. Raises Misfit."""
+        """Return start, end and new text of each edit, sorted. Raises Misfit."""
         lines, starts = self._lines()
         end = "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
         done = 0

@@ -1,1 +1,1 @@
-"""What is proven by running the program: the right gradients, trials of patches, and what they are worth."""
+"""Proof by running the program: the right gradients, trials of patches, and verdicts on them."""

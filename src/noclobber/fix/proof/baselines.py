@@ -18,38 +18,37 @@ WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210")
 HANDED = "NC206"
 """Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""
 ASKED = "NC209"
-"""Of these what is about gradients with respect to an overwritten tensor: to be asked for what was there before."""
+"""The code of findings about gradients with respect to an overwritten tensor. The reference asks for the old value."""
 DRIFT = "NC205"
-"""Regions that run anew get their old bytes where saves are preserved, not where they are cloned. What else makes them
-drift (random numbers, flags) stays: gradients that match are right, and others may be."""
+"""Regions that run again get their old bytes if saves are preserved, but not if they are cloned. Other causes of drift
+(random numbers, flags) remain: gradients that match are right, and gradients that do not match may be right too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`events` are what was recorded, `words` say of what."""
+    """`events` were recorded in the reference run; `words` say what it gives, as the end of a sentence."""
 
     kind: Kind
     events: list[dict[str, Any]]
     result: Result
     words: str
     cloned: bool = False
-    """Whether saves were cloned, as they could not be preserved."""
+    """Whether saves were cloned, because they could not be preserved."""
 
 
-_FULL = "what the program gives when backward gets what was saved"
 _WORDS = {
-    "full": _FULL,
-    "step": f"{_FULL}, less what flows through weights from before their last step",
-    "backward": f"{_FULL}, less what flows through graphs of former backward calls",
-    "handed": f"{_FULL}, and hooks and custom backwards get clones of gradients",
-    "before": f"{_FULL}, and gradients are asked for with respect to values from before the write",
-    "derivative": "what the program computes where no gradients are recorded",
-    "updated": "what the program computes where no gradients are recorded and its write to a leaf is an update",
+    "full": "",
+    "step": ", without what flows through weights from before their last step",
+    "backward": ", without what flows through graphs of earlier backward calls",
+    "handed": ", where hooks and custom backwards get clones of gradients",
+    "before": ", with respect to the values from before the write",
+    "derivative": "what the program computes with gradients off",
+    "updated": "what the program computes with gradients off and its write to a leaf as an update",
 }
 
 
 def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
-    """Which references there are for findings of these codes; one that matches is enough.
+    """Return the kinds of references for findings of these codes; one that matches is enough.
 
     `calls`: backward calls that the program ended before the first finding.
     """

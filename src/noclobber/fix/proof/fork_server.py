@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks a trial for each folder it is told: importing it each time costs most."""
+"""A process that imports torch once and forks a trial for each folder: the import takes most of the time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _fork(folder: str, words: list[str]) -> int:
 
 
 def _reap(running: dict[int, str]) -> None:
-    """Say of each trial that has ended how it did."""
+    """Write the exit status of each trial that has ended."""
     for process, folder in list(running.items()):
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:

@@ -1,4 +1,4 @@
-"""What a trial is asked to do, and what it tells when it is over: two records that travel as JSON."""
+"""What a trial is asked to do, and what it reports at its end: two records that travel as JSON."""
 
 from __future__ import annotations
 

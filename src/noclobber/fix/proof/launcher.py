@@ -1,4 +1,4 @@
-"""Starts trials, each in a process of its own, waits for them and ends them."""
+"""Starts trials, each in its own process, waits for them and ends them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Trial:
         self._until = time.monotonic() + seconds
 
     def result(self) -> Result:
-        """Wait for the end; what came of it."""
+        """Wait for the end and return the result."""
         while (status := self._status()) is None:
             if time.monotonic() > self._until:
                 self.end()

@@ -13,9 +13,9 @@ _LONGEST = 60
 
 
 def difference(right: Result, found: Result) -> str:
-    """In which line two runs first print something else, in words; empty where in none.
+    """Return in words the first line that differs between two runs; empty if none does.
 
-    Of a run that was stopped, and so of both, as much is compared as it had printed by then.
+    If a run was stopped, only as much is compared as it had printed by then.
     """
     whole = right.ended is found.ended is Ended.WELL
     one, other = (each.printed.splitlines() for each in (right, found))

@@ -1,6 +1,6 @@
-"""What a write outside of autograd may be meant to do: the readings side by side, each with the gradients it gives.
+"""The possible meanings of a write outside of autograd, each with the gradients that it gives.
 
-No run can tell which is meant, and so none is proven, chosen or written.
+No run can decide which is meant, so none is proven, chosen or written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reading:
 
 
 def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
-    """The program as it is, and with each change that makes a meaning plain, of those that run and end the finding."""
+    """Return the program as it is, and with each change that states one meaning, runs, and removes the finding."""
     tried = []
     for one in candidates.readings(finding, before.read):
         try:
@@ -50,8 +50,8 @@ def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
 
 
 def _keeps_what_it_says(events: list[dict[str, Any]], preserved: list[dict[str, Any]], *, passing: bool) -> bool:
-    """Whether a change computes the same loss, and leaves no leaf without a gradient that has one where the write is
-    not seen. Where the gradient is to pass, it is the one that it is there."""
+    """Return True if a change computes the same loss as the preserved run, and no leaf loses its gradient. If the
+    gradient should pass, it must also be equal."""
     right, loss = comparison.first_loss(preserved), comparison.first_loss(events)
     if right is None or loss is None:
         return True

@@ -1,4 +1,4 @@
-"""Mends one finding after another: tries what may mend it, and keeps what is proven and costs least."""
+"""Fixes one finding after another: tries candidates, and keeps the proven one that costs least."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MOST_TRIALS = 8
 MOST_PROVEN = 3
 """Proven ones that are compared for what they cost."""
 LAST_RESORT = 6
-"""The cost of candidates that nobody would write who has another way."""
+"""The cost from which a candidate is a last resort: used only if no other is proven."""
 _ALIKE = 1.05
-"""How far two may differ in what they keep before the bytes decide between them."""
-_UNPROVEN = "no more than that this finding is gone: the program still fails with this patch"
+"""Two candidates whose kept bytes differ by less than this factor count as equal."""
+_UNPROVEN = "this patch removes the finding, but the program still fails"
 
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A finding, and what mends it. `extra`: bytes more that are kept for a backward, at its peak, None where unknown.
+    """A finding and its fix. `extra`: how many bytes more a backward keeps at its peak, None if unknown.
 
-    Where not `proven`, `proof` says why not. Where no gradients were `compared`, it says what else was looked at.
+    If not `proven`, `proof` says why not. If no gradients were `compared`, it says what else was checked.
     """
 
     finding: Finding
@@ -42,19 +42,19 @@ class Mended:
     proven: bool = True
     compared: bool = True
     note: str = ""
-    """What a likelier patch would change."""
+    """What another patch would change, although it comes first."""
 
 
 @dataclass(slots=True)
 class Mending:
-    """What came of it. `left` are findings without a proven patch, each with what was tried and why it fell through."""
+    """The result. `left` are findings without a proven patch, each with what was tried and why it failed."""
 
     patch: Patch = field(default_factory=Patch)
     mended: list[Mended] = field(default_factory=list)
     left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
     unproven: list[tuple[Mended, Patch]] = field(default_factory=list)
     asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
-    """Findings that are a question to the reader, each with what may be meant; they are `left`, too."""
+    """Findings that only the author can decide, each with its possible meanings. They are also in `left`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Tried:
     patch: Patch
     verdict: Verdict
     bare: Trial | None
-    """The run under PyTorch alone, where it was started."""
+    """The run under PyTorch alone, if it was started."""
 
 
 @dataclass(slots=True)
@@ -77,18 +77,18 @@ class _Attempt:
 
     @property
     def clean(self) -> list[_Tried]:
-        """Those that leave nothing to mend."""
+        """The proven candidates that leave nothing to fix."""
         return [one for one in self.proven if one.verdict.clean]
 
     def ordered(self) -> list[_Tried]:
-        """The best first. Where all is compared the cost decides, else what is likeliest goes first."""
+        """Return the best first: by cost if every gradient was compared, else the likeliest first."""
         clean = (
             _ranked(self.clean) if self._can_choose() else sorted(self.clean, key=lambda one: one.verdict.comparable)
         )
         return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self) -> bool:
-        """Whether no more need be tried. What leaves findings of the same write may have a better one behind it."""
+        """Return True if no more candidates are needed. One that leaves findings of the same write is not enough."""
         if self.clean:
             last = all(one.verdict.comparable for one in self.clean)
             return len(self.clean) >= MOST_PROVEN or not (last or self._can_choose())
@@ -99,20 +99,20 @@ class _Attempt:
 
 
 class Mender:
-    """Goes from finding to finding until none is left, or none can be mended."""
+    """Goes from finding to finding until none is left, or no more can be fixed."""
 
     def __init__(self, prover: Prover, tell: Callable[[str], None], *, unproven: bool = False) -> None:
         self._prover = prover
         self._unproven = unproven
-        """Whether to go on with a patch that nothing can be compared with, as the program never does the same twice."""
+        """Whether to use a patch that cannot be compared, because the program differs from run to run."""
         self._tell = tell
         self._done = Mending()
         self._saved = prover.search.saved
-        """The most bytes that a backward finds saved with the patch so far."""
+        """The most bytes saved at the start of a backward, with the patch so far."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
 
     def mend(self) -> Mending:
-        """Mend what the search found."""
+        """Fix what the search found."""
         done = self._done
         findings = list(self._prover.search.findings)
         for _ in range(ROUNDS):
@@ -137,10 +137,10 @@ class Mender:
         return any(finding.identity() == one.identity() for one, _ in self._done.left)
 
     def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
-        """Mend one finding; None where nothing that is tried is proven."""
+        """Fix one finding; None if no candidate is proven."""
         done = self._done
         if is_of_intent(finding):
-            self._tell("asking what is meant: each reading is run")
+            self._tell("running each possible meaning of the write")
             done.asked.append((self._as_before(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))
             return None
@@ -157,7 +157,7 @@ class Mender:
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
         if attempt.differing and (drift := self._prover.drift()):
-            why = f"nothing can be proven, as the program differs from run to run without a patch too: {drift}"
+            why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = attempt.differing[0]
             told = Mended(self._as_before(finding), offered.candidate.title, None, why, proven=False, compared=False)
             if self._unproven:
@@ -169,7 +169,7 @@ class Mender:
         return None
 
     def _try(self, candidate: Candidate, finding: Finding, attempt: _Attempt) -> None:
-        """Run the program under watch with a candidate; the first, which is likely right, without watch meanwhile."""
+        """Run the program under watch with a candidate. Run the first, which is likely right, without watch too."""
         prover, before = self._prover, self._done.patch
         try:
             patch = before.edited(candidate.edits)
@@ -195,7 +195,7 @@ class Mender:
             attempt.differing.append(one)
 
     def _alone(self, one: _Tried, finding: Finding, attempt: _Attempt) -> str | None:
-        """Why a patch fails without watch; None where it does not, or where something else is to be mended first."""
+        """Return why a patch fails without watch; None if it does not, or if other findings must be fixed first."""
         for other in attempt.proven:
             if other is not one and other.bare is not None:
                 other.bare.end()
@@ -207,7 +207,7 @@ class Mender:
         return None if alone.right else alone.why
 
     def _as_before(self, finding: Finding) -> Finding:
-        """A finding of the program as patched so far, with the line that its place has in the file as it is."""
+        """Return a finding of the patched program with its line number in the unpatched file."""
         primary, patch = finding.primary, self._done.patch
         path = os.path.realpath(primary.span.path) if primary is not None else ""
         if primary is None or path not in patch.after:
@@ -224,13 +224,15 @@ class Mender:
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
         other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
-        note = f"; `{other.candidate.title}` would change the loss: the write is seen elsewhere" if other else ""
+        note = (
+            f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
+        )
         verdict, there = best.verdict, self._as_before(finding)
         return Mended(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:
-    """What is no last resort first, then fewest bytes, then the smallest diff, then what is likeliest."""
+    """Sort: last resorts at the end, then by fewest bytes, smallest diff, and likeliest."""
     sizes = [one.verdict.result.saved for one in proven if one.verdict.result is not None]
     least = min((size for size in sizes if size is not None), default=0)
 

@@ -1,4 +1,4 @@
-"""One run of a program for evidence, in a process of its own.
+"""One run of a program for evidence, in its own process.
 
 Its folder holds `order.json`, and gets `result.json` and the evidence when the run is over.
 """
@@ -100,7 +100,7 @@ class TrialProcess:
             right_gradients.gradients_off()
 
     def _listen_to_warnings(self) -> None:
-        """Where a patch binds a name to another tensor, `.grad` of that is None, and PyTorch does no more than warn."""
+        """Note the warning for `.grad` of a non-leaf: it is None, and a patch that rebinds a name may cause it."""
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ class TrialProcess:
         return self._session.start
 
     def _looked(self) -> None:
-        """A search goes on for as many backward calls after the first finding as a proof needs."""
+        """After the first finding, a search goes on for as many backward calls as a proof needs."""
         if self._found_at is None and self._session is not None and self._session.findings and self._evidence:
             self._found_at = self._evidence.begun
             self._evidence.limit(self._evidence.done + self._order.backwards)

@@ -1,4 +1,4 @@
-"""Whether a patch is right: the program is run with it, and its gradients are compared with the right ones."""
+"""Decides whether a patch is right: runs the program with it, and compares its gradients with the right ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
-_BEYOND = "nothing to compare with beyond: the program never got that far before"
+_BEYOND = "later calls cannot be compared: without the patch the program ends before them"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run with a patch showed. `right`: nothing speaks against it; `clean`: and nothing is left to mend.
+    """What a run with a patch showed. `right`: nothing contradicts the patch. `clean`: and nothing is left to fix.
 
-    `why` says what speaks against it, `proof` what speaks for it.
+    `why` says why the patch is wrong, `proof` why it is right.
     """
 
     right: bool
@@ -33,18 +33,18 @@ class Verdict:
     compared: bool = False
     """Whether gradients were compared with the right ones."""
     comparable: bool = False
-    """Whether they might have been, and another patch may be."""
+    """Whether they might have been compared, and those of another patch may be."""
     complete: bool = False
-    """Whether every gradient was."""
+    """Whether every gradient was compared."""
     elsewhere: bool = False
-    """Whether what is left to mend is about other writes."""
+    """Whether the findings that are left are about other writes."""
     differs: bool = False
-    """Whether all that speaks against it is that gradients are others."""
+    """Whether the only problem is that values differ from the reference."""
     result: Result | None = None
 
 
 class Prover:
-    """Runs one program with patches. `codes` are those of the findings met so far."""
+    """Runs one program with patches. `codes` are the rule codes of the findings so far."""
 
     def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
         self._launcher = launcher
@@ -56,9 +56,9 @@ class Prover:
         self.references = References(launcher, self.calls, seconds, backwards)
 
     def meet(self, finding: Finding, findings: Iterable[Finding] = ()) -> None:
-        """A finding is to be mended: begin the run that its patches will be compared with.
+        """Begin the run that patches for this finding will be compared with.
 
-        Of a write that autograd does not know of as well (NC208), preserving saves makes no gradient right.
+        If autograd does not see the write either (NC208), preserving the saves gives no right gradients.
         """
         self.codes.add(finding.code)
         place = _place(finding, "write")
@@ -75,16 +75,16 @@ class Prover:
         return self._launcher.start(order, fresh=mode == "bare")
 
     def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding) -> Verdict:
-        """What a run shows of a patch that is to mend a finding of the program with the patch `before`."""
+        """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`."""
         result = trial.result()
         if result.crash:
             return Verdict(False, why=f"noclobber itself failed: {result.crash}")
         if result.ended in (Ended.TIMEOUT, Ended.DIED, Ended.REFUSED):
             return Verdict(False, why=result.error)
         if result.lost and not self.search.lost:
-            return Verdict(False, why="`.grad` is then read of a tensor that is no leaf, and is None")
+            return Verdict(False, why="the program then reads `.grad` of a tensor that is not a leaf, and gets None")
         if any(is_there(finding, one, before, patch) for one in result.findings):
-            return Verdict(False, why="the finding stays")
+            return Verdict(False, why="the finding is still there")
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
         return replace(self._judged(result), elsewhere=bool(left) and not any(left))
@@ -115,13 +115,13 @@ class Prover:
             if others and (same or DRIFT in codes):
                 return Verdict(False, why=others, differs=True, result=result)
             if comparison.says_nothing(reference.events):
-                differences.append("every gradient of the program is zero, and so proves nothing")
+                differences.append("every gradient of the program is zero, which proves nothing")
             elif compared.difference:
                 differences.append(compared.difference)
             elif clean and not self._is_enough(compared, reference.result, result):
-                differences.append(f"only {compared.calls} backward calls are made")
+                differences.append(f"only {compared.calls} backward calls could be compared")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
-                differences.append("more backward calls are made")
+                differences.append("the program then makes more backward calls")
             elif said := self._other_output(kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
@@ -137,10 +137,10 @@ class Prover:
         return self._by_loss(_events(self.search), found, result, "the same", codes)
 
     def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:
-        """Where reverse mode is refused, forward mode gives the derivative along one direction of the leaves.
+        """Compare with forward mode, which gives the derivative along one direction, where reverse mode is refused.
 
-        What the program means by a write to a leaf, an update or a part of what is computed, only the patch can say;
-        but where other leaves have a part in what is written, an update would leave them without a gradient.
+        A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the
+        written value depends on other leaves, an update would leave them without a gradient.
         """
         kinds: tuple[Kind, ...] = ("derivative", "updated")
         for kind in kinds:
@@ -150,13 +150,13 @@ class Prover:
             if not verdict.right or right is None or its is None or not (right[1] or its[1]):
                 return verdict
             if forward_mode.same(right, its):
-                proof = f"its first loss is {reference.words}, and its gradient the derivative of that by forward mode"
+                proof = f"its first loss is {reference.words}, and its gradient agrees with forward mode"
                 return Verdict(True, verdict.clean, proof=f"{proof}; {_BEYOND}", compared=True, result=result)
             if not reference.result.rewritten or reference.result.given:
                 break
         if reference.result.custom or reference.result.given:
             return replace(verdict, comparable=True)
-        why = "its gradient is not what forward mode gives for the program as it is"
+        why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
 
     def _by_loss(
@@ -167,42 +167,44 @@ class Prover:
         words: str,
         codes: Iterable[str] = (),
     ) -> Verdict:
-        """Where there are no right gradients to compare with, the forward must be the same at least."""
+        """Compare the first loss, where there are no right gradients to compare with."""
         right, loss = comparison.first_loss(before), comparison.first_loss(found)
         if right is not None and loss is not None and not comparison.same_loss(right, loss):
-            return Verdict(False, why="the first loss is another one", differs=True, result=result)
+            return Verdict(False, why="the first loss is different", differs=True, result=result)
         known = right is not None and loss is not None
         runs = f"it runs without an error or a finding{f', and its first loss is {words}' * known}"
-        lacking = "the program never got that far before"
+        lacking = "there are no gradients to compare with, because without the patch the program ends before them"
         if set(codes) & {DRIFT, *WITHOUT}:
-            lacking = "preserving what was saved does not make the program's own right"
-        proof = f"{runs}; there are no gradients to compare with: {lacking}"
+            lacking = (
+                "even with the saved values kept, this program's gradients are not correct, so there is nothing to "
+                "compare the patch with"
+            )
+        proof = f"{runs}; {lacking}"
         return Verdict(True, not result.findings, proof=proof, result=result)
 
     def _other_output(self, kind: Kind, reference: Result, result: Result) -> str:
-        """What a run with a patch prints that the reference does not, or how it ends; empty where that is the same, or
-        the program never prints the same twice."""
+        """Return how the output or the end of a patched run differs from the reference; empty if it does not, or if
+        the program prints something else in each run."""
         if reference.ended is Ended.EXIT and result.ended is Ended.WELL:
             return f"it ends well, and {reference.error.removeprefix('it ')} before"
         said = printed.difference(reference, result)
         return "" if said and printed.difference(reference, self.references.again(kind).result) else said
 
     def _ends_as_before(self, result: Result) -> bool:
-        """Whether an error is one that the program had anyway, and not about writing in place."""
+        """Return True if the program has this error without the patch too, and it is not about in-place writes."""
         ends = [self.search, *(one.result for one in self.references.known())]
         return any(one.ended == result.ended and one.error == result.error and not _is_ours(one) for one in ends)
 
     def _is_enough(self, compared: comparison.Comparison, reference: Result, result: Result) -> bool:
-        """Whether as many backward calls were compared as must be: those up to the finding, and all that were asked for
-        where the time was not over before."""
+        """Return True if enough backward calls were compared: those up to the finding, and all that were asked for
+        if there was time for them."""
         first = min(reference.calls, self.search.found_at or 1)
         if result.ended is Ended.LIMIT and result.calls < self.calls:
             return compared.calls >= first
         return compared.calls >= first and compared.calls + compared.displaced >= min(reference.calls, self.calls)
 
     def drift(self) -> str:
-        """What the program gives otherwise when its reference run is made a second time; where there is none, the
-        search. Empty where both give the same."""
+        """Return how a second reference run, or a second search, differs from the first; empty if it does not."""
         kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
         if kind is None:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
@@ -227,26 +229,26 @@ def _is_ours(result: Result) -> bool:
 
 def _matches(compared: comparison.Comparison, reference: Reference) -> str:
     calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
-    how = "bit for bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
-    words = f"in {calls} each gradient is, {how}, {reference.words}"
+    how = "to the last bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
+    words = f"{calls} compared, all gradients correct {how}{reference.words}"
     if not reference.result.went_through:
         words += f"; {_BEYOND}"
     return words
 
 
-def is_there(mended: Finding, found: Finding, before: Patch, after: Patch) -> bool:
-    """Whether a finding in the patched program is the one that was to be mended, or is of the mending's own making.
+def is_there(wanted: Finding, found: Finding, before: Patch, after: Patch) -> bool:
+    """Return True if a finding of the patched program is the one to fix, or one that the patch itself caused.
 
-    Another tensor that the same line writes, or another save of the same tensor, is a finding of its own.
+    Another tensor that the same line writes, or another save of the same tensor, is a different finding.
     """
-    names = [(one.tensor or {}).get("name") for one in (mended, found)]
+    names = [(one.tensor or {}).get("name") for one in (wanted, found)]
     if None not in names and names[0] != names[1]:
         return False
-    return all(_is_same(_place(mended, role), _place(found, role), before, after) for role in ("write", "save"))
+    return all(_is_same(_place(wanted, role), _place(found, role), before, after) for role in ("write", "save"))
 
 
 def _is_same(old: Span | None, new: Span | None, before: Patch, after: Patch) -> bool:
-    """Whether a place in the patched program is one of before, or is new. What only stands beside a change is not."""
+    """Return True if a place is the same before and after a patch, or new. Unchanged code beside a change is not."""
     if old is None or new is None or old.path != new.path:
         return old == new
     try:

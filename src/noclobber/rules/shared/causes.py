@@ -1,4 +1,4 @@
-"""Which cause a clobber has: every clobber has exactly one, so that every rule can ask for its own."""
+"""The cause of a clobber. Every clobber has exactly one, so each rule can ask for its own cause."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Cause = Literal[
 ]
 _PARALLEL = ("distributed", "parallel", "c10d")
 COUNTED = ("operator", "step")
-"""How a write came about that PyTorch could have noticed, had it looked."""
+"""Kinds of writes that PyTorch could have noticed, if it had checked."""
 _FOREIGN = ("foreign", "process")
 
 
 def cause(clobber: Clobber) -> Cause | None:
-    """The cause; None where the writes that are known left the saved bytes alone and PyTorch does not mind either."""
+    """Return the cause; None if no known write changed saved bytes and PyTorch raises nothing."""
     writes = overlapping(clobber)
     if clobber.writes and not writes:
         return "disjoint" if clobber.raised else None
@@ -48,19 +48,19 @@ def overlapping(clobber: Clobber) -> tuple[Write, ...]:
 
 
 def _moved(clobber: Clobber) -> bool:
-    """Whether the version moved on though no write is known."""
+    """Return True if the version changed but no write is known."""
     return clobber.current != clobber.save.version and not any(write.site for write in clobber.writes)
 
 
 def is_step(write: Write) -> bool:
-    """Whether an optimizer did it."""
+    """Return True if an optimizer made the write."""
     return write.via == "step" or write.step is not None
 
 
 def is_sync(write: Write) -> bool:
-    """Whether a module's own upkeep did it during a forward: a broadcast, or code below a mere call of a module.
+    """Return True if a module updated its own state in a forward: by a broadcast, or in the code of its call.
 
-    Batch-norm statistics are not meant: their operator counts no version, which is another rule's matter.
+    Return False for batch-norm statistics: their operator counts no version, and another rule explains that.
     """
     if not write.in_forward or is_step(write) or is_statistics(write):
         return False
@@ -75,7 +75,7 @@ def is_sync(write: Write) -> bool:
 
 
 def in_parallel(site: Site) -> bool:
-    """Whether a site lies in code that spreads a model over processes."""
+    """Return True if a site is in library code that runs a model on several processes."""
     paths = [one.code.co_filename.lower() for one in (site, site.inside) if one is not None]
     owned = [path for path in paths if owner_of(path) is not Owner.USER]
     return any(word in path for path in owned for word in _PARALLEL)

@@ -1,4 +1,4 @@
-"""What to do about a clobber, from its cause: the text of the write, the operator, the kind of tensor, where it ran."""
+"""What to do about a clobber. It depends on the text of the write, the operator, the tensor and where it ran."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
 
 _QUESTION = (
     Suggestion(
-        "autograd does not see this write: say whether it is part of the function, or the gradient is to pass as if it "
-        "had not happened"
+        "autograd does not see this write: decide whether it is part of the function or the gradient should ignore it"
     ),
     Suggestion(
-        "for the first, write out of place where autograd records it; for the second, `h = h + (new - h).detach()`"
+        "if it is part of the function, write out of place with gradients on; if not, `h = h + (new - h).detach()`"
     ),
 )
 
 
 def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
-    """The help that fits, the likeliest first; words alone where no edit is known."""
+    """Return the helps that fit, the likeliest first."""
     write = next(iter(overlapping(clobber)), None)
     if write is None:
         return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
@@ -40,7 +39,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     if write.untracked:
         return _QUESTION
     if write.via == "set_data":
-        return (Suggestion("bind the new tensor to its own name, or assign to `.data` after the last backward"),)
+        return (Suggestion("give the new tensor its own name, or assign to `.data` after the last backward"),)
     if write.via == "swap":
         return (Suggestion("swap the tensors after the last backward that needs them"),)
     if write.via == "data":
@@ -59,7 +58,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
 
 
 def _is_rebindable(clobber: Clobber, write: Write) -> bool:
-    """Whether a new tensor could take the place of what is written, as the statement stands.
+    """Return True if the statement could bind a new tensor instead of writing into the old one.
 
     For `h[i] += e` only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
     """
@@ -76,7 +75,7 @@ def _is_rebindable(clobber: Clobber, write: Write) -> bool:
 
 def _in_backward(clobber: Clobber) -> tuple[Suggestion, ...]:
     where = "this `backward`" if is_custom(clobber.save.node) else "this hook or `backward`"
-    return (Suggestion(f"return a new tensor from {where} and leave what was saved as it is"),)
+    return (Suggestion(f"return a new tensor from {where} and leave the saved tensor unchanged"),)
 
 
 def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
@@ -85,7 +84,12 @@ def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
         )
         return (Suggestion(words),)
-    return (Suggestion("write out of place: `.data` hides the write from autograd, not from backward"),)
+    return (
+        Suggestion(
+            "write out of place: autograd does not see a write through `.data`, but backward still reads the changed "
+            "values"
+        ),
+    )
 
 
 def _parameter(write: Write) -> tuple[Suggestion, ...]:
@@ -138,8 +142,8 @@ def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if by_iteration(write.site):
         return (
             Suggestion(
-                "collect the new tensors in a list, and go on with that: binding a loop's own name anew changes "
-                "nothing outside of the loop"
+                "collect the new tensors in a list and use that list: assigning to the loop variable changes nothing "
+                "outside of the loop"
             ),
         )
     instead = f": `{op.rstrip('_')}` instead of `{op}`" if op else ""

@@ -175,13 +175,11 @@ def row_of(node: str) -> Row | None:
 def reason(save: Save) -> str:
     """Why the saved tensor may not change, as a note."""
     if not save.node:
-        return "autograd keeps the tensor for backward, which is to meet the bytes as they were saved"
+        return "autograd keeps this tensor for backward and needs it unchanged"
     if is_compiled(save.node):
-        return "compiled code keeps the very memory of what it read wherever its backward needs that"
+        return "compiled code keeps the tensors that its backward needs without copying them"
     if is_custom(save.node):
-        return (
-            f"what {node_in_words(save.node)} saves must keep its bytes until its `backward` has run for the last time"
-        )
+        return f"what {node_in_words(save.node)} saves must not change before its `backward` has run for the last time"
     row = row_of(save.node)
     if row is None or save.field not in row.kept:
         return f"the backward of {node_in_words(save.node)} computes with {field_in_words(save)} as it was in forward"

@@ -15,7 +15,7 @@ from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op
 from noclobber.syntax.tree import statement_of
 
 TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
-"""Functions that make a tensor of memory that somebody else holds already."""
+"""Functions that make a tensor from memory that other code already holds."""
 _NUMPY = ("numpy", "__array__", "from_numpy")
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+?)(?:\.py)?(?:[/\\]|$)")
 
@@ -98,13 +98,13 @@ def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:
 
 
 def package_of(site: Site) -> str:
-    """ "`timm`" for a file of the installed package timm; "a library" where the path does not tell."""
+    """ "`timm`" for a file of the installed package timm; "a library" if the path does not say."""
     found = _PACKAGE.search(site.code.co_filename)
     return f"`{found[1]}`" if found else "a library"
 
 
 def site_of(write: Write) -> Site | None:
-    """Where a reader should look: for an optimizer the call of its `step`, the start of a window, else the write."""
+    """Return the line to show: the call of an optimizer's `step`, the start of a window, else the write."""
     if write.since is not None:
         return write.since
     return write.step.site if write.step is not None and write.step.site is not None else write.site
@@ -141,11 +141,11 @@ def same_line(one: Site | None, other: Site | None) -> bool:
 
 
 def later(first: Site, second: Site) -> str:
-    """How `second`, which ran after `first`, came to lie at or before it in the same code.
+    """Say why `second`, which ran after `first`, is at or before it in the source.
 
-    "in a later iteration" where a loop of that code holds both, "in a later call" where the function ran again; empty
-    where the source order is the order of time, or the code objects differ. So it is where one call did both: that may
-    have been two modules that it ran one after the other.
+    "in a later iteration" if a loop of that code holds both, "in a later call" if the function ran again. Empty
+    if the source order is the order of time, or the code objects differ. Empty too if one call did both: that call may
+    have run two modules, one after the other.
     """
     if first.code is not second.code or second.lasti >= first.lasti:
         return ""

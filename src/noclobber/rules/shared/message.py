@@ -74,13 +74,13 @@ def explanation(text: str) -> str | None:
     paragraphs = [
         *said,
         page,
-        f"the lines themselves: `{_COMMAND}` names where it was saved, where it was written and where it was read",
+        f"run the program for the exact lines: `{_COMMAND}`",
     ]
     return "\n\n".join(paragraphs)
 
 
 _IN_SHORT = re.compile(r"modified by an in-?place operation", re.IGNORECASE)
-"""What people type of the message."""
+"""The part of the message that people type."""
 
 
 def _joined(text: str) -> str:
@@ -89,7 +89,7 @@ def _joined(text: str) -> str:
 
 
 def _weight_like(message: StaleMessage) -> bool:
-    """A matrix saved transposed, or a leaf written before its save: what an optimizer steps again and again."""
+    """Return True for a matrix saved transposed, or a leaf written before its save: both look like weights."""
     if message.node is not None:
         return _stem(message) in _VIEWS_OF_WEIGHTS and len(message.sizes or ()) in (0, 2)
     return (message.expected or 0) >= 1
@@ -102,7 +102,10 @@ def _stem(message: StaleMessage) -> str:
 
 def _said(message: StaleMessage) -> list[str]:
     if message.type is None:
-        return ["what it says: a tensor that backward needs was written in place after its save; it does not say which"]
+        return [
+            "what it says: a tensor that backward needs was written in place after it was saved; the message does not "
+            "say which"
+        ]
     shape = f"shape {shape_in_words(message.sizes)}" if message.sizes else "one element"
     times = counted(message.writes or 0, "time")
     versions = f"saved at version {message.expected}, found at version {message.version}"
@@ -118,12 +121,12 @@ def _producer(message: StaleMessage) -> str:
     row = row_of(_stem(message) + "Backward0")
     if row is not None and row.kept == ("result",):
         return (
-            f"`{name}` is what produced the tensor, and most likely what needs it as well: {operation} keeps its own "
-            f"result, so the write came after it: {row.why}"
+            f"`{name}` produced the tensor, and most likely needs it too: {operation} keeps its own result, so the "
+            f"write came after it; {row.why}"
         )
     return (
-        f"`{name}` is what produced the tensor as it is now: {operation}; it is often the last operation that wrote "
-        "to it, and seldom the one that failed"
+        f"`{name}` ({operation}) produced the tensor as it is now; this is often the last operation that wrote to it, "
+        "and seldom the operation that failed"
     )
 
 
@@ -133,11 +136,11 @@ def _suspicion(message: StaleMessage) -> list[str]:
     ground = (
         "linear saves its weight transposed"
         if message.node
-        else "it had been written before it was saved, as a weight is by every step"
+        else "the tensor was written before it was saved, as every step writes a weight"
     )
     words = (
-        f"most likely an optimizer: {ground}, and of the questions that quote only this message and whose cause could "
-        "be told, 62 % were an `optimizer.step()` before a backward that still needed the weights; where no optimizer "
-        "has stepped yet, suspect a tensor that is filled part by part (NC101, NC102)"
+        f"most likely an optimizer: {ground}; of the questions that quote only this message and whose cause is known, "
+        "62 % had an `optimizer.step()` before a backward that still needed the weights; if no optimizer has stepped "
+        "yet, look for a tensor that is filled part by part (NC101, NC102)"
     )
     return [words]

@@ -1,4 +1,4 @@
-"""PyTorch's other texts about writing in place, saves, views and versions: those that have no rule of their own."""
+"""PyTorch's other texts about in-place writes, saves, views and versions: those without their own rule."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def _text(pattern: str, headline: str, note: str, help: str) -> Text:
     return Text(messages(pattern)[0], headline, note, help)
 
 
-_SLOPE = "in place, backward has only the result, and a negative slope does not let the input be told from it"
-_COMPILED = "`torch.compile` turns writes into operations without side effects; this one cannot be turned"
+_SLOPE = (
+    "backward needs the sign of the input; in place only the result is left, and with a negative slope the sign cannot "
+    "be recovered from it"
+)
+_COMPILED = "`torch.compile` turns writes into operations without side effects; it cannot do so for this write"
 
 TEXTS = (
     _text(
@@ -40,14 +43,14 @@ TEXTS = (
     ),
     _text(
         "saved tensor pack hook is modifying its input in place",
-        "a pack hook writes to the tensor that it is to save",
-        "the hook is given the tensor that the forward goes on with",
+        "a pack hook writes to the tensor that it has to save",
+        "the hook gets the same tensor that the forward goes on with",
         "return a new tensor from the hook: write out of place, or into a clone",
     ),
     _text(
         "Calling register_hooks on a saved tensor (?:whose hooks have already|after it has been freed|with value None)",
-        "hooks set on a saved tensor that takes none",
-        "a saved tensor takes one pair of hooks, before it is freed, and only where there is a tensor",
+        "hooks set on a saved tensor that accepts none",
+        "a saved tensor accepts one pair of hooks, before it is freed, and only if it holds a tensor",
         "set the hooks once, between the forward and its backward, or use `saved_tensors_hooks` around the forward",
     ),
     _text(
@@ -59,14 +62,14 @@ TEXTS = (
     _text(
         "input that has been returned as-is as output is being saved for backward",
         "a Function saves an input that it also returns",
-        "input and result are one tensor, and autograd cannot tell which of them is saved",
+        "input and result are one tensor, and autograd cannot know which of them is saved",
         "return a view of the input, `x.view_as(x)`, or save it inside `forward`",
     ),
     _text(
         "cannot resize variables that require grad",
         "`resize_` on a tensor that requires grad",
-        "resizing has no derivative, and a save of the tensor would change under backward",
-        "use `reshape`, a slice or `torch.nn.functional.pad`, or make a new tensor of the size",
+        "resizing has no derivative, and it would change what backward has saved",
+        "use `reshape`, a slice or `torch.nn.functional.pad`, or make a new tensor of the new size",
     ),
     _text(
         "you can only change requires_grad flags of leaf variables",
@@ -95,7 +98,7 @@ TEXTS = (
     _text(
         "derivative for .?inplace version of",
         "an in-place operation that has no derivative",
-        "PyTorch has a derivative for its twin out of place only",
+        "PyTorch has a derivative only for the out-of-place version",
         "write out of place",
     ),
     _text(
@@ -108,7 +111,7 @@ TEXTS = (
         r"in-place mkldnn operations are not supported|coalesced tensor for in-?place operation|"
         r"\w_ requires coalesced input|Cannot in-?place into non-meta tensor",
         "an in-place operation that this kind of tensor does not have",
-        "the layout or the device of the tensor does not let it be written in place",
+        "a tensor of this layout or device cannot be written in place",
         "write out of place, or convert the tensor first (`coalesce()`, `to_dense()`, the same device for both)",
     ),
     _text(
@@ -127,7 +130,7 @@ TEXTS = (
     ),
     _text(
         r"Undeclared in-place mutation on input tensor|is not defined as mutable but was mutated|empirically wrong",
-        "a custom operator writes to an argument without declaring it, or declares what it does not write",
+        "a custom operator writes an argument that it does not declare, or declares one that it does not write",
         "autograd and `torch.compile` trust the schema; a write that it does not name gives wrong gradients",
         "name the argument in `mutates_args=`, or write to a clone of it",
     ),
@@ -140,7 +143,7 @@ TEXTS = (
     _text(
         "Tensor cached during selective activation checkpoint has been mutated",
         "a tensor that a selective checkpoint keeps is written in place",
-        "backward would recompute from other bytes than the forward saw",
+        "backward would compute again from changed bytes",
         "write out of place inside of the checkpointed function",
     ),
     _text(

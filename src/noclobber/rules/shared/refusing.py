@@ -1,4 +1,4 @@
-"""What the refusal rules share: patterns that bear line breaks, the labels of a refusal, and its finding."""
+"""What the refusal rules share: patterns that match across line breaks, the labels of a refusal, its finding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from noclobber.syntax.tree import statement_of
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
-_READERS = {"backward": "backward meets it here", "grad": "`autograd.grad` meets it here"}
+_READERS = {"backward": "backward reads it here", "grad": "`autograd.grad` reads it here"}
 
 
 def messages(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    """Compile patterns in which a blank stands for any break that pasting puts between two words."""
+    """Compile patterns; a blank in them matches any white space or line prefix between two words."""
     return tuple(re.compile(pattern.replace(" ", _GAP)) for pattern in patterns)
 
 
 def recognised(event: Event, patterns: Sequence[re.Pattern[str]]) -> Refusal | None:
-    """The event where it is a refusal with one of these texts."""
+    """Return the event if it is a refusal with one of these texts, else None."""
     if isinstance(event, Refusal) and any(pattern.search(event.message) for pattern in patterns):
         return event
     return None
@@ -43,7 +43,7 @@ def finding(
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
 ) -> Finding:
-    """The finding of a refusal. `told` labels the line to blame, the other words the other lines where known."""
+    """Return the finding of a refusal. `told` labels the line to blame, the other words label the other known lines."""
     return Finding(
         *rule,
         headline,
@@ -55,7 +55,7 @@ def finding(
 
 
 def blamed(refusal: Refusal) -> Site | None:
-    """Where the write was: its own line where the exception surfaced later, else the line that raised."""
+    """Return the line of the write if the exception came later, else the line that raised."""
     return refusal.written or refusal.site
 
 
@@ -68,7 +68,7 @@ APPLIED = "the Function is applied here"
 
 
 def applied(refusal: Refusal) -> str:
-    """The words for the line to blame of a custom Function: its own write where known, else where it is applied."""
+    """Return the label for a custom Function: its own write if known, else the line that applies it."""
     return APPLIED if refusal.written is None else writes_it(refusal, "its input")
 
 
@@ -84,7 +84,7 @@ def words_at(site: Site | None) -> str:
 
 
 def says(refusal: Refusal, pattern: str) -> bool:
-    """Whether PyTorch's text holds a pattern, in which a blank stands for any break."""
+    """Return True if PyTorch's text has the pattern; a blank in it matches any white space."""
     return messages(pattern)[0].search(refusal.message) is not None
 
 

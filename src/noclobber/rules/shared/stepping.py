@@ -45,7 +45,7 @@ def _holds(code: CodeType, other: CodeType) -> bool:
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
-    """Why the old weights are needed."""
+    """The note that says why backward needs the old weights."""
     op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor, "parameter")
     if clobber.restored:
         return f"the backward of {op} computes with {name} as it was in forward; {PUT_BACK}"
@@ -66,29 +66,29 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
                 f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
             ),
             Suggestion(
-                "where nothing is carried, run the forward inside the loop, or every backward before the first step; "
-                "and detach what was computed before the loop as a constant (targets, old log-probabilities)"
+                "if nothing is carried, run the forward inside the loop, or every backward before the first step; "
+                "detach constants that were computed before the loop (targets, old log-probabilities)"
             ),
         )
     if now == "built once":
         return (
-            Suggestion("run every backward before the first step: step in a loop of its own, after this one"),
+            Suggestion("run every backward before the first step: step in a second loop, after this one"),
             Suggestion(
-                "or run this forward inside the loop, so that each backward meets the weights it was built with"
+                "or run this forward inside the loop, so that each backward reads the weights it was built with"
             ),
         )
     return (
         Suggestion(
-            f"run every backward before the steps{_places(clobber, write)}; no `zero_grad()` may come between, and "
-            "where both losses reach the same weights, `inputs=` says whose gradients a backward adds to"
+            f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and if "
+            "both losses reach the same weights, choose with `inputs=` which gradients a backward adds to"
         ),
-        Suggestion("or run the forward again after the step, so that this backward meets the new weights"),
+        Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
     )
 
 
 def _detached(clobber: Clobber) -> str:
-    """The state of an LSTM is a pair of tensors, which has no `detach` of its own."""
+    """The call that detaches the state: an LSTM has a pair of tensors, which has no `detach`."""
     if node_in_words(clobber.save.node).startswith("lstm"):
         return "`state = tuple(t.detach() for t in state)`"
     return "`h = h.detach()`"

@@ -1,4 +1,4 @@
-"""A clobber told as a finding: save, write, read, the writes that followed, the library line behind a user's call."""
+"""A clobber as a finding: save, write, read, the writes that followed, the library line that a user's call ran."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def story(
 ) -> Finding:
     """The finding of a clobber. `rule` is code, name and severity; the first of `writes` is the one to blame.
 
-    `saved` replaces the label of the save; `created` is one more, for which that of the read becomes a note.
-    `beside` is the other line of one event, in another function, and takes no label's place.
+    `saved` replaces the label of the save. `created` is one more label; if there are then too many, the label of the
+    read becomes a note. `beside` is a second line of the same event, in another function, and replaces no label.
     """
     blamed = writes[0] if writes else None
     written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
@@ -54,12 +54,12 @@ def story(
         read = ()
     more, said = _followers(writes[1:], written, room=MOST_LABELS - len(known) - len(read), clobber=clobber, verb=verb)
     beside = (*beside, *(in_step(blamed) if blamed else ()))
-    behind = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
-    behind = behind or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
+    library = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
+    library = library or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
     found = account(
         rule,
         headline,
-        (*known, *more, *read, *beside, *behind),
+        (*known, *more, *read, *beside, *library),
         clobber.save.tensor,
         clobber.writes,
         notes=(*notes, *said),
@@ -78,7 +78,7 @@ def account(
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
 ) -> Finding:
-    """A finding from its labels: the first of the write is primary, else that of the save, else what there is."""
+    """Return a finding from its labels. The first write label is primary, else the save label, else any other."""
     ranked = sorted(labels, key=lambda one: {"write": 0, "save": 1, "inside": 3}.get(one.role, 2))
     code, name, severity = rule
     return Finding(

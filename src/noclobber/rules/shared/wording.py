@@ -58,10 +58,8 @@ def stem(node: str) -> str:
     return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
 
 
-PUT_BACK = (
-    "the bytes that were saved have been put back: only the version moved, and the gradient would have been right"
-)
-"""Of a clobber that is `restored`."""
+PUT_BACK = "the saved bytes were put back: only the version changed, and the gradient would have been right"
+"""The note for a clobber that is `restored`."""
 
 
 def is_custom(node: str) -> bool:

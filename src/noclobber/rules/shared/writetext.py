@@ -1,4 +1,4 @@
-"""What the text of a write tells the rules: its form and target, whether a new tensor could take its place."""
+"""What rules read from the text of a write: its form, its target, whether a new tensor could replace it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def text_at(site: Site | None, node: Placed | None) -> str:
 
 
 def is_rebindable(site: Site | None, *, refused: bool = False) -> bool:
-    """Whether a new tensor could take the place of the one written, as the statement stands.
+    """Return True if the statement could bind a new tensor instead of writing into the old one.
 
-    Not so for the variable of a `for` loop: the list still holds the old tensor. Nor for `y = t.add_(1)`, which leaves
-    the new values under both names; where the write was `refused`, no program has seen these.
+    False for the variable of a `for` loop: the list still holds the old tensor. False for `y = t.add_(1)` too, which
+    leaves the new values under both names; but if the write was `refused`, the program never had these values.
     """
     write = write_of(site)
     if write is None or not out_of_place(write):
@@ -55,7 +55,7 @@ def is_rebindable(site: Site | None, *, refused: bool = False) -> bool:
 
 
 def _binds_what_it_writes(write: WriteSyntax) -> bool:
-    """Whether the statement does nothing but write, or binds the result to the name that is written."""
+    """Return True if the statement only writes, or binds the result to the written name."""
     found = write.statement
     if isinstance(found, ast.Assign):
         same = len(found.targets) == 1 and dotted(found.targets[0]) == dotted(write.target)
@@ -66,7 +66,7 @@ def _binds_what_it_writes(write: WriteSyntax) -> bool:
 
 
 def by_iteration(site: Site | None) -> bool:
-    """Whether what is written is the variable of a `for` loop around it, or a part of it."""
+    """Return True if the target is the variable of a `for` loop around it, or a part of that variable."""
     place, target = place_of(site), target_of(site)
     while isinstance(target, (ast.Subscript, ast.Attribute)):
         target = target.value
@@ -80,14 +80,14 @@ def in_loop(site: Site | None) -> bool:
 
 
 def computes(site: Site | None) -> bool:
-    """Whether the statement calls what may give a tracked value: anything but plain functions and writing methods."""
+    """Return True if the statement makes a call that may give a tracked value."""
     write = write_of(site)
     calls = [one for one in ast.walk(write.statement) if isinstance(one, ast.Call)] if write is not None else []
     return any(not called(one).endswith("_") and not _is_plain(one) for one in calls)
 
 
 def writes_numbers(site: Site | None) -> bool:
-    """Whether the value written is made of numbers alone, for all that its text shows."""
+    """Return True if the text shows only numbers in the value that is written."""
     write = write_of(site)
     found = write.statement if write is not None else None
     if isinstance(found, (ast.Assign, ast.AugAssign)):
