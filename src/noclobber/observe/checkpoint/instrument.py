@@ -312,7 +312,7 @@ def _run_anew(
     `told` is how many clobbers had been reported when its backward began; None if clobbers need not be counted. Raises
     ClobberError if the region drifts although its bytes must be preserved.
 
-    PyTorch calls this, so nothing else may raise here except `run`.
+    PyTorch calls this function. Any other error that leaves it must come from `run`.
     """
     guarded, past, stack = region.way.guarded, region.past, ExitStack()
     leave = region.way.entry(stack.close, also_off=True)

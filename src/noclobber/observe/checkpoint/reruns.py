@@ -101,8 +101,10 @@ class Past:
         return needed
 
     def _standing(self, tensor: torch.Tensor) -> tuple[bool, int | None]:
-        """Return whether a tensor requires a gradient, and a number for its place in the graph (`taint.node_of`); None
-        where the place does not matter, as in a region that is not reentrant."""
+        """Return whether a tensor requires a gradient, and a number for its place in the graph (`taint.node_of`).
+
+        The number is None for a leaf, and in a region that is not reentrant, where the place does not matter.
+        """
         return taint.node_of(tensor) if self._reentrant else (tensor.requires_grad, None)
 
     def _file(self, handle: Handle) -> None:
@@ -115,7 +117,7 @@ class Past:
         """Forward has ended: drop the arguments that the region did not overwrite. Their own saves keep them."""
         self._given = [needed if needed is not None and _kept(needed) is not None else None for needed in self._given]
 
-    # -- running anew --------------------------------------------------------------------------------------------------
+    # -- the second run ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def restored(self, given: Iterable[Any] = ()) -> Iterator[None]:
@@ -152,7 +154,8 @@ class Past:
         return _Instead(self._stand_ins) if self._stand_ins else nullcontext()
 
     def _instead(self, needed: Needed) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return a tensor and its stand-in; None where the tensor is gone or still has its place in the graph."""
+        """Return a tensor and its stand-in; None where the tensor is gone, still has its place in the graph, or cannot
+        be put back there."""
         tensor = needed()
         if tensor is None or self._standing(tensor) == needed.standing:
             return None
