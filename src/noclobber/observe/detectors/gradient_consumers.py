@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -254,8 +254,9 @@ class Deliveries:
         for node in self._nodes:
             if node not in self._ran and node is not spoil.node:
                 for following, _ in node.next_functions:
-                    if following is not spoil.node and (following in self._ran or following in results):
-                        spoil.tell(cast("Node", following).name(), self._notice)
+                    reached = following in self._ran or following in results
+                    if following is not None and following is not spoil.node and reached:
+                        spoil.tell(following.name(), self._notice)
                         return
 
 
