@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from noclobber.model.events import Save, Tensor
-from noclobber.model.operators import WITHOUT_TWIN
+from noclobber.model.operators import KEPT, NODES, WITHOUT_TWIN, kept_by
 from noclobber.rules.shared.keeps import ROWS, reason, row_of
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -78,7 +78,7 @@ MAKES: dict[str, Make] = {
 
 
 def test_every_row_has_a_program() -> None:
-    assert set(MAKES) == set(ROWS)
+    assert set(MAKES) == set(ROWS) == set(KEPT)
 
 
 @pytest.mark.parametrize("key", list(ROWS))
@@ -88,6 +88,7 @@ def test_a_row_names_every_tensor_that_the_node_keeps(key: str) -> None:
     node = MAKES[key](x, w).grad_fn
     assert node is not None
     assert row_of(node.name()) is ROWS[key], node.name()
+    fields = set(kept_by(node.name()))
     kept = set()
     for name in dir(node):
         if name.startswith("_saved_"):
@@ -96,9 +97,33 @@ def test_a_row_names_every_tensor_that_the_node_keeps(key: str) -> None:
                 isinstance(value, tuple) and any(isinstance(one, torch.Tensor) for one in value)
             ):
                 kept.add(name.removeprefix("_saved_"))
-    unsaid = kept - set(ROWS[key].kept)
-    assert set(ROWS[key].kept) <= kept, f"{node.name()} does not keep {set(ROWS[key].kept) - kept}"
+    unsaid = kept - fields
+    assert fields <= kept, f"{node.name()} does not keep {fields - kept}"
     assert unsaid <= {"bias", "total_weight", "weight"}, f"{node.name()} also keeps {unsaid}"
+
+
+GIVEN = {
+    "bmm": (torch.ones(4, 4, 4),), "pow": (3,), "linear": (torch.ones(4, 4), torch.ones(4)), "mv": (torch.ones(4),),
+    "dot": (torch.ones(4),), "softmax": (-1,), "log_softmax": (-1,), "conv1d": (torch.ones(4, 4, 1),),
+    "conv2d": (torch.ones(4, 4, 1, 1),), "conv3d": (torch.ones(4, 4, 1, 1, 1),), "Linear": (4, 4), "LayerNorm": (4,),
+    "BatchNorm1d": (4,), "BatchNorm2d": (4,), "Softmax": (-1,), "LogSoftmax": (-1,), "Conv1d": (4, 4, 1),
+    "Conv2d": (4, 4, 1), "Conv3d": (4, 4, 1),
+}  # fmt: skip
+"""What functions and modules are called with, where that is not another matrix."""
+DIMENSIONS = {"dot": 1, "bmm": 3, "conv1d": 3, "conv2d": 4, "conv3d": 5, "batchnorm2d": 4}
+"""Of the input, where it is no matrix."""
+BINARY = ("mul", "multiply", "div", "matmul", "mm", "mse_loss")
+
+
+@pytest.mark.parametrize("name", list(NODES))
+def test_a_function_or_module_is_recorded_by_its_node(name: str) -> None:
+    x = torch.rand([4] * DIMENSIONS.get(name.lower(), 2), requires_grad=True)
+    given = GIVEN.get(name, (torch.ones(4, 4),) if name in BINARY else ())
+    if name[:1].isupper():
+        result = getattr(torch.nn, name)(*given)(x)
+    else:
+        result = getattr(torch if hasattr(torch, name) else F, name)(x, *given)
+    assert result.grad_fn.name().rpartition("Backward")[0] in NODES[name]
 
 
 def overwritable(make: Make, which: str) -> bool:
@@ -119,7 +144,7 @@ def overwritable(make: Make, which: str) -> bool:
 def test_what_may_be_overwritten_may_be_overwritten(key: str) -> None:
     which = "result" if ROWS[key].free.startswith("the result") else "input"
     assert overwritable(MAKES[key], which)
-    if len(ROWS[key].kept) == 1:
+    if len(KEPT[key]) == 1:
         assert not overwritable(MAKES[key], "input" if which == "result" else "result")
 
 

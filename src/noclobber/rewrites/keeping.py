@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.finding import Finding
+from noclobber.model.operators import KEPT, NODES
 from noclobber.rewrites.finding import blamed, kind_of, name_of, place
 from noclobber.rewrites.holding import arguments_of, writes_through
 from noclobber.rewrites.resolving import function_called, module_called
@@ -24,34 +25,10 @@ from noclobber.syntax.names import called, has_stars, keyword, last_name
 from noclobber.syntax.tree import File
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
-_OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {
-    ast.Mult: ("Mul",),
-    ast.Div: ("Div",),
-    ast.MatMult: ("Mm", "Bmm", "Mv", "Dot"),
-    ast.Pow: ("Pow",),
-}
+_OPERATORS: dict[type[ast.operator], str] = {ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
 _FIRST, _SECOND = ("self", "input", "mat1"), ("other", "mat2", "vec", "exponent", "weight", "tensor")
 """Fields of what is the first and the second operand."""
-_FUNCTIONS = {
-    "mul": ("Mul",), "multiply": ("Mul",), "div": ("Div",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "mm": ("Mm",),
-    "bmm": ("Bmm",), "mv": ("Mv",), "dot": ("Dot",), "pow": ("Pow",), "square": ("Pow",), "sin": ("Sin",),
-    "cos": ("Cos",), "log": ("Log",), "abs": ("Abs",), "linear": ("Addmm", "Mm", "Linear"),
-    "conv1d": ("Convolution",), "conv2d": ("Convolution",), "conv3d": ("Convolution",), "mse_loss": ("MseLoss",),
-    "gelu": ("Gelu",), "silu": ("Silu",), "softplus": ("Softplus",), "leaky_relu": ("LeakyRelu",),
-}  # fmt: skip
-"""Functions and methods that save their operands, and the nodes that do."""
-_MODULES = {
-    "Linear": ("Addmm", "Mm", "Linear"), "Conv1d": ("Convolution",), "Conv2d": ("Convolution",),
-    "Conv3d": ("Convolution",), "GELU": ("Gelu",), "SiLU": ("Silu",), "LayerNorm": ("NativeLayerNorm",),
-    "BatchNorm1d": ("NativeBatchNorm",), "BatchNorm2d": ("NativeBatchNorm",),
-}  # fmt: skip
-"""Modules that save what they are called with."""
-_RESULTS = {
-    "tanh": "Tanh", "sigmoid": "Sigmoid", "exp": "Exp", "softmax": "Softmax", "log_softmax": "LogSoftmax",
-    "relu": "Relu", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "reciprocal": "Reciprocal", "tan": "Tan", "expm1": "Expm1",
-    "Tanh": "Tanh", "Sigmoid": "Sigmoid", "Softmax": "Softmax", "LogSoftmax": "LogSoftmax", "ReLU": "Relu",
-}  # fmt: skip
-"""Functions, methods and modules that save the one tensor that they give."""
+_RESULT = ("result",)
 _CODES = ("NC101", "NC102", "NC103", "NC201", "NC202", "NC203", "NC204")
 
 
@@ -119,15 +96,17 @@ def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | No
 def _operands(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     if isinstance(save, ast.BinOp):
         # `2 * h` calls the operator of `h`, which is then the first operand.
-        if node not in _OPERATORS.get(type(save.op), ()) or isinstance(save.left, (ast.Constant, ast.UnaryOp)):
+        if not _keeps_operands(_OPERATORS.get(type(save.op), ""), node) or isinstance(
+            save.left, (ast.Constant, ast.UnaryOp)
+        ):
             return []
         return [save.left, save.right]
     if not isinstance(save, ast.Call) or has_stars(save) or is_flagged(save):
         return []
     made = module_called(file, save)
     if made is not None:
-        return save.args[:1] if node in _MODULES.get(called(made), ()) else []
-    if node not in _FUNCTIONS.get(called(save), ()) or keyword(save, "out") is not None:
+        return save.args[:1] if _keeps_operands(called(made), node) else []
+    if not _keeps_operands(called(save), node) or keyword(save, "out") is not None:
         return []
     if not isinstance(save.func, ast.Attribute):
         return []
@@ -136,13 +115,23 @@ def _operands(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     return [save.func.value, *save.args]
 
 
+def _keeps_operands(name: str, node: str) -> bool:
+    """Return True if a function, method or module is recorded by a node that keeps what it is given."""
+    return node in NODES.get(name, ()) and KEPT.get(node) != _RESULT
+
+
+def _keeps_result(name: str, node: str) -> bool:
+    """Return True if it is recorded by a node that keeps the one tensor that it gives, and nothing else."""
+    return node in NODES.get(name, ()) and KEPT.get(node) == _RESULT
+
+
 def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
     if not isinstance(save, ast.Call) or is_flagged(save) or keyword(save, "out") is not None:
         return False
     made = module_called(file, save)
     if made is not None:
-        return _RESULTS.get(called(made)) == node and not is_flagged(made)
-    return isinstance(save.func, ast.Attribute) and _RESULTS.get(called(save)) == node
+        return _keeps_result(called(made), node) and not is_flagged(made)
+    return isinstance(save.func, ast.Attribute) and _keeps_result(called(save), node)
 
 
 def _applied_to(file: File, save: ast.expr, finding: Finding) -> ast.expr | None:

@@ -1,47 +1,39 @@
-"""What common operators keep for backward, and why: a row a node, checked against the installed torch by a test."""
+"""Why common operators keep what they keep for backward, and what may be overwritten: a row for each node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from noclobber.model.events import Save
+from noclobber.model.operators import kept_by
 from noclobber.rules.shared.wording import field_in_words, is_compiled, is_custom, node_in_words, stem
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`kept` are the tensor fields of the node; `why` gives the formula; `free` says what may be overwritten."""
+    """`why` gives the formula; `free` says what may be overwritten."""
 
-    kept: tuple[str, ...]
     why: str
     free: str = ""
 
 
 def _result(name: str, formula: str) -> Row:
-    return Row(
-        ("result",), f"{formula}, so autograd keeps y", f"the input of {name} is not kept and may be overwritten"
-    )
+    return Row(f"{formula}, so autograd keeps y", f"the input of {name} is not kept and may be overwritten")
 
 
 def _input(name: str, formula: str) -> Row:
-    return Row(("self",), f"{formula}, so autograd keeps x", f"the result of {name} is not kept and may be overwritten")
+    return Row(f"{formula}, so autograd keeps x", f"the result of {name} is not kept and may be overwritten")
 
 
 _PRODUCT = "the result of the product is not kept and may be overwritten"
-_LOSS = Row(
-    ("self", "target"), "the gradient of this loss is a function of prediction and target, so autograd keeps both"
-)
-_POOL = Row(
-    ("self", "result1"), "max_pool2d keeps its input and the places of the maxima, to send the gradient back there"
-)
+_LOSS = Row("the gradient of this loss is a function of prediction and target, so autograd keeps both")
+_POOL = Row("max_pool2d keeps its input and the places of the maxima, to send the gradient back there")
 _NORM = Row(
-    ("self", "result"),
     "d |x|/dx = x / |x|, so autograd keeps the input and the norm",
 )
 
 ROWS = {
     "Relu": Row(
-        ("result",),
         "relu lets the gradient through where its result is above 0, so autograd keeps the result",
         "the input of relu is not kept and may be overwritten",
     ),
@@ -55,10 +47,8 @@ ROWS = {
     "Tan": _result("tan", "d tan(x)/dx = 1 + y^2"),
     "Softmax": _result("softmax", "the gradient of softmax is y (g - sum(g y))"),
     "LogSoftmax": _result("log_softmax", "the gradient of log_softmax is g - exp(y) sum(g)"),
-    "EluBackward1": Row(("result",), "elu that ran in place has overwritten its input, so autograd keeps the result"),
-    "LeakyReluBackward1": Row(
-        ("result",), "leaky_relu that ran in place has overwritten its input, so autograd keeps the result"
-    ),
+    "EluBackward1": Row("elu that ran in place has overwritten its input, so autograd keeps the result"),
+    "LeakyReluBackward1": Row("leaky_relu that ran in place has overwritten its input, so autograd keeps the result"),
     "Elu": _input("elu", "d elu(x)/dx is 1 above 0 and exp(x) below"),
     "LeakyRelu": _input("leaky_relu", "the slope of leaky_relu depends on the sign of x"),
     "Gelu": _input("gelu", "d gelu(x)/dx is a function of x"),
@@ -75,86 +65,67 @@ ROWS = {
     "Var": _input("var", "d var(x)/dx grows with x - mean(x)"),
     "PowBackward0": _input("pow", "d x^n/dx = n x^(n-1)"),
     "PowBackward1": Row(
-        ("self", "exponent", "result"),
         "a power of a tensor by a tensor needs base, exponent and result for its gradient",
     ),
-    "Std": Row(
-        ("self", "result"), "d std(x)/dx = (x - mean(x)) / ((n-1) std), so autograd keeps the input and the result"
-    ),
-    "Logsumexp": Row(("self", "result"), "d logsumexp(x)/dx = exp(x - y), so autograd keeps x and y"),
-    "Prod": Row(("self", "result"), "d prod(x)/dx = prod(x) / x, so autograd keeps the input and the product"),
+    "Std": Row("d std(x)/dx = (x - mean(x)) / ((n-1) std), so autograd keeps the input and the result"),
+    "Logsumexp": Row("d logsumexp(x)/dx = exp(x - y), so autograd keeps x and y"),
+    "Prod": Row("d prod(x)/dx = prod(x) / x, so autograd keeps the input and the product"),
     "LinalgVectorNorm": _NORM,
     "Norm": _NORM,
-    "MaxBackward1": Row(
-        ("self", "result"), "max sends the gradient to the elements equal to it, so autograd keeps both"
-    ),
-    "Amax": Row(("self", "result"), "amax sends the gradient to the elements equal to it, so autograd keeps both"),
+    "MaxBackward1": Row("max sends the gradient to the elements equal to it, so autograd keeps both"),
+    "Amax": Row("amax sends the gradient to the elements equal to it, so autograd keeps both"),
     "Mul": Row(
-        ("self", "other"),
         "d (a b)/da = b, so autograd keeps each factor whose partner needs a gradient",
         "a factor whose partner needs none is not kept, nor is the product",
     ),
     "Div": Row(
-        ("self", "other"),
         "d (a/b)/da = 1/b, so autograd keeps the divisor, and the dividend where the divisor needs a gradient",
         "the quotient is not kept and may be overwritten",
     ),
     "Addmm": Row(
-        ("mat1", "mat2"),
         "the gradient of the weight is computed from the input, that of the input from the weight",
         _PRODUCT,
     ),
     "Mm": Row(
-        ("self", "mat2"),
         "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
         _PRODUCT,
     ),
     "Bmm": Row(
-        ("self", "mat2"),
         "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
         _PRODUCT,
     ),
     "Mv": Row(
-        ("self", "vec"),
         "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
         _PRODUCT,
     ),
-    "Dot": Row(("self", "tensor"), "d (a . b)/da = b and the other way round, so autograd keeps both", _PRODUCT),
+    "Dot": Row("d (a . b)/da = b and the other way round, so autograd keeps both", _PRODUCT),
     "Convolution": Row(
-        ("input", "weight"),
         "the gradient of the weight is computed from the input, that of the input from the weight",
         "the result of the convolution is not kept and may be overwritten",
     ),
     "NativeLayerNorm": Row(
-        ("input", "result1", "result2", "weight"),
         "layer_norm keeps its input with mean and deviation, to normalise again in backward",
         "the result of layer_norm is not kept and may be overwritten",
     ),
     "NativeGroupNorm": Row(
-        ("input", "result1", "result2", "weight"),
         "group_norm keeps its input with mean and deviation, to normalise again in backward",
         "the result of group_norm is not kept and may be overwritten",
     ),
     "NativeBatchNorm": Row(
-        ("input", "weight", "running_mean", "running_var", "result1", "result2"),
         "batch_norm keeps its input and its statistics; in eval mode those are the running ones",
         "the result of batch_norm is not kept and may be overwritten",
     ),
     "MaxPool2DWithIndices": _POOL,
-    "NativeDropout": Row(("result1",), "dropout keeps its mask, to drop the same places of the gradient"),
-    "LerpBackward1": Row(
-        ("self", "end", "weight"), "lerp with a tensor weight needs both ends for the gradient of the weight"
-    ),
-    "Embedding": Row(("indices",), "embedding keeps the indices, to add the gradient to the rows that were read"),
+    "NativeDropout": Row("dropout keeps its mask, to drop the same places of the gradient"),
+    "LerpBackward1": Row("lerp with a tensor weight needs both ends for the gradient of the weight"),
+    "Embedding": Row("embedding keeps the indices, to add the gradient to the rows that were read"),
     "Gather": Row(
-        ("index", "self"),
         "gather keeps the index to add the gradient to the places that were read, and its input along with it",
     ),
-    "Index": Row(("indices",), "indexing keeps the indices, to add the gradient to the places that were read"),
-    "MaskedFill": Row(("mask",), "masked_fill keeps the mask, to stop the gradient where it filled"),
-    "Where": Row(("condition",), "where keeps the condition, to send the gradient to the branch that was taken"),
+    "Index": Row("indexing keeps the indices, to add the gradient to the places that were read"),
+    "MaskedFill": Row("masked_fill keeps the mask, to stop the gradient where it filled"),
+    "Where": Row("where keeps the condition, to send the gradient to the branch that was taken"),
     "NllLoss": Row(
-        ("self", "target"),
         "nll_loss keeps the target to send the gradient to the classes picked, and its input along with it",
     ),
     "MseLoss": _LOSS,
@@ -181,6 +152,6 @@ def reason(save: Save) -> str:
     if is_custom(save.node):
         return f"what {node_in_words(save.node)} saves must not change before its `backward` has run for the last time"
     row = row_of(save.node)
-    if row is None or save.field not in row.kept:
+    if row is None or save.field not in kept_by(save.node):
         return f"the backward of {node_in_words(save.node)} computes with {field_in_words(save)} as it was in forward"
     return f"{row.why}; {row.free}" if row.free else row.why

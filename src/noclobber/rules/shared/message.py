@@ -6,6 +6,7 @@ import inspect
 import re
 from dataclasses import dataclass
 
+from noclobber.model.operators import kept_by
 from noclobber.rules import rule_of, rule_of_message
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import counted, node_in_words, shape_in_words, stem
@@ -119,7 +120,7 @@ def _producer(message: StaleMessage) -> str:
         return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
     name, operation = message.node, node_in_words(_stem(message) + "Backward0")
     row = row_of(_stem(message) + "Backward0")
-    if row is not None and row.kept == ("result",):
+    if row is not None and kept_by(_stem(message)) == ("result",):
         return (
             f"`{name}` produced the tensor, and most likely needs it too: {operation} keeps its own result, so the "
             f"write came after it; {row.why}"
