@@ -1,7 +1,7 @@
 """The source window of a finding as plain rows of styled segments: lines, underlines, gaps, other files.
 
-Each label has an underline of its own below its line, with its words beside it. Connectors would be shorter where many
-labels meet on a line, and hard to get right; this stays readable with any number of labels, nested or equal.
+Each label has its own underline below its line, with its words beside it. Connectors would be shorter where many labels
+are on one line, but hard to get right. This stays readable with any number of labels, nested or equal.
 """
 
 from __future__ import annotations
