@@ -10,7 +10,7 @@ FOUND = $(or $(PYTHON),$(error noclobber needs Python 3.11 or newer: make PYTHON
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-# `make test TORCH=2.15.0` (or `oldest`, `newest`) runs all tests with that release, in an environment of its own; so do
+# `make test TORCH=2.15.0` (or `oldest`, `newest`) runs all tests with that release, in its own environment; so do
 # `make fuzz`, `make fuzz-preserve` and `make conformance`. `make release` makes the environment only, and prints the version.
 TORCH :=
 # `make test TESTS=tests/rules` runs these alone.
@@ -76,7 +76,7 @@ clean:
 	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment holds what the lock says and nothing else: a new lock makes it anew.
+# The environment holds what the lock says and nothing else: a new lock makes a new one.
 $(LOCKED): requirements/dev.lock
 	$(FOUND) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.lock

@@ -1,8 +1,8 @@
-"""An LSTM that learns to write Python, letter by letter. Broken: its state is carried on with the graph still attached.
+"""An LSTM that learns to write Python, letter by letter. Broken: it carries the state on with its graph.
 
-The state of one batch is the first state of the next. Backward then runs into the graph of the batch before, which
-PyTorch has freed; retain_graph=True silences that error, and the next one comes: the optimizer has changed the weights
-which that older graph needs. Its right twin is carried_lstm_right.py.
+The state of one batch is the first state of the next. Backward then reaches the graph of the batch before, which
+PyTorch has freed. retain_graph=True silences that error, and the next one comes: the older graph needs weights that the
+optimizer has changed. The right version is carried_lstm_right.py.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""An LSTM that learns to write Python, letter by letter: carried_lstm.py put right, the carried state is detached.
+"""An LSTM that learns to write Python, letter by letter: like carried_lstm.py, but it detaches the carried state.
 
-The numbers of the state are carried on, its graph is not: backward ends at the first letter of the batch, where it
-meets no weights that the optimizer has changed since.
+The next batch gets the numbers of the state, but not its graph. Backward ends at the first letter of the batch, so it
+reads no weights that the optimizer has changed.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The main job on the programs of this folder: a report on each broken one, and nothing to say about its right twin.
+"""The main job on the programs of this folder: a report on each broken one, and none on its right version.
 
-Exit status 0 where noclobber finds in each what is wrong with it, 1 where it does not.
+Exit status 0 if noclobber finds the error in each broken program and none in the others, else 1.
 """
 
 import os
@@ -28,7 +28,7 @@ def run(name: str) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Run every program, then say what did not behave."""
+    """Run every program, then report those with an unexpected result."""
     wrong = []
     for broken, code in BROKEN.items():
         right = broken.replace(".py", "_right.py")

@@ -1,7 +1,7 @@
 """A GAN that draws handwritten digits. Broken: the discriminator steps before the generator's backward has run.
 
-The fakes are judged once and that verdict serves both losses, to save a forward pass. The generator's backward then
-runs through discriminator weights that the discriminator's step has already changed. Its right twin is
+To save a forward pass, the fakes are judged once and both losses use that verdict. The generator's backward then runs
+through discriminator weights that the discriminator's step has already changed. The right version is
 gan_digits_right.py.
 """
 

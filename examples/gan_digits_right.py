@@ -1,7 +1,7 @@
-"""A GAN that draws handwritten digits: gan_digits.py put right, the fakes are judged again after the step.
+"""A GAN that draws handwritten digits: like gan_digits.py, but it judges the fakes again after the step.
 
-The discriminator learns from a detached fake, so its backward leaves the generator's graph alone; the generator learns
-from a verdict of the discriminator as it is now.
+The discriminator learns from a detached fake, so its backward does not reach the generator's graph. The generator
+learns from a new verdict of the changed discriminator.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A residual network that reads handwritten digits. Broken: the shortcut is added in place to what ReLU keeps.
 
-ReLU's backward needs its own result, to know which elements were cut off. `out += x` overwrites that result. Its right
-twin is residual_network_right.py.
+ReLU's backward needs its own result, to know which elements were cut off. `out += x` overwrites that result. The right
+version is residual_network_right.py.
 """
 
 import sys

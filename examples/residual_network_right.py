@@ -1,4 +1,4 @@
-"""A residual network that reads handwritten digits: residual_network.py put right, ReLU comes after the sum.
+"""A residual network that reads handwritten digits: like residual_network.py, but ReLU comes after the sum.
 
 The sum is still in place: batch normalisation keeps its input, not its result, so `out += x` overwrites nothing that
 backward needs, and nothing is written to the result of ReLU.

@@ -233,7 +233,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
 def _tell(run: Run, text: str, end: str = "\n") -> None:
     if run.stderr is None:  # `print` would take stdout
         return
-    # The program may have closed stderr, or its reader may be gone: then nobody is left to be told.
+    # The program may have closed stderr, or its reader may be gone: then nobody can read this.
     with contextlib.suppress(OSError, ValueError):
         print(text, end=end, file=run.stderr, flush=True)
 

@@ -49,7 +49,7 @@ def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path
     """The program that `python WORDS...` would run: SCRIPT, a folder or zip file, -m MODULE, -c CODE, or - for stdin.
 
     Raises NotAProgram where it cannot be read or compiled; nothing of it has run then. Whether there is such a MODULE
-    only `execute` can tell, because to look is to import its parents. `read` may give the script another text than its
+    only `execute` can say, because a look imports its parents. `read` may give the script another text than its
     file has.
     """
     first, rest = words[0], list(words[1:])

@@ -1,4 +1,4 @@
-"""What a forked child puts right: a lock may be held by a thread that stayed behind in the parent."""
+"""Repairs locks in a forked child: a thread that exists only in the parent may hold them."""
 
 from __future__ import annotations
 

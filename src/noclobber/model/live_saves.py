@@ -101,7 +101,7 @@ class LiveSaves(Generic[Handle]):
                 self._inside = None
 
     def sweep(self) -> None:
-        """Drop what died; called by the one who adds when `unsorted` has outgrown `limit`."""
+        """Drop dead saves; the thread that adds calls this when `unsorted` is larger than `limit`."""
         if self._inside == get_ident():
             return
         with self._lock:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from noclobber.model.report import Report
 
 WIDTH = 120
-"""Cells a line may take where nobody knows the width of what will show it (a file, a pipe)."""
+"""How many cells a line may take if the width of the output is not known (a file, a pipe)."""
 
 
 class Format(Protocol):

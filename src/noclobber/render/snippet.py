@@ -1,7 +1,7 @@
 """The source window of a finding as plain rows of styled segments: lines, underlines, gaps, other files.
 
-Each label has an underline of its own below its line, with its words beside it. Connectors would be shorter where many
-labels meet on a line, and hard to get right; this stays readable with any number of labels, nested or equal.
+Each label has its own underline below its line, with its words beside it. Connectors would be shorter where many labels
+are on one line, but hard to get right. This stays readable with any number of labels, nested or equal.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: C
 
 
 def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tuple[int, Mark]]:
-    """An underline for a span on one line; for a longer one, one to the end of its first line and one on its last."""
+    """Yield one underline for a span on one line; for a longer span, one on its first line and one on its last."""
     span = label.span
     text = one_line(label.text)
     for number in {span.line, max(span.line, span.end_line)}:
@@ -112,7 +112,7 @@ def _line(number: int, text: str, marks: list[Mark], gutter: int, width: int, ce
 
 
 def _groups(line: Line, marks: list[Mark], room: int) -> Iterable[list[Mark]]:
-    """Marks that can be shown on one piece of the line, each group told in the order of the story."""
+    """Return groups of marks that fit on one piece of the line, each in the order of the story."""
     groups: list[list[Mark]] = []
     first = 0
     for mark in sorted(marks, key=lambda one: one.start):

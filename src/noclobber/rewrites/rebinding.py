@@ -8,7 +8,7 @@ Nothing else can see the difference, because nothing else holds the memory.
   wider type would decide. So what is narrower than float32 is cloned instead.
 - A clone comes before the statement, so an operand on its right side must not be the tensor itself: autograd would save
   the clone, and the write would spoil that.
-- Every write that the finding tells of must be among those statements.
+- Every write that the finding names must be among those statements.
 """
 
 from __future__ import annotations

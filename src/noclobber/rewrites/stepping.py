@@ -7,7 +7,7 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   add to them was thrown away before,
 - there are two optimizers, each made once by `torch.optim` of the parameters of something that is in reach. The
   backward is given those of the other one as `inputs=`, so it adds nothing to the gradients that the step then uses.
-A closure, a gradient scaler, or a step behind a method or a wrapper is none of these.
+A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ MESSAGES = messages(
 
 _DETACHES = "aten::detach_"
 _AGAIN = (
-    "checkpoint runs the region again in backward, with parameters, buffers and closed-over tensors as they are then; "
-    "it compares shapes and types, not values, so PyTorch raises nothing"
+    "checkpoint runs the region again in backward, with the current parameters, buffers and closed-over tensors; it "
+    "compares only shapes and types, so PyTorch raises nothing"
 )
 
 

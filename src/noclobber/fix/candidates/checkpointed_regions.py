@@ -33,7 +33,7 @@ def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
 def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
 
-    So with a function or method of the same file that nobody else calls, and with what it reads as `self.s`.
+    The same for a function or method of this file that nothing else calls, and for what it reads as `self.s`.
     """
     name = dotted(write.base)
     short = name.rpartition(".")[2]
@@ -74,7 +74,7 @@ def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
 
 
 def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
-    """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on copies of its own.
+    """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on its own copies.
 
     As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
     """
@@ -90,7 +90,7 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
         key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
         is_known, ways = key != scene.name(), []
-        # Of a module that a loop leads to nothing tells the path: the last name may be its own all the same.
+        # For a module that a loop leads to, the path is not known; the last name may still be right.
         own = key if is_known else key.rpartition(".")[2]
         if own.replace(".", "_").isidentifier():
             ways.append((f"a copy of its `{own}`", f'{{"{own}": {net}.{own}.clone()}}'))

@@ -154,7 +154,7 @@ def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: i
 
 
 def _loop_split(file: File, step: Place, read: Place) -> Iterator[Candidate]:
-    """`for a in agents: zero, backward, step` as loops of their own, where each turn has its own optimizer."""
+    """`for a in agents: zero, backward, step` as separate loops, where each turn has its own optimizer."""
     loop = file.nearest(step.row, *FOR)
     name = optimizer(step.row)
     if not isinstance(loop, FOR) or file.indent(loop) is None:

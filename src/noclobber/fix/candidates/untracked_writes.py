@@ -77,7 +77,7 @@ def copies_of(net: str, what: str) -> str:
 
 
 def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
-    """`net(x)` where it keeps a weight or buffer of its own: called on copies of them, through which gradients flow."""
+    """`net(x)` where it keeps its own weight or buffer: called on copies of them, through which gradients flow."""
     what = OWN.get(scene.kind())
     for place in scene.places("save"):
         call, file = place.node, place.file

@@ -79,8 +79,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         )
     return (
         Suggestion(
-            f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and if "
-            "both losses reach the same weights, choose with `inputs=` which gradients a backward adds to"
+            f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and "
+            "limit a backward with `inputs=` if both losses reach the same weights"
         ),
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),

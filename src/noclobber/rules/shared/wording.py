@@ -69,7 +69,7 @@ def is_custom(node: str) -> bool:
 
 
 def is_compiled(node: str) -> bool:
-    """Whether a node runs what torch.compile made: its saves are aliases of what it read, with counters of their own
+    """Return True for a node of torch.compile: its saves are aliases of what it read, with their own counters
     (torch 2.13; tests/observe/core/test_compiled.py)."""
     return node == "CompiledFunctionBackward"
 
