@@ -179,3 +179,20 @@ def test_equal_edits_are_one_candidate_and_there_are_no_more_than_eight() -> Non
 
 def test_text_that_is_no_python_gives_no_candidates() -> None:
     assert mended("NC101", "h += (\n", write="h += (") == []
+
+
+LIST = """
+hs = [w.exp() for w in ws]
+for i in (2, 1):
+    hs[i - 1] += f(hs[i])
+"""
+
+
+def test_an_element_of_a_list_is_written_out_of_place_first() -> None:
+    found = changes("NC101", LIST, write="hs[i - 1] += f(hs[i])", save="w.exp()", field="result")
+    assert found[0] == "hs[i - 1] = hs[i - 1] + f(hs[i])"
+
+
+def test_a_row_of_a_tensor_would_be_written_in_place_again() -> None:
+    found = changes("NC101", LIST, write="hs[i - 1] += f(hs[i])", save="w.exp()", field="result", op="aten::copy_")
+    assert found[0] != "hs[i - 1] = hs[i - 1] + f(hs[i])"

@@ -26,6 +26,7 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
 from noclobber.fix.edits.candidate import Candidate
+from noclobber.syntax.tree import last_line
 from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at, writes
 
 MOST_DETACHED = 3
@@ -45,7 +46,7 @@ def stale(scene: Scene) -> Iterator[Candidate]:
         yield from step_order.put_off(scene, write, 1 if is_weight else 4)
         if is_weight:
             continue
-        is_part = isinstance(write.target, ast.Subscript)
+        is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
         yield from rebound(write, 4 if is_part else 1)
         yield from rebound_fill(write)
         if write.call is None or writes(write.call):
@@ -224,6 +225,16 @@ def refused(scene: Scene) -> Iterator[Candidate]:
             yield from clones.before_write(write, scene, 4) if scene.place("save") else ()
         yield from _calling(scene, write)
     yield from clones.at_save(scene, 5)
+
+
+def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
+    last = last_line(write.statement)
+    return not isinstance(write.statement, ast.AugAssign) or any(
+        str(one.get("op")).endswith(("::copy_", "::fill_", "::index_put_"))
+        and write.statement.lineno <= int(one.get("line") or 0) <= last
+        for one in scene.finding.writes
+    )
 
 
 def _calling(scene: Scene, write: WriteSyntax) -> Iterator[Candidate]:
