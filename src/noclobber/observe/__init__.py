@@ -2,29 +2,40 @@
 
 recorder        attaches all that watches, and takes it off: the list of ways of seeing
 subscription    who wants to see what: the first listener attaches, the last detaches
+write_policy    what happens to a write that meets live saves: it is noted, stopped, or the bytes are copied
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
-core/           what all stands on: context, bus, threads, hooks on saves, kernels of writes, the engine, fingerprints
+core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
 describe/       from records to the model: clobbers, refusals, names of tensors, PyTorch's own words
-detectors/      the ways of going wrong, a file each
-checkpoint/     regions of torch.utils.checkpoint, which are run anew in backward
+detectors/      the ways of going wrong, one file each
+checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
-preserve/       the bytes that backward needs, kept before a write changes them
+preserve/       keeps the bytes that backward needs, before a write changes them
 gradient_trace/ the gradients that `fix` compares
 
-The way of a save. Autograd keeps a tensor, and calls the pack hook of its thread (`core/save_hooks.hooks`). It makes a
-`Handle`: a weak reference with a detached alias, the version, the node's number, the place, a fingerprint. The handle
-goes into the live table (`Context.live`) and is what autograd holds. In backward, unpack compares the version, and the
-fingerprint where contents are watched. Where both are as they were the alias is handed back; else
-`detectors/changed_saves.read` makes a Clobber of it (`describe/clobbers.clobber_of`), tells it on the bus, and raises
-what PyTorch would raise. A handle dies with its save, and its row in the table with it.
+The way of a save. Autograd keeps a tensor and calls the pack hook of its thread (`core/save_hooks.hooks`). The hook
+makes a `Handle`: a weak reference with a detached alias, the version, the number of the node, the place, a fingerprint.
+The handle goes into the live table (`Context.live`), and autograd holds the handle. In backward, the unpack hook
+compares the version, and the fingerprint if contents are watched. If both are unchanged, it returns the alias. If not,
+`detectors/changed_saves.read` makes a Clobber (`describe/clobbers.clobber_of`), puts it on the bus, and raises what
+PyTorch would raise. A handle dies with its save, and leaves the table then.
 
-The way of a write. An operator that mutates goes through its kernel on the spare dispatch key (`core/write_kernels`),
-which calls the sink (`core/write_log.writes_to_saves`). Where the storage has live saves, the write meets them
-(`Context.meet`, which is `detectors/write_policy.meet`): it is noted with each, and stopped or made harmless where that
-is asked for. Where it moves a version counter that will lead to it, a `Record` in the history is enough
-(`core/history`). What autograd does not see (`no_grad`, `.data`) goes by `detectors/untracked_writes` first. Writes of
-numpy and its like meet no kernel: `foreign_memory/exported_saves` compares bytes from line to line instead.
+The way of a write. An operator that writes in place goes through its kernel on the spare dispatch key
+(`core/write_kernels`), which calls the sink (`core/write_log.writes_to_saves`). If the storage has live saves, the
+write meets them (`Context.meet`, which is `write_policy.meet`). If a version counter leads to the write later, a
+`Record` in the history is enough (`core/history`). A write that autograd does not see (`no_grad`, `.data`) goes through
+`detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
+line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
+`model/source.owner_of` whose code a file is.
 
-Events travel on the bus per finding, never per save or per write. Whatever PyTorch or the program calls is behind one
-error boundary (`core/boundary.Way`): a way of seeing that fails is taken off alone, and the report says so.
+The way of foreign memory. Writes of numpy and its like meet no kernel. `foreign_memory/exports` notices who hands
+memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.
+`exported_saves` puts the three together. The finding is made when backward reads the save.
+
+The way of a checkpointed region. `checkpoint/instrument` arms two ways: `non_reentrant` compares each save of the
+second run with forward, `reentrant` compares what the second run returns. `regions.CheckpointRegion` holds the
+fingerprints of forward. `forward_bytes` gives the second run the bytes of forward where bytes are preserved, and
+`taint` finds out whether a change matters.
+
+Events travel on the bus per finding, never per save or per write. Everything that PyTorch or the program calls is
+inside one error boundary (`core/boundary.Way`): a way of seeing that fails is taken off alone, and the report says so.
 """

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from noclobber.observe import write_policy
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
     custom_backwards,
@@ -37,7 +38,6 @@ from noclobber.observe.detectors import (
     undeclared_writes,
     untracked_writes,
     user_save_hooks,
-    write_policy,
 )
 from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.preserve import copy_before_write
@@ -116,8 +116,8 @@ def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
     if below is not None:
         return user_save_hooks.around(context, *below)
     changed = partial(changed_saves.read, context, silently=not context.keeping)
-    aliases, history = context.memory.aliases, context.thread.history
-    hooks = save_hooks.hooks(context.live, history, changed, context.contents, aliases, context.core.fail)
+    exported, history = context.memory.foreign_writers, context.thread.history
+    hooks = save_hooks.hooks(context.live, history, changed, context.contents, exported, context.core.fail)
     return copy_before_write.with_sparse(hooks, context.core) if context.keeping else hooks
 
 

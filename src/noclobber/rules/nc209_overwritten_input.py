@@ -43,9 +43,9 @@ from noclobber.model.silent import Event, Overwritten
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import (
     inside_label,
+    line_to_show,
     read_label,
     reader_in_words,
-    site_of,
     write_label,
     writer_in_words,
 )
@@ -63,7 +63,7 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, Overwritten):
         return None
     write, what = event.write, name_in_words(event.tensor)
-    site = site_of(write)
+    site = line_to_show(write)
     labels = [
         *write_label(write),
         *read_label(event.read, after=site, verb="asks for its gradient"),

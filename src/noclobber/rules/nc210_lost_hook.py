@@ -42,7 +42,7 @@ from noclobber.model.events import Save
 from noclobber.model.finding import Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event, LostHook
 from noclobber.rules.shared.cures import cures
-from noclobber.rules.shared.labels import inside_label, read_label, site_of, write_label, writer_in_words
+from noclobber.rules.shared.labels import inside_label, line_to_show, read_label, write_label, writer_in_words
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words
 
@@ -57,7 +57,7 @@ def find(event: Event) -> Finding | None:
     if not isinstance(event, LostHook):
         return None
     write, what = event.write, name_in_words(event.tensor, "a view")
-    site = site_of(write)
+    site = line_to_show(write)
     labels = [
         *write_label(write, verb="drops the hook"),
         *read_label(event.read, after=site, verb="skips the hook"),

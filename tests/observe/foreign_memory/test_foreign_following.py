@@ -23,7 +23,7 @@ def kept(w):
 
 def following():
     """Whether user lines are being watched at present."""
-    return CONTEXT.memory.aliases.lines.here() is not None
+    return CONTEXT.memory.foreign_writers.lines.here() is not None
 
 
 def test_lines_are_watched_only_while_an_alias_of_a_live_save_is_out():
@@ -68,7 +68,7 @@ def test_what_torch_does_itself_hands_nothing_out():
         y.backward()
         torch.optim.AdamW(net.parameters()).step()
         list(torch.utils.data.DataLoader(torch.ones(4, 3), batch_size=2))
-        return dict(CONTEXT.memory.aliases.handed)
+        return dict(CONTEXT.memory.foreign_writers.handed)
 
     assert watched(program).value == {}
 
@@ -79,7 +79,7 @@ def test_what_was_handed_out_is_forgotten_with_its_storage():
             torch.ones(size).numpy()
         kept_array = torch.ones(3).numpy()
         gc.collect()
-        return kept_array, len(CONTEXT.memory.aliases.handed)
+        return kept_array, len(CONTEXT.memory.foreign_writers.handed)
 
     assert watched(program).value[1] == 1
 

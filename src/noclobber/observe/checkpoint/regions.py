@@ -15,7 +15,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.silent import Drift
-from noclobber.observe.checkpoint import reruns
+from noclobber.observe.checkpoint import forward_bytes
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, differ, fingerprint, same_but_for_zeros
@@ -76,7 +76,7 @@ class CheckpointRegion:
         """The saves of the node that saved last."""
         self.told = False
         """True once this region is reported."""
-        self.past: reruns.Past | None = None
+        self.past: forward_bytes.Past | None = None
         """What the region read in forward; None where bytes are not preserved."""
         self._digests = context.contents is not None
 

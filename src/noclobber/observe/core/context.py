@@ -112,7 +112,7 @@ class Context:
         self.careful = 0
         """More than 0 where writes to tensors in the graph must be checked too: to stop them, or as versions lie."""
         self.put_off: set[Handle] = set()
-        """Saves whose bytes are not in their memory for the moment, but will be put back (reruns.py)."""
+        """Saves whose bytes are not in their memory for the moment, but will be put back (forward_bytes.py)."""
         self.attentive: list[Look] = []
         """Those to call before every write at the moment, each once."""
         self._attending: dict[Look, int] = {}

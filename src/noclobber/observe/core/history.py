@@ -59,7 +59,7 @@ class Memory:
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
-        self.aliases: ForeignWriters | None = None
+        self.foreign_writers: ForeignWriters | None = None
         """What watches saves whose memory foreign code may hold; None if contents are not watched."""
         self.thread = Thread()
         unlocked_in_child(self)

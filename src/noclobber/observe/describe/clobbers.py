@@ -166,8 +166,8 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
     """Return the writes that torch did not see; none if a write that it saw explains the change."""
-    if memory.aliases is not None:
-        return memory.aliases.writes(handle, tensor, backward, explained=explained)
+    if memory.foreign_writers is not None:
+        return memory.foreign_writers.writes(handle, tensor, backward, explained=explained)
     return () if explained else (_window(handle.place, tensor, backward),)
 
 

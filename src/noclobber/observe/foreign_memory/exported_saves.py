@@ -144,21 +144,21 @@ def arm(context: Context, way: Way) -> None:
     """Watch the memory that is handed out until the recorder disarms. Does nothing if contents are not watched."""
     if context.contents is None:
         return
-    aliases = ExportedSaves(context, way)
-    aliases.exports.put()
-    interpose.around_threads(way, aliases.entered, lambda: None)
+    exported = ExportedSaves(context, way)
+    exported.exports.put()
+    interpose.around_threads(way, exported.entered, lambda: None)
     if sys.version_info < (3, 12):
         # sys.settrace follows only the calling thread, so a thread that runs already must pass a call of ours.
-        interpose.around_waiting(way, aliases.entered)
-    way.patches.put(sys, "gettrace", _without_ours(aliases.lines, way))
-    way.at_end(lambda: _disarm(context, aliases))
-    forked_children.arm(aliases.processes, aliases.rest, way)
-    context.memory.aliases = aliases
+        interpose.around_waiting(way, exported.entered)
+    way.patches.put(sys, "gettrace", _without_ours(exported.lines, way))
+    way.at_end(lambda: _disarm(context, exported))
+    forked_children.arm(exported.processes, exported.rest, way)
+    context.memory.foreign_writers = exported
 
 
-def _disarm(context: Context, aliases: ExportedSaves) -> None:
-    context.memory.aliases = None
-    aliases.disarm()
+def _disarm(context: Context, exported: ExportedSaves) -> None:
+    context.memory.foreign_writers = None
+    exported.disarm()
 
 
 def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], object]:

@@ -44,7 +44,7 @@ def write_label(write: Write, save: Save | None = None, *, verb: str = "overwrit
 
     Where only a window is known, the label is on its first line: the write is there or after it.
     """
-    site = site_of(write)
+    site = line_to_show(write)
     if site is None:
         return ()
     if write.since is not None and not same_line(write.since, write.site):
@@ -103,7 +103,7 @@ def package_of(site: Site) -> str:
     return f"`{found[1]}`" if found else "a library"
 
 
-def site_of(write: Write) -> Site | None:
+def line_to_show(write: Write) -> Site | None:
     """Return the line to show: the call of an optimizer's `step`, the start of a window, else the write."""
     if write.since is not None:
         return write.since

@@ -9,7 +9,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Suggestion
 from noclobber.model.source import Site
-from noclobber.rules.shared.labels import later, site_of, subject, writer_in_words
+from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import PUT_BACK, node_in_words
 from noclobber.syntax.tree import LOOP, Placed, last_line, place_of
 
@@ -22,7 +22,7 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     Where the source has the read before the step, a loop went round between them: the graph is one of an earlier
     iteration, "built once" where it was saved outside that loop, else "carried".
     """
-    step, read, save = site_of(write), clobber.read.site, clobber.save.site
+    step, read, save = line_to_show(write), clobber.read.site, clobber.save.site
     if step is None or read is None or not later(step, read):
         return "same pass"
     return "built once" if save is not None and _before_the_loop(save, step, read) else "carried"
@@ -96,7 +96,7 @@ def _detached(clobber: Clobber) -> str:
 
 def _places(clobber: Clobber, write: Write) -> str:
     """ ": move `opt.step()` below line 25", where both are in one piece of code."""
-    step, read = site_of(write), clobber.read.site
+    step, read = line_to_show(write), clobber.read.site
     if step is None or read is None or step.code is not read.code:
         return ""
     place = place_of(step)

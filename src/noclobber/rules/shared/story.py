@@ -11,10 +11,10 @@ from noclobber.model.finding import Finding, Label, Severity, Suggestion
 from noclobber.rules.shared.labels import (
     in_step,
     inside_label,
+    line_to_show,
     read_label,
     reader_in_words,
     save_label,
-    site_of,
     where,
     write_label,
     writer_in_words,
@@ -46,7 +46,7 @@ def story(
     blamed = writes[0] if writes else None
     written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
     saved = saved or save_label(clobber.save)
-    after = site_of(blamed) if blamed else None
+    after = line_to_show(blamed) if blamed else None
     read = read_label(clobber.read, after=after)
     known = [*saved, *created, *written]
     if len(known) + len(read) > MOST_LABELS:
@@ -107,14 +107,14 @@ def _followers(
     again = [write for write in later if _same_place(write, first)]
     others: dict[object, Write] = {}
     for write in later:
-        site = site_of(write)
+        site = line_to_show(write)
         if not _same_place(write, first):
             others.setdefault(site.span() if site else None, write)
     notes = [f"the same line wrote {counted(len(again) + 1, 'time')} before backward read it"] if again else []
     if room > 0 and len(others) == 1:
         return write_label(next(iter(others.values())), clobber.save, verb=verb), tuple(notes)
     if others:
-        places = [where(site_of(write)) for write in others.values()]
+        places = [where(line_to_show(write)) for write in others.values()]
         rest = [f"{len(places) - MOST_LINES + 1} more places"] if len(places) > MOST_LINES else []
         places = places[: MOST_LINES - 1] + rest if rest else places
         number = len(later) - len(again)
@@ -123,7 +123,7 @@ def _followers(
 
 
 def _same_place(write: Write, first: Sequence[Label]) -> bool:
-    site = site_of(write)
+    site = line_to_show(write)
     if not first or site is None:
         return False
     span = site.span()

@@ -1,0 +1,200 @@
+"""Checkpointed regions that are not reentrant: each save that a second run computes is compared with forward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+import torch.utils.checkpoint
+
+from noclobber.model.error import ClobberError
+from noclobber.observe.checkpoint import captured_tensors, forward_bytes
+from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.fingerprints import OnDevice
+from noclobber.observe.core.records import here, moment
+from noclobber.observe.core.save_hooks import Suspect
+from noclobber.observe.core.sites import place_of
+from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api.frames import passed_over
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node, saved_tensors_hooks
+
+
+def arm(context: Context, way: Way) -> None:
+    """Watch these regions until the recorder disarms.
+
+    Programs may have imported `checkpoint` by name already. That is no problem: `checkpoint` looks up the function that
+    is replaced here each time it is called (torch 2.13).
+    """
+    native = private.lookup("utils.checkpoint._checkpoint_hook")
+    private.lookup("utils.checkpoint._Holder")
+
+    def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
+        if context.thread.watched:
+            function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
+            outside = captured_tensors.tensors_read(function, args, kwargs)
+            region = CheckpointRegion(context, way, place_of(caller), outside)
+            if context.keeping:
+                _preserve(region, frame, function, args, kwargs)
+            _watch(region, hooks, frame)
+
+    def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
+        hooks, caller = native(frame), sys._getframe(1)
+        way.guarded(lambda: began(hooks, frame, caller))
+        return hooks
+
+    way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
+
+
+def _preserve(
+    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, args: Any, kwargs: object
+) -> None:
+    """Make a region that is not reentrant run again with the bytes that it read in forward."""
+    weak, native = ref(frame), frame.recompute_fn
+
+    def in_forward() -> bool:
+        record = weak()
+        return record is not None and not record.forward_completed
+
+    reached = captured_tensors.tensors_read(
+        function, kwargs, [argument for argument in args if not isinstance(argument, torch.Tensor)]
+    )
+    region.past = past = forward_bytes.Past(region.context, region.way, region.place, in_forward, reached)
+
+    def recompute_fn(*args: object) -> None:
+        stack = ExitStack()
+        leave = region.way.entry(stack.close, also_off=True)
+        record: Any = weak()
+        if region.way.guarded(region.unfilled):
+            record.early_stop = False
+        try:
+            if not region.way.guarded(lambda: past.enter_for(stack, record)):
+                leave()
+                if any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
+                    raise ClobberError(forward_bytes.LOST)
+            native(*args)
+        finally:
+            leave()
+
+    frame.recompute_fn = passed_over(recompute_fn)
+
+
+def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame) -> None:
+    """Watch what passes through the hooks of a region that is not reentrant.
+
+    In forward PyTorch keeps a holder in place of each saved tensor. By the holder it finds the tensor that the second
+    run computes, of which it compares shape, type and device only. `frame` is PyTorch's record of the region.
+    """
+    context, guarded = region.context, region.way.guarded
+    pack, unpack = hooks.pack_hook, hooks.unpack_hook
+
+    @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
+    def pack_hook(tensor: torch.Tensor) -> object:
+        holder = pack(tensor)
+        if context.thread.watched:
+            guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
+        return holder
+
+    def unpack_hook(holder: object) -> torch.Tensor:
+        before = guarded(lambda: (moment(), context.bus.told, len(frame.is_recomputed)))
+        tensor: torch.Tensor = unpack(holder)
+        read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
+        if read is None and region.past is not None and region.past.has_put_back:
+            raise ClobberError(forward_bytes.LOST)
+        return tensor if read is None else read
+
+    hooks.pack_hook, hooks.unpack_hook = passed_over(pack_hook), passed_over(unpack_hook)
+
+
+def _read(
+    region: CheckpointRegion,
+    frame: forward_bytes.RegionFrame,
+    holder: object,
+    tensor: torch.Tensor,
+    now: int,
+    told: int,
+    runs: int,
+) -> torch.Tensor:
+    """Return the tensor that backward reads of a region, which may just have run again.
+
+    `now`, `told` and `runs` are the moment, the clobbers reported and the runs of the region before the read. Raises
+    ClobberError where bytes that noclobber had to preserve are lost.
+    """
+    context = region.context
+    if len(frame.is_recomputed) > runs:
+        region.again = now
+        # If a clobber of the region's arguments was reported, the drift that follows from it is not reported as well.
+        region.told |= context.bus.told > told
+    if region.past is not None:
+        tensor = region.past.saved(holder, tensor)
+    if (context.bus.listeners or region.past is not None) and not region.told:
+        _compare(region, frame, holder, tensor)
+        if region.must_raise():
+            raise ClobberError(clobbers.CHANGED)
+    return tensor
+
+
+def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder: object, tensor: torch.Tensor) -> None:
+    """Compare a tensor that backward reads with forward. If it differs, report the first tensor of the region that
+    differs and will be read."""
+    node, packed = private.current_node(), region.saved.get(holder)
+    if packed is None:
+        return
+    call = here()
+    if isinstance(packed.digest, OnDevice) and call is not None:
+        if clobbers.is_read(holder, node):
+            region.ask_later(call, node, clobbers.field_of(holder, node), packed, tensor)
+        return
+    if frame.early_stop and packed in region.unfilled():
+        region.tell(node, clobbers.field_of(holder, node), packed, tensor, unfilled=True)
+    elif _matters(region, node, holder, packed, tensor):
+        different = [(packed.order, node, holder, packed, tensor)]
+        different += [computed for computed in _recomputed(region, frame, node) if _matters(region, *computed[1:])]
+        _, node, holder, packed, tensor = min(different, key=lambda computed: computed[0])
+        region.tell(node, clobbers.field_of(holder, node), packed, tensor)
+
+
+_Recomputed = tuple[int, "Node | None", object, RegionSave, torch.Tensor]
+"""The order of a save in its region, the node that reads it, its holder, the save in forward, the tensor now."""
+
+
+def _recomputed(region: CheckpointRegion, frame: forward_bytes.RegionFrame, root: Node | None) -> Iterator[_Recomputed]:
+    """Yield the other tensors that a region computed again and that nodes below `root` still have to read."""
+    for node in graph.walk([root] if root is not None else []):
+        for saved in graph.saves_of_or_gone(node):
+            holder = graph.content(saved)
+            packed = (
+                region.saved.get(holder) if isinstance(holder, private.lookup("utils.checkpoint._Holder")) else None
+            )
+            if packed is None:
+                continue
+            for group, handle in holder.handles.items():
+                tensor = frame.recomputed[group].get(handle) if handle is not None else None
+                if tensor is not None:
+                    yield packed.order, node, holder, packed, tensor
+
+
+def _matters(
+    region: CheckpointRegion, node: Node | None, holder: object, packed: RegionSave, tensor: torch.Tensor
+) -> bool:
+    """Return True if a tensor that was computed again differs, the node reads it, and all its bytes have a meaning."""
+    if not region.differs(packed, tensor):
+        return False
+    if node is not None and clobbers.field_of(holder, node) == _PARTLY_FILLED.get(node.name()):
+        return False
+    return clobbers.is_other(holder, node, tensor, packed.digest)
+
+
+_PARTLY_FILLED = {"CtcLossBackward0": "result1", "MkldnnRnnLayerBackward0": "result3"}
+"""Saves that their operator fills only in part, by node: the alphas of ctc_loss, the workspace of an LSTM. The other
+bytes are whatever the memory held before."""
