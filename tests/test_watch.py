@@ -92,4 +92,4 @@ def test_a_line_that_saves_two_tensors_is_one_finding_with_both_fields():
         product_of_one(x * 1).sum().backward()
     (finding,) = seen.findings
     assert sorted(finding.save["fields"]) == ["other", "self"]
-    assert [edit.replacement for edit in finding.suggestions[0].edits] == ["h.clone()", "h.clone()"]
+    assert [edit.replacement for edit in finding.suggestions[0].edits] == [".clone()", ".clone()"]

@@ -82,7 +82,7 @@ def test_overlapping_edits_do_not_fit(tmp_path):
 def test_edits_that_break_the_syntax_or_change_nothing_are_no_patch(tmp_path):
     path = tmp_path / "a.py"
     path.write_text("x = 1\n")
-    with pytest.raises(Misfit, match="no Python"):
+    with pytest.raises(Misfit, match="not valid Python"):
         Patch().edited([edit(path, 1, 1, 1, 2, "if")])
     with pytest.raises(Misfit, match="nothing"):
         Patch().edited([edit(path, 1, 1, 1, 2, "x")])

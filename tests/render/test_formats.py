@@ -29,7 +29,7 @@ error[NC101]: in-place write to a tensor that backward still needs
    | --------------- backward reads it here, in SigmoidBackward0
    |
 note: d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten
-help: write out of place (16 B more, unproven)
+help: write out of place (16 B more)
    |
  8 - h += x.detach()
  8 + h = h + x.detach()
@@ -80,12 +80,12 @@ def one_edit(*edits: Edit, lines: dict[int, str]) -> str:
 def test_a_diff_shows_only_changed_lines() -> None:
     lines = {1: "a = (1,", 2: "     2)", 3: "b = 3"}
     assert one_edit(Edit(Span("a.py", 1, 5, 3, 2), "(1,\n     4)\nc"), lines=lines) == (
-        "do it (unproven)\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
+        "do it\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
     )
-    assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it (unproven)\n  |\n2 -      2)\n"
-    assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it (unproven)\n  |\n3 + n = 1\n"
+    assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it\n  |\n2 -      2)\n"
+    assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it\n  |\n3 + n = 1\n"
     far = (Edit(Span("a.py", 1, 1, 1, 2), "x"), Edit(Span("a.py", 3, 1, 3, 2), "x"))
-    assert one_edit(*far, lines=lines) == "do it (unproven)\n  |\n1 - a = (1,\n1 + x = (1,\n...\n3 - b = 3\n3 + x = 3\n"
+    assert one_edit(*far, lines=lines) == "do it\n  |\n1 - a = (1,\n1 + x = (1,\n...\n3 - b = 3\n3 + x = 3\n"
 
 
 @pytest.mark.parametrize(
