@@ -23,7 +23,7 @@ demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
 
 test: $(if $(TORCH),,check)  ## everything that must pass; one thread for torch, as two tests run at a time
-	$(RUN) -m pytest -n 2 -q $(TESTS)
+	$(RUN) -m pytest -n 2 --dist worksteal -q $(TESTS)
 
 release:
 	@$(FOUND) requirements/release.py $(TORCH)

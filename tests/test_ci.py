@@ -17,6 +17,7 @@ case "$*" in
     *) echo "made $*" ;;
 esac
 """
+TENTH = "conformance PART=0.1"
 FUZZ = "fuzz TORCH=2.99.0 N=300"
 OTHER = "test TORCH=2.99.0 TESTS=tests/observe tests/rules"
 
@@ -43,12 +44,14 @@ def test_everything_and_then_another_release(tmp_path: Path) -> None:
     status, calls, said = run(tmp_path)
     assert status == 0
     assert calls[0] in ("--silent release TORCH=oldest", "--silent release TORCH=newest")
-    assert calls[1:] == ["test", FUZZ, OTHER]
+    assert calls[1:] == [TENTH, "test", FUZZ, OTHER]
     assert said.splitlines()[-1] == f"made {OTHER}"
     assert "PASSED OVER" not in said
 
 
-@pytest.mark.parametrize(("fails", "last"), [("test", "test"), ("fuzz", FUZZ), ("tests/observe", OTHER)])
+@pytest.mark.parametrize(
+    ("fails", "last"), [("conformance", TENTH), ("test", "test"), ("fuzz", FUZZ), ("tests/observe", OTHER)]
+)
 def test_a_failure_of_any_stage_fails_the_whole(fails: str, last: str, tmp_path: Path) -> None:
     status, calls, _ = run(tmp_path, fails=fails)
     assert status != 0
@@ -57,7 +60,7 @@ def test_a_failure_of_any_stage_fails_the_whole(fails: str, last: str, tmp_path:
 
 def test_a_release_that_cannot_be_installed_is_passed_over_aloud(tmp_path: Path) -> None:
     status, calls, said = run(tmp_path, fails="release")
-    assert (status, calls[1:]) == (0, ["test"])
+    assert (status, calls[1:]) == (0, [TENTH, "test"])
     assert "PASSED OVER" in said
     assert said.splitlines()[-1] == "made test"
 

@@ -1,4 +1,4 @@
-"""A tenth of PyTorch's own databases, drawn by the day, does under noclobber what it does bare."""
+"""A few entries of PyTorch's own databases, drawn by the day, do under noclobber what they do bare; CI runs a tenth."""
 
 import os
 import re
@@ -10,15 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_tenth_of_the_databases_is_the_same_in_every_mode():
+def test_some_entries_are_the_same_in_every_mode():
     """In a process of its own, which an operator may take down; at the end of its output are the words to repeat it."""
-    options = ["--part", "0.1", "--seed", date.today().isoformat(), "--samples", "3", "--jobs", "1"]
+    options = ["--part", "0.01", "--seed", date.today().isoformat(), "--samples", "3", "--jobs", "1"]
     command = [sys.executable, "-m", "tests.conformance.drive", *options]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{' '.join(command)}"
     entries, samples, programs, values = map(int, re.search(SUMMARY, done.stdout).groups())
-    assert entries > 70
+    assert entries > 7
     assert entries < samples < programs
     assert values > 10 * programs, done.stdout
 
