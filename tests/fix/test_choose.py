@@ -12,7 +12,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
-from noclobber.fix.proof.search import LAST_RESORT, Mender, Mending
+from noclobber.fix.proof.search import LAST_RESORT, Repairs, RepairSearch
 from noclobber.fix.proof.verdicts import Verdict
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
@@ -58,15 +58,15 @@ class Told:
 
 
 @pytest.fixture
-def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Mending, Told]]:
+def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Repairs, Told]]:
     path = tmp_path / "program.py"
     path.write_text("x = 0\n")
 
-    def run(texts: dict[str, int], shown: Callable[[str, Path], Verdict]) -> tuple[str, Mending, Told]:
+    def run(texts: dict[str, int], shown: Callable[[str, Path], Verdict]) -> tuple[str, Repairs, Told]:
         one = [Candidate(text, (Edit(Span(str(path), 1, 5, 1, 6), text),), cost) for text, cost in texts.items()]
         monkeypatch.setattr(search, "candidates", lambda *_: one)
         told = Told(result(finding(path, "h")), lambda text: shown(text, path))
-        done = Mender(told, lambda _: None).mend()  # type: ignore[arg-type]
+        done = RepairSearch(told, lambda _: None).search()  # type: ignore[arg-type]
         return done.patch.read(str(path)), done, told
 
     return run
@@ -106,9 +106,9 @@ def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
 
     text, done, told = mended({"1": 1, "2": 2}, shown)
     assert (text, done.left) == ("x = 2\n", [])
-    assert [one.finding.tensor for one in done.mended] == [{"name": "h"}, {"name": "g"}]
-    assert [one.proof for one in done.mended] == ["all of it"] * 2  # the whole patch was proven once more
-    assert all(one.compared for one in done.mended)
+    assert [one.finding.tensor for one in done.repairs] == [{"name": "h"}, {"name": "g"}]
+    assert [one.proof for one in done.repairs] == ["all of it"] * 2  # the whole patch was proven once more
+    assert all(one.compared for one in done.repairs)
     assert told.runs[:2] == ["x = 1\n"] * 2
 
 
@@ -118,7 +118,7 @@ def test_a_part_of_a_patch_is_not_called_proven(mended):
 
     _, done, _ = mended({"1": 1}, shown)
     assert done.left
-    assert all("still fails" in one.proof and not one.compared for one in done.mended)
+    assert all("still fails" in one.proof and not one.compared for one in done.repairs)
 
 
 def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
@@ -130,7 +130,7 @@ def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
 
     text, done, _ = mended({"1\nx = 0": 1}, shown)
     assert text == "x = 1\nx = 0\nx = 0\n"
-    assert [one.finding.labels[0].span.line for one in done.mended] == [1, 1]  # the second was in line 2 by then
+    assert [one.finding.labels[0].span.line for one in done.repairs] == [1, 1]  # the second was in line 2 by then
 
 
 def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
@@ -138,7 +138,7 @@ def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
         return proven() if "2" in text else Verdict(False, why="backward call 1: the loss differs", differs=True)
 
     _, done, _ = mended({"1": 1, "2": 2}, shown)
-    assert done.mended[0].proof == "all of it; `1` would change the loss: other code reads the written values"
+    assert done.repairs[0].proof == "all of it; `1` would change the loss: other code reads the written values"
 
 
 def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_path, monkeypatch):
@@ -149,11 +149,11 @@ def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_
     differs = Verdict(False, why="the loss differs", differs=True, result=result())
     told = Told(result(finding(path, "h")), lambda text: differs)
     told.drift = lambda: "the loss differs"  # type: ignore[method-assign]
-    offered = Mender(told, lambda _: None).mend()  # type: ignore[arg-type]
+    offered = RepairSearch(told, lambda _: None).search()  # type: ignore[arg-type]
     assert (offered.patch.after, len(offered.left), len(offered.unproven)) == ({}, 1, 1)
-    taken = Mender(told, lambda _: None, unproven=True).mend()  # type: ignore[arg-type]
+    taken = RepairSearch(told, lambda _: None, unproven=True).search()  # type: ignore[arg-type]
     assert (taken.patch.read(str(path)), taken.left, taken.unproven) == ("x = 1\n", [], [])
-    assert [(one.proven, one.compared) for one in taken.mended] == [(False, False)]
+    assert [(one.proven, one.compared) for one in taken.repairs] == [(False, False)]
 
 
 def test_what_could_be_compared_and_is_comes_before_what_could_be_and_is_not(mended):
@@ -163,6 +163,6 @@ def test_what_could_be_compared_and_is_comes_before_what_could_be_and_is_not(men
         return Verdict(True, clean=True, proof="all of it", compared=True, result=result()) if "2" in text else checked
 
     text, done, told = mended({"1": 1, "2": 2, "3": 3}, shown)
-    assert (text, [one.compared for one in done.mended]) == ("x = 2\n", [True])
+    assert (text, [one.compared for one in done.repairs]) == ("x = 2\n", [True])
     assert "x = 3\n" not in told.runs
     assert mended({"1": 1, "3": 2}, lambda *_: checked)[0] == "x = 1\n"

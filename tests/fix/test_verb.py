@@ -14,7 +14,7 @@ import pytest
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.launcher import Launcher
-from noclobber.fix.proof.search import Mended, Mending
+from noclobber.fix.proof.search import Repair, Repairs
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
 from noclobber.model.source import Span
@@ -132,11 +132,11 @@ def words(path: Path) -> str:
         return ""
 
 
-def mending(path: Path, left=()) -> Mending:
+def mending(path: Path, left=()) -> Repairs:
     patch = programs.replaced(path, ("x = 1", "x = 2"))
     span = Span(str(path), 1, 1, 1, 6)
     finding = Finding("NC101", "stale-save", "error", "in-place write", (Label("write", span, "here", primary=True),))
-    return Mending(patch, [Mended(finding, "write out of place", 64, "it was run")], [(one, []) for one in left or ()])
+    return Repairs(patch, [Repair(finding, "write out of place", 64, "it was run")], [(one, []) for one in left or ()])
 
 
 @pytest.mark.parametrize("place", ["../other/library.py", "env/lib/site-packages/library.py"])
@@ -169,7 +169,7 @@ def test_what_to_do_next_is_what_writes_it(tmp_path, monkeypatch, compared, opti
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("x = 1\n")
     done = mending(tmp_path / "a.py")
-    done.mended = [replace(one, compared=compared) for one in done.mended]
+    done.repairs = [replace(one, compared=compared) for one in done.repairs]
     assert told(done, ["a.py"], writing=False, unproven=False).words[-1] == f"next: noclobber fix {options} a.py"
 
 
@@ -189,7 +189,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     path = tmp_path / "a.py"
     path.write_text("x = 1\n")
     done = mending(path)
-    left = mending(path, [done.mended[0].finding])
+    left = mending(path, [done.repairs[0].finding])
     fixed = told(left, ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
     assert "noclobber: 1 fix, proven; 1 finding left" in fixed.words

@@ -16,7 +16,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 
 if TYPE_CHECKING:
-    from noclobber.fix.proof.search import Mended, Mending
+    from noclobber.fix.proof.search import Repair, Repairs
 
 
 class CannotFix(Exception):
@@ -49,7 +49,7 @@ def fix(
     with Launcher(words) as launcher:
         tell("looking for in-place writes that break a gradient")
         searching = launcher.start(Order("search", backwards, seconds), fresh=True)
-        from noclobber.fix.proof.search import Mender  # imports torch, which takes as long as the search
+        from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
         from noclobber.fix.proof.verdicts import Prover
 
         search = searching.result()
@@ -58,7 +58,7 @@ def fix(
         if search.dynamo:
             launcher.prepare(DYNAMO)
         prover = Prover(launcher, search, backwards, seconds)
-        done = Mender(prover, tell, unproven=unproven).mend()
+        done = RepairSearch(prover, tell, unproven=unproven).search()
     return told(done, words, writing, unproven)
 
 
@@ -91,10 +91,10 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 
 
-def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
+def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
     """Return the report of a search for fixes. Write the patch if `writing`."""
     fixed = Fixed(1 if done.left else 0)
-    for one in done.mended:
+    for one in done.repairs:
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
@@ -116,7 +116,7 @@ def told(done: Mending, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
     fixed.words += ["", _summary(done)]
     fixed.diff = "".join(_diffs(done.patch))
-    proven = all(one.compared for one in done.mended)
+    proven = all(one.compared for one in done.repairs)
     if writing and done.patch.after:
         _write(done, fixed, proven or unproven)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
@@ -131,14 +131,14 @@ def _changed(patch: Patch) -> list[str]:
     return [f"      {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
 
 
-def _proof(one: Mended) -> str:
+def _proof(one: Repair) -> str:
     return f"  {'proven' if one.compared else 'checked' if one.proven else 'unproven'}: {one.proof}"
 
 
-def _summary(done: Mending) -> str:
-    proven = sum(one.compared for one in done.mended)
-    checked = sum(one.proven and not one.compared for one in done.mended)
-    others = len(done.mended) - proven - checked
+def _summary(done: Repairs) -> str:
+    proven = sum(one.compared for one in done.repairs)
+    checked = sum(one.proven and not one.compared for one in done.repairs)
+    others = len(done.repairs) - proven - checked
     counts = {"proven": proven, "checked": checked, "unproven": others}
     words = [f"{_counted(count, 'fix', 'es')}, {how}" for how, count in counts.items() if count]
     left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
@@ -151,7 +151,7 @@ def _line(finding: Finding) -> str:
     return f"{finding.code} {place}{finding.message}"
 
 
-def _write(done: Mending, fixed: Fixed, may_be_written: bool) -> None:
+def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
     """Write the patch, all of it or nothing."""
     outside = [path for path in done.patch.after if not _is_ours(path)]
     if outside:

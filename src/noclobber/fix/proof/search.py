@@ -29,7 +29,7 @@ _UNPROVEN = "this patch removes the finding, but the program still fails"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class Repair:
     """A finding and its fix. `extra`: how many bytes more a backward keeps at its peak, None if unknown.
 
     If not `proven`, `proof` says why not. If no gradients were `compared`, it says what else was checked.
@@ -46,13 +46,13 @@ class Mended:
 
 
 @dataclass(slots=True)
-class Mending:
+class Repairs:
     """The result. `left` are findings without a proven patch, each with what was tried and why it failed."""
 
     patch: Patch = field(default_factory=Patch)
-    mended: list[Mended] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
     left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
-    unproven: list[tuple[Mended, Patch]] = field(default_factory=list)
+    unproven: list[tuple[Repair, Patch]] = field(default_factory=list)
     asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
     """Findings that only the author can decide, each with its possible meanings. They are also in `left`."""
 
@@ -98,7 +98,7 @@ class _Attempt:
         return all(one.verdict.complete for one in self.clean)
 
 
-class Mender:
+class RepairSearch:
     """Goes from finding to finding until none is left, or no more can be fixed."""
 
     def __init__(self, prover: Prover, tell: Callable[[str], None], *, unproven: bool = False) -> None:
@@ -106,12 +106,12 @@ class Mender:
         self._unproven = unproven
         """Whether to use a patch that cannot be compared, because the program differs from run to run."""
         self._tell = tell
-        self._done = Mending()
+        self._done = Repairs()
         self._saved = prover.search.saved
         """The most bytes saved at the start of a backward, with the patch so far."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
 
-    def mend(self) -> Mending:
+    def search(self) -> Repairs:
         """Fix what the search found."""
         done = self._done
         findings = list(self._prover.search.findings)
@@ -126,11 +126,11 @@ class Mender:
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
         done.left = [(self._as_before(one), tried) for one, tried in done.left]
-        last = done.mended[-1] if done.mended and not done.left else None
-        proven = all(one.proven for one in done.mended)
+        last = done.repairs[-1] if done.repairs and not done.left else None
+        proven = all(one.proven for one in done.repairs)
         proof, compared = (last.proof, last.compared) if last is not None else (_UNPROVEN, False)
         compared &= proven
-        done.mended = [replace(one, proof=proof + one.note, compared=compared, proven=proven) for one in done.mended]
+        done.repairs = [replace(one, proof=proof + one.note, compared=compared, proven=proven) for one in done.repairs]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
@@ -152,16 +152,16 @@ class Mender:
             self._try(candidate, finding, attempt)
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
-                done.mended.append(self._mended(finding, one, attempt))
+                done.repairs.append(self._repair(finding, one, attempt))
                 done.patch = one.patch
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = attempt.differing[0]
-            told = Mended(self._as_before(finding), offered.candidate.title, None, why, proven=False, compared=False)
+            told = Repair(self._as_before(finding), offered.candidate.title, None, why, proven=False, compared=False)
             if self._unproven:
-                done.mended.append(told)
+                done.repairs.append(told)
                 done.patch = offered.patch
                 return offered
             done.unproven.append((told, offered.patch))
@@ -219,7 +219,7 @@ class Mender:
         there = replace(primary, span=replace(span, line=line, end_line=line + span.end_line - span.line))
         return replace(finding, labels=tuple(there if one is primary else one for one in finding.labels))
 
-    def _mended(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Mended:
+    def _repair(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Repair:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
@@ -228,7 +228,7 @@ class Mender:
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )
         verdict, there = best.verdict, self._as_before(finding)
-        return Mended(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
+        return Repair(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:
