@@ -196,3 +196,9 @@ def test_an_element_of_a_list_is_written_out_of_place_first() -> None:
 def test_a_row_of_a_tensor_would_be_written_in_place_again() -> None:
     found = changes("NC101", LIST, write="hs[i - 1] += f(hs[i])", save="w.exp()", field="result", op="aten::copy_")
     assert found[0] != "hs[i - 1] = hs[i - 1] + f(hs[i])"
+
+
+def test_beside_the_bytes_that_are_read_a_clone_of_these_alone_comes_first() -> None:
+    source = "self.cache[pos] = k\nkeys = self.cache[:pos]\nscores = q @ keys\n"
+    found = changes("NC102", source, write="self.cache[pos]", save="q @ keys", field="mat2", name="keys")
+    assert found[0] == "scores = q @ keys.clone()"

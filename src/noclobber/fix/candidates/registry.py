@@ -61,6 +61,12 @@ def stale(scene: Scene) -> Iterator[Candidate]:
     yield from _in_library(scene)
 
 
+def disjoint(scene: Scene) -> Iterator[Candidate]:
+    """A write beside the bytes that are read: a clone of these alone, before one of all that is written."""
+    yield from clones.at_save(scene, 2)
+    yield from stale(scene)
+
+
 def stepped(scene: Scene) -> Iterator[Candidate]:
     """A step between forward and backward."""
     if not any(step_order.optimizer(one.row) for one in scene.places("write")):
@@ -261,7 +267,7 @@ def _reads_first(scene: Scene) -> bool:
 
 
 KINDS: Mapping[str, Sequence[Kind]] = {
-    "NC101": (stale,), "NC102": (stale,), "NC103": (stepped,), "NC104": (freed,), "NC105": (unsynced,),
+    "NC101": (stale,), "NC102": (disjoint,), "NC103": (stepped,), "NC104": (freed,), "NC105": (unsynced,),
     "NC201": (silent,), "NC202": (foreign,), "NC203": (stepped,), "NC204": (unchecked,), "NC205": (drifted,),
     "NC206": (gradient,), "NC207": (declared,), "NC208": (hidden,), "NC209": (overwritten,), "NC210": (overwritten,),
     "NC301": (leaf,), "NC302": (leaf,), "NC303": (view,), "NC304": (view,), "NC305": (view,), "NC306": (inference,),
