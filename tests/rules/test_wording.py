@@ -8,7 +8,6 @@ from noclobber.model.events import Save, Tensor, Write
 from noclobber.model.overlap import Region
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import (
-    bytes_in_words,
     is_custom,
     keeps,
     listed,
@@ -75,9 +74,6 @@ def test_operators() -> None:
 
 
 def test_bytes() -> None:
-    assert [bytes_in_words(count) for count in (0, 16, 1023, 1024, 1536, 40 << 20)] == [
-        "0 B", "16 B", "1023 B", "1.0 KiB", "1.5 KiB", "40 MiB",
-    ]  # fmt: skip
     assert nbytes(Tensor((2, 3), "float64")) == nbytes(Tensor((2, 3), "torch.float64")) == 48
     assert nbytes(Tensor((4,), "float4_e2m1fn_x2")) == 0
     assert nbytes(Tensor((9,), region=Region(0, (4,), (4,), 4))) == 16

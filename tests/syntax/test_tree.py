@@ -8,7 +8,7 @@ import linecache
 import pytest
 
 from noclobber.model.source import Site
-from noclobber.syntax.tree import LONGEST, file_at, functions, parse, place_of, statement_of, walk
+from noclobber.syntax.tree import LONGEST, file_at, functions, parse, place_of, statement_of, walk, within
 
 from .sources import node_at, parsed, span_of
 
@@ -90,3 +90,13 @@ def test_a_file_that_is_missing_too_long_or_no_python_has_no_syntax() -> None:
     assert statement_of(None) is None
     code = compile("a = 1\n", "nowhere/at/all.py", "exec")
     assert place_of(Site(code, 4)) is None
+
+
+def test_a_long_expression_is_walked_without_recursion() -> None:
+    file = parsed("x = " + " + ".join(["a"] * 900) + "\n")
+    assert len(list(walk(file.tree, ast.Name))) == 901
+    assert sum(isinstance(one, ast.Name) for one in within(file.tree)) == 901
+
+
+def test_a_line_ends_before_its_carriage_return() -> None:
+    assert parsed("a = 1\r\nb = 2\r\n").end_of_line(1) == (1, 6)

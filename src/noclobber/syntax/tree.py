@@ -69,7 +69,7 @@ class File:
     def end_of_line(self, number: int) -> tuple[int, int]:
         """Line and column after the last character of a line."""
         end = self.starts[number] - 1 if number < len(self.starts) else len(self.text)
-        return number, end - self.starts[number - 1] + 1
+        return number, len(self.text[self.starts[number - 1] : end].rstrip("\r")) + 1
 
     def at(self, span: Span) -> ast.AST:
         """The smallest node that covers a span; the module where none does."""
@@ -198,11 +198,13 @@ def statement_of(site: Site | None) -> ast.stmt | None:
 
 
 def walk(node: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
-    """The nodes of some kinds in and below a node, in the order of the text."""
-    if isinstance(node, kinds):
-        yield node
-    for child in sorted(ast.iter_child_nodes(node), key=_order):
-        yield from walk(child, *kinds)
+    """Yield the nodes of some kinds in and below a node, in the order of the text."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, kinds):
+            yield node
+        waiting += sorted(ast.iter_child_nodes(node), key=_order)[::-1]
 
 
 def functions(node: ast.AST) -> Iterator[Function]:
@@ -211,21 +213,26 @@ def functions(node: ast.AST) -> Iterator[Function]:
 
 
 def within(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope, without those of functions and classes in it."""
-    for child in ast.iter_child_nodes(scope):
-        if isinstance(child, (*FUNCTION, ast.Lambda, ast.ClassDef)):
-            continue
-        yield child
-        yield from within(child)
+    """Yield the nodes of a scope, without those of functions and classes in it."""
+    return (node for node in _below(scope) if not isinstance(node, _OWN_SCOPE))
 
 
 def nested(scope: ast.AST) -> Iterator[ast.AST]:
-    """The functions and classes that stand in a scope."""
-    for child in ast.iter_child_nodes(scope):
-        if isinstance(child, (*FUNCTION, ast.Lambda, ast.ClassDef)):
-            yield child
-        else:
-            yield from nested(child)
+    """Yield the functions and classes that stand in a scope."""
+    return (node for node in _below(scope) if isinstance(node, _OWN_SCOPE))
+
+
+_OWN_SCOPE = (*FUNCTION, ast.Lambda, ast.ClassDef)
+
+
+def _below(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, and the functions and classes in it, but nothing of what is inside those."""
+    waiting = list(ast.iter_child_nodes(scope))[::-1]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _OWN_SCOPE):
+            waiting += list(ast.iter_child_nodes(node))[::-1]
 
 
 def starts(node: Placed) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 import torch
 
@@ -23,13 +22,6 @@ from noclobber.observe.torch_api import graph, private
 _MOST = 64
 
 
-class _StorageRef(Protocol):
-    """A weak reference to a storage (`private.storage_ref`)."""
-
-    def expired(self) -> bool:
-        """Return True if the storage is gone."""
-
-
 @dataclass(slots=True, eq=False)
 class _Hooked:
     """A view on which the program registered a hook.
@@ -40,7 +32,7 @@ class _Hooked:
     tensor: Tensor
     place: Place | None
     key: int
-    storage: _StorageRef
+    storage: private.StorageRef
     """Tells whether the memory of `key` is still there."""
     node: int
     behind: int

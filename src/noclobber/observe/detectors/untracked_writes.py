@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -41,18 +41,11 @@ Output = tuple[int, str, int]
 """An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes."""
 
 
-class _StorageRef(Protocol):
-    """A weak reference to a storage (`private.storage_ref`)."""
-
-    def expired(self) -> bool:
-        """Return True if the storage is gone."""
-
-
 class _Target(NamedTuple):
     """A tensor of the graph, without a reference to it: a weak one would make `swap_tensors` fail."""
 
     key: int
-    storage: _StorageRef
+    storage: private.StorageRef
     """Tells whether the memory of `key` is still there."""
     identity: int
     """Identifies a leaf while its memory is there; 0 for other tensors."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -33,13 +33,6 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
 
-class StorageRef(Protocol):
-    """A weak reference to a storage (`private.storage_ref`)."""
-
-    def expired(self) -> bool:
-        """Return True if the storage is gone."""
-
-
 class UserSave:
     """A save under the program's hooks: `value`, which the program's pack hook returned, and what the tensor was like.
 
@@ -56,7 +49,7 @@ class UserSave:
     memory: Reread | None
     """The memory that backward will read. None where the hooks moved the data elsewhere, so that writes do no harm."""
     key: int | None
-    storage: StorageRef
+    storage: private.StorageRef
     geometry: Geometry
     digest: Digest
     node: int

@@ -156,16 +156,6 @@ def nbytes(tensor: Tensor) -> int:
     return prod(tensor.shape) * _ITEM_SIZES.get(tensor.dtype.removeprefix("torch."), 0)
 
 
-def bytes_in_words(count: int) -> str:
-    """ "16 B", "1.5 KiB", "38 MiB"."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-
-
 def listed(parts: Sequence[str], last: str = "and") -> str:
     """ "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}"

@@ -86,16 +86,6 @@ def computes(site: Site | None) -> bool:
     return any(not called(one).endswith("_") and not _is_plain(one) for one in calls)
 
 
-def writes_numbers(site: Site | None) -> bool:
-    """Return True if the text shows only numbers in the value that is written."""
-    write = write_of(site)
-    found = write.statement if write is not None else None
-    if isinstance(found, (ast.Assign, ast.AugAssign)):
-        return _is_number(found.value)
-    call = found.value if isinstance(found, ast.Expr) else None
-    return isinstance(call, ast.Call) and called(call).endswith("_") and all(map(_is_number, call.args))
-
-
 def writes_part_of_result(site: Site | None) -> bool:
     """`h[i] = e` or `h[i] += e`, where `h` is read later on: a clone of `h` could take the write."""
     write = write_of(site)
@@ -114,14 +104,6 @@ def is_applied(site: Site | None) -> bool:
     call = place.node if place is not None else None
     first = call.args[0] if isinstance(call, ast.Call) and call.args else None
     return called(call) == "apply" and isinstance(first, (ast.Name, ast.Attribute, ast.Subscript))
-
-
-def _is_number(value: ast.expr) -> bool:
-    if isinstance(value, ast.BinOp):
-        return _is_number(value.left) and _is_number(value.right)
-    if isinstance(value, ast.UnaryOp):
-        return _is_number(value.operand)
-    return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and _is_plain(value))
 
 
 def _is_plain(call: ast.Call) -> bool:
