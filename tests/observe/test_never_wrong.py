@@ -310,6 +310,29 @@ def test_the_producer_of_a_view_whose_base_entered_the_graph_is_pytorchs(operati
     assert "AsStrided" in words_of(program)
 
 
+def made_aside(base):
+    with torch.no_grad():
+        return base[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(lambda base: base.unbind()[0], "multiple views"), (made_aside, "both inside the no_grad")]
+)
+@pytest.mark.parametrize("shown", [lambda view: view, lambda view: view[None]], ids=["", "a view of it"])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "gone"])
+def test_a_view_outside_of_the_graph_that_pytorch_refuses_once_its_base_enters(make, words, shown, kept):
+    def program():
+        base, factor = torch.ones(2, 3), torch.ones(3, requires_grad=True)
+        views = [shown(make(base))]
+        y = factor * views[0]
+        if not kept:
+            views.clear()
+        base.mul_(factor)
+        y.sum().backward()
+
+    assert words in words_of(program)
+
+
 @pytest.mark.parametrize(("shown", "named"), [(lambda h: h, "Div"), (lambda h: h[None], "AsStrided")])
 def test_what_entered_the_graph_is_named_though_the_program_lets_it_go(shown, named):
     factor = torch.ones(3, requires_grad=True)

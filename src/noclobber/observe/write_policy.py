@@ -47,7 +47,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         marked = handle.version
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
-        marked.of_function |= of_function and type(handle) is OfView
+        marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and clobbers.may_touch(handle.alias, noted.geometry):
             with private.no_modes():
                 handle.digest = fingerprint(handle.alias)
@@ -84,7 +84,7 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
             if isinstance(handle.version, Suspect) and handle.alias._version != version:
                 own = type(handle) is Handle and handle() is tensor
                 handle.version.made = (tensor.grad_fn.name(), tensor.output_nr) if own else handle.version.made
-                if type(handle) is OfView:
+                if isinstance(handle, OfView):
                     handle.version.made = ("AsStridedBackward0", 0)
 
     return written

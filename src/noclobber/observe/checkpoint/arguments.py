@@ -144,7 +144,7 @@ def _from_nodes(context: Context, way: Way, function: Any) -> None:
 def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
     """Give the handles of arguments a class of their own: they are not saves of a node that runs."""
     for save in saved:
-        if type(save.data) in (Handle, OfView):
+        if type(save.data) is Handle or isinstance(save.data, OfView):
             save.data.__class__ = kind
 
 

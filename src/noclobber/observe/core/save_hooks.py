@@ -94,6 +94,24 @@ class OfView(Handle):
     __slots__ = ()
 
 
+class OfMadeAside(OfView):
+    """A save of a view outside of the graph that was made with gradients off.
+
+    If its base enters the graph, PyTorch makes no node for the view: it raises (native_saves.said_of_a_view).
+    """
+
+    __slots__ = ()
+
+
+class OfOneOfSeveral(OfView):
+    """A save of one of several views outside of the graph. PyTorch raises of it too, in other words."""
+
+    __slots__ = ()
+
+
+VIEWS_OUTSIDE: Mapping[str, type[OfView]] = {"NO_GRAD_MODE": OfMadeAside, "MULTI_OUTPUT_NODE": OfOneOfSeveral}
+
+
 class Argument(Handle):
     """An argument that a checkpointed region keeps. No node saves it: `node` is the last node before the region."""
 
@@ -135,7 +153,7 @@ def is_result(handle: Handle, producer: Any) -> bool:
     """
     if isinstance(handle, Argument):
         return False
-    of_graph = type(handle) in (Handle, OfView)
+    of_graph = type(handle) is Handle or isinstance(handle, OfView)
     return graph.keeps(producer, handle) or (not of_graph and bool(handle.node == producer._sequence_nr()))
 
 
@@ -317,7 +335,10 @@ def hooks(
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
-            handle = of_view(tensor) if tensor._is_view() else new(tensor)
+            if not tensor._is_view():
+                handle = new(tensor)
+            else:
+                handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
             try:
                 alias = tensor.detach()
             except (RuntimeError, NotImplementedError, TypeError):
@@ -398,6 +419,11 @@ def hooks(
 
     private.never_compile(passed_over(unpack_and_compare))
     return pack, unpack_and_compare
+
+
+def of_view_outside(tensor: torch.Tensor) -> OfView:
+    """Return a handle for a view that is not in the graph."""
+    return VIEWS_OUTSIDE.get(private.creation_of(tensor), OfView)(tensor)
 
 
 def _versioned(tensor: torch.Tensor) -> Handle:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, Suspect
+from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, OfMadeAside, OfOneOfSeveral, Suspect
 from noclobber.observe.torch_api import graph, native_saves
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
 
     For an input this is what made the tensor last, as of now. If the tensor is gone, it is what made the tensor when it
     was saved. A view whose base was written since gets the name of the node that autograd would make for it.
-    Raises RuntimeError if PyTorch refuses to name it: one of several views.
+    Raises RuntimeError if PyTorch refuses to name it: one of several views, or a view that was made with gradients off.
     """
     number = graph.output_of(node, field) if output else None
     if number is not None and graph.has_gradient(node, number):
@@ -56,10 +56,10 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     of_function = isinstance(handle.version, Suspect) and handle.version.of_function
     if made is not None and of_function and isinstance(_first_of_views(made), BackwardCFunction):
         raise RuntimeError(_OF_FUNCTION.format(number=number, name=_shown(made.name())))
-    if made is None and isinstance(handle.version, Suspect) and handle.version.made is not None:
-        return handle.version.made
-    if made is None and _is_view_of_tracked(handle):
-        return "AsStridedBackward0", 0
+    if made is None and (named := _named_since(handle)) is not None:
+        if isinstance(handle, OfMadeAside | OfOneOfSeveral):
+            raise RuntimeError(native_saves.said_of_a_view(several=isinstance(handle, OfOneOfSeveral)))
+        return named
     if made is None or made._sequence_nr() == graph.UNNUMBERED:
         return None
     if _first_of_views(made).name() in _MANY_VIEWS:
@@ -74,10 +74,18 @@ def _first_of_views(node: Node) -> Node:
     return node
 
 
-def _is_view_of_tracked(handle: Handle) -> bool:
-    """Return True if a tensor that is gone was a view whose base entered the graph since: the view gets a node."""
-    base = handle.version.base() if isinstance(handle.version, Suspect) and handle.version.base is not None else None
-    return base is not None and base.grad_fn is not None
+def _named_since(handle: Handle) -> tuple[str, int] | None:
+    """Return the node and output of a tensor that is gone and entered the graph after its save; None if it did not.
+
+    A view gets a node of its own if its base enters the graph.
+    """
+    suspect = handle.version
+    if not isinstance(suspect, Suspect):
+        return None
+    if suspect.made is not None:
+        return suspect.made
+    base = suspect.base() if suspect.base is not None else None
+    return ("AsStridedBackward0", 0) if base is not None and base.grad_fn is not None else None
 
 
 def _was_detached(handle: Handle) -> bool:

@@ -52,6 +52,23 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
     raise AssertionError("torch unpacks a stale save")
 
 
+def said_of_a_view(*, several: bool) -> str:
+    """Return what PyTorch says of a view outside of the graph, in place of its node, once its base is in the graph.
+
+    The view is one of `several`, or else it was made with gradients off (torch 2.13; test_never_wrong.py).
+    """
+    with aside(), without_hooks():
+        base, tracked = torch.zeros(1), torch.zeros(1, requires_grad=True)
+        with torch.set_grad_enabled(several):
+            view = base.unbind()[0]
+        with torch.enable_grad():
+            base.mul_(tracked)
+        try:
+            return f"the node of {view.grad_fn}"
+        except RuntimeError as error:
+            return str(error)
+
+
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same type and shape with its own version counter."""
     try:

@@ -263,10 +263,14 @@ def _identity(tensor: torch.Tensor) -> int | None:
 
 def is_view_of_function(tensor: torch.Tensor) -> bool:
     """Return True if a custom Function returned this tensor as a view, which PyTorch marks as not to be written."""
+    return creation_of(tensor) == "IN_CUSTOM_FUNCTION"
+
+
+def creation_of(tensor: torch.Tensor) -> str:
+    """Return how a view was made, by autograd's name, "MULTI_OUTPUT_NODE"; empty for what autograd knows as no view."""
     known = getattr(C._autograd, "_get_creation_meta", None)
-    return (
-        known is not None and tensor._is_view() and bool(known(tensor) == C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
-    )
+    # Of a detach, which is a view without a base, PyTorch raises (torch 2.13).
+    return str(known(tensor).name) if known is not None and tensor._base is not None else ""
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
