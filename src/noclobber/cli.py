@@ -201,6 +201,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
             if status == 0 and report.count("error"):
                 status = 1
             _deliver(report, run, options, output)
+            run.close()
             for lost in report.coverage.lost:
                 if lost.internal:
                     _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
@@ -211,7 +212,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str | None) -> None:
-    nothing = run.nothing_to_watch()
+    nothing = run.nothing_to_watch(report)
     if nothing and options.format != "json" and output is None:
         _tell(run, f"noclobber: {nothing}")
         return

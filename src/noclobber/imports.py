@@ -16,8 +16,12 @@ def after_import(name: str, act: Callable[[], None]) -> None:
     """
     if name in sys.modules:
         act()
-    else:
-        sys.meta_path.insert(0, _Finder(name, act))
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.acts.append(act)
+            return
+    sys.meta_path.insert(0, _Finder(name, act))
 
 
 class _Finder:
@@ -28,13 +32,13 @@ class _Finder:
     """
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self._name = name
-        self._act = act
+        self.name = name
+        self.acts = [act]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self.name:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -47,9 +51,10 @@ class _Finder:
         return None
 
     def _loaded(self) -> None:
-        if self._name in sys.modules and self in sys.meta_path:
+        if self.name in sys.modules and self in sys.meta_path:
             sys.meta_path.remove(self)
-            self._act()
+            for act in self.acts:
+                act()
 
 
 class _TellingSpec(ModuleSpec):

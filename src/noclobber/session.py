@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType, TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from noclobber import rules
 from noclobber.model.clobber import Clobber
@@ -27,6 +27,16 @@ from noclobber.model.silent import Event
 P = ParamSpec("P")
 R = TypeVar("R")
 OnWrite = Literal["record", "raise"]
+
+
+class Journal(Protocol):
+    """Is told at once what a session learns."""
+
+    def found(self, finding: Finding, count: int) -> None:
+        """Called for each finding, with how often it was seen so far."""
+
+    def failed(self, lost: Lost) -> None:
+        """Called when noclobber itself failed."""
 
 
 class Session:
@@ -45,6 +55,7 @@ class Session:
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
+        self.journal: Journal | None = None
         self._kept: Counter[Kept] = Counter()
         self._copies: Counter[Kept] = Counter()
         self._notes = notes
@@ -84,7 +95,7 @@ class Session:
         for finding in findings:
             self._keep(finding)
         if isinstance(error, ClobberError):
-            error.findings += self._advised(findings)
+            error.findings += self.advised(findings)
         if error is not None and self._notes:
             self._annotate(error, findings)
 
@@ -109,7 +120,10 @@ class Session:
 
     def failed(self, lost: Lost) -> None:
         """Noclobber itself failed, and the program goes on: the report's coverage will say so."""
-        self._lost[lost] = None
+        if lost not in self._lost:
+            self._lost[lost] = None
+            if self.journal is not None:
+                self.journal.failed(lost)
 
     @property
     def failures(self) -> tuple[Lost, ...]:
@@ -144,6 +158,8 @@ class Session:
             if known is not finding:
                 self._found[identity] = known.with_field_of(finding)
             self._counts[identity] = self._counts.get(identity, 0) + 1
+            if self.journal is not None:
+                self.journal.found(finding, self._counts[identity])
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
         """Add the report of an error to it as a note. It replaces the earlier note, which knew less."""
@@ -157,7 +173,7 @@ class Session:
             if about is not None and about() is error:
                 findings = [*so_far, *findings]
                 known[:] = [note for note in known if note != before]
-        text = render.render(Report(self._advised(_merged(findings))), "full")
+        text = render.render(Report(self.advised(_merged(findings))), "full")
         if text not in known:
             error.add_note(text)
         if isinstance(error, ClobberError):
@@ -174,7 +190,7 @@ class Session:
         """What was kept so far, the most first."""
         return tuple(replace(one, bytes=size, times=self._copies[one]) for one, size in self._kept.most_common())
 
-    def _advised(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    def advised(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Return findings as a reader gets them: they show only changes that are sound by construction."""
         from noclobber import rewrites
 
@@ -188,18 +204,30 @@ class Session:
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""
-        findings = self._advised(self.findings)
+        findings = self.advised(self.findings)
         return replace(self.proposed(program), findings=findings)
 
     def proposed(self, program: dict[str, Any] | None = None) -> Report:
         """Return the report with all that the rules propose, for `fix` to try."""
+        return Report(self.findings, self.coverage(), program or {})
+
+    def coverage(self) -> Coverage:
+        """Return what is watched, or was until the end."""
         coverage = self._coverage
         if self._started:
             from noclobber.observe import subscription
 
             coverage = subscription.coverage()
-        lost = dict.fromkeys((*coverage.lost, *self._lost))
-        return Report(self.findings, replace(coverage, lost=tuple(lost)), program or {})
+        return replace(coverage, lost=tuple(dict.fromkeys((*coverage.lost, *self._lost))))
+
+    def begin_again(self) -> None:
+        """Drop what was found: in a forked child, which is a process of its own."""
+        for known in (self._found, self._counts, self._lost, self._kept, self._copies):
+            known.clear()
+        if self._started:
+            from noclobber.observe import subscription
+
+            subscription.begin_again()
 
 
 def _merged(findings: list[Finding]) -> tuple[Finding, ...]:

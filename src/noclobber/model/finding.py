@@ -53,7 +53,10 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` "NC101", `rule` "stale-save"; `message` stands alone as a headline. `count` says how often it was seen."""
+    """`code` "NC101", `rule` "stale-save"; `message` stands alone as a headline. `count` says how often it was seen.
+
+    `processes` holds the ids of the processes that saw it, where the program ran in several.
+    """
 
     code: str
     rule: str
@@ -66,6 +69,7 @@ class Finding:
     count: int = 1
     notes: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = field(default=())
+    processes: tuple[str, ...] = ()
 
     @property
     def primary(self) -> Label | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.process import Process
 from noclobber.model.source import Span
 
 FORMAT = "noclobber-report/1"
@@ -44,11 +45,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a renderer needs. `program` holds "argv", "status", "torch" and "python"."""
+    """Everything a renderer needs. `program` holds "argv", "status", "torch" and "python"; `processes`, the first one
+    and its children."""
 
     findings: tuple[Finding, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     program: dict[str, Any] = field(default_factory=dict)
+    processes: tuple[Process, ...] = ()
 
     def count(self, severity: str) -> int:
         """How many different findings have a severity."""
@@ -58,16 +61,10 @@ class Report:
         """The report as a JSON document, ending in a newline."""
         document = {
             "format": FORMAT,
-            "findings": [_finding_out(finding) for finding in self.findings],
-            "coverage": {
-                "writes": self.coverage.writes,
-                "saves": self.coverage.saves,
-                "contents": self.coverage.contents,
-                "unseen": list(self.coverage.unseen),
-                "notes": list(self.coverage.notes),
-                "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in self.coverage.lost],
-            },
+            "findings": [finding_out(finding) for finding in self.findings],
+            "coverage": coverage_out(self.coverage),
             "program": self.program,
+            "processes": [asdict(process) for process in self.processes],
         }
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
@@ -83,18 +80,36 @@ class Report:
             raise ReportError(f"expected a document of format {FORMAT!r}, got {found!r}")
         try:
             return Report(
-                tuple(_finding_in(finding) for finding in document["findings"]),
-                _coverage_in(document["coverage"]),
+                tuple(finding_in(finding) for finding in document["findings"]),
+                coverage_in(document["coverage"]),
                 document["program"],
+                tuple(_process_in(process) for process in document.get("processes", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"damaged report: {type(error).__name__}: {error}") from None
 
 
-def _coverage_in(data: dict[str, Any]) -> Coverage:
+def coverage_out(coverage: Coverage) -> dict[str, Any]:
+    """Return a coverage as plain data."""
+    return {
+        "writes": coverage.writes,
+        "saves": coverage.saves,
+        "contents": coverage.contents,
+        "unseen": list(coverage.unseen),
+        "notes": list(coverage.notes),
+        "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in coverage.lost],
+    }
+
+
+def coverage_in(data: dict[str, Any]) -> Coverage:
+    """Read back what `coverage_out` made. Raises KeyError and TypeError."""
     lost = tuple(Lost(one["way"], one["why"], one["internal"]) for one in data.get("lost", ()))
     unseen, notes = tuple(data["unseen"]), tuple(data.get("notes", ()))
     return Coverage(data["writes"], data["saves"], data["contents"], unseen, notes, lost)
+
+
+def _process_in(data: dict[str, Any]) -> Process:
+    return Process(**{**data, "command": tuple(data["command"])})
 
 
 def _span_out(span: Span) -> dict[str, Any]:
@@ -111,7 +126,8 @@ def _span_in(data: dict[str, Any]) -> Span:
     return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
 
 
-def _finding_out(finding: Finding) -> dict[str, Any]:
+def finding_out(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain data."""
     return {
         "code": finding.code,
         "rule": finding.rule,
@@ -131,6 +147,7 @@ def _finding_out(finding: Finding) -> dict[str, Any]:
         "save": finding.save,
         "writes": list(finding.writes),
         "count": finding.count,
+        "processes": list(finding.processes),
         "notes": list(finding.notes),
         "suggestions": [
             {
@@ -143,7 +160,8 @@ def _finding_out(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _finding_in(data: dict[str, Any]) -> Finding:
+def finding_in(data: dict[str, Any]) -> Finding:
+    """Read back what `finding_out` made. Raises KeyError and TypeError."""
     return Finding(
         code=data["code"],
         rule=data["rule"],
@@ -157,6 +175,7 @@ def _finding_in(data: dict[str, Any]) -> Finding:
         save=data["save"],
         writes=tuple(data["writes"]),
         count=data["count"],
+        processes=tuple(data.get("processes", ())),
         notes=tuple(data["notes"]),
         suggestions=tuple(
             Suggestion(one["message"], tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]))

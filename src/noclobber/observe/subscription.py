@@ -104,6 +104,11 @@ def coverage() -> Coverage:
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
 
 
+def begin_again() -> None:
+    """Drop what was counted until now: in a forked child."""
+    CONTEXT.bus.forget()
+
+
 def _compiled() -> int:
     """Return how many frames torch.compile has compiled in this process. Their inside dispatches no operators."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})

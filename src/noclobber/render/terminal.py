@@ -43,7 +43,7 @@ def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
 
 def footer(report: Report, *, color: bool = False) -> str:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
-    summary = _counts(report) if report.findings else _watched(report.coverage)
+    summary = _counts(report) if report.findings else _watched(report)
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
     rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
     rows += [[("note", "note"), ("", f": {one_line(note)}")] for note in report.coverage.notes]
@@ -108,7 +108,9 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _watched(coverage: Coverage) -> str:
+def _watched(report: Report) -> str:
+    coverage, counted = report.coverage, [one for one in report.processes if one.counts]
+    watched = sum(one.watched for one in counted)
     parts: list[str] = []
     if coverage.writes:
         parts.append(f"in-place writes (by {one_line(coverage.writes)})")
@@ -116,7 +118,10 @@ def _watched(coverage: Coverage) -> str:
         parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
     if not parts:
         return "nothing found, because nothing was watched"
-    return f"nothing found; watched: {' and '.join(parts)}"
+    if watched < len(counted):
+        return f"nothing found in what was watched ({watched} of {len(counted)} processes): {' and '.join(parts)}"
+    processes = f"{watched} processes, " if watched > 1 else ""
+    return f"nothing found; watched: {processes}{' and '.join(parts)}"
 
 
 def _not_watched(coverage: Coverage) -> list[str]:

@@ -1,0 +1,247 @@
+"""This process as one of a run: its session, its file, and how it hands the run on to its children."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from noclobber.imports import after_import
+from noclobber.model.error import UnsupportedTorch
+from noclobber.model.report import Lost, coverage_out
+from noclobber.processes.children import RUN, starts_python, tell_of_children
+from noclobber.processes.journal import FORMAT, Journal
+
+if TYPE_CHECKING:
+    from noclobber.model.finding import Finding
+    from noclobber.session import Session
+
+How = Literal["first", "forked", "started"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a run asks of its processes. `parent` is the id of the process that hands it on."""
+
+    folder: str
+    contents: bool
+    on_write: Literal["record", "raise"]
+    parent: str | None = None
+
+    def to_text(self) -> str:
+        """Return the order as the value of a variable."""
+        return json.dumps([self.folder, self.contents, self.on_write, self.parent])
+
+    @staticmethod
+    def of(text: str) -> Order:
+        """Read an order. Raises ValueError and TypeError if it is none."""
+        return Order(*json.loads(text))
+
+
+class Member:
+    """One process of a run. After a fork the same object goes on in the child, as another process."""
+
+    def __init__(self, order: Order, session: Session) -> None:
+        self.order = order
+        self.session = session
+        self.crashes: list[Exception] = []
+        self.watched = False
+        self.unsupported = ""
+        """Why this release of torch can't be watched."""
+        self._pid = 0
+        self._who: dict[str, Any] = {}
+        self._ended = False
+
+    def begin(self, how: How = "first") -> None:
+        """Open this process's file, hand the run on to children, and watch torch once it is imported."""
+        self._open(how, self.order.parent)
+        session = self.session
+        session.journal = self
+        _members.append(self)
+        _register()
+        tell_of_children(self._started)
+        after_import("multiprocessing.util", self._at_end_of_multiprocessing)
+        self._at_exit()
+        after_import("torch", self._torch_is_there)
+
+    def _open(self, how: How, parent: str | None) -> None:
+        self._pid, self._who, self._ended = os.getpid(), {}, False
+        self.id = f"{platform.node()}-{self._pid}-{time.time_ns():x}"
+        self.journal = Journal(self.order.folder, self.id)
+        self.journal.write(
+            format=FORMAT,
+            id=self.id,
+            parent=parent,
+            how=how,
+            pid=self._pid,
+            above=_above() if how == "started" else [],
+            host=platform.node(),
+            command=[os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
+            python="{}.{}.{}".format(*sys.version_info),
+        )
+        os.environ[RUN] = Order(self.order.folder, self.order.contents, self.order.on_write, self.id).to_text()
+        if self.watched:
+            self._watching()
+
+    @property
+    def in_child(self) -> bool:
+        """Return True in a child that forked and is not known as a process yet: its hook failed, or it has none."""
+        return os.getpid() != self._pid
+
+    @contextlib.contextmanager
+    def kept_apart(self) -> Iterator[None]:
+        """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
+        try:
+            yield
+        except Exception as crash:
+            self.crashes.append(crash)
+
+    def _torch_is_there(self) -> None:
+        if self.in_child or not is_pytorch():
+            return
+        with self.kept_apart():
+            try:
+                self.session.start()
+                self.watched = True
+                self._watching()
+            except UnsupportedTorch as unsupported:
+                self.unsupported = str(unsupported)
+                self.journal.write(unsupported=self.unsupported)
+
+    def _watching(self) -> None:
+        coverage = coverage_out(self.session.coverage())
+        self.journal.write(torch=str(sys.modules["torch"].__version__), coverage=coverage)
+
+    def found(self, finding: Finding, count: int) -> None:
+        """Write a finding of the session."""
+        self._say_who()
+        self.journal.found(finding, count)
+
+    def failed(self, lost: Lost) -> None:
+        """Write where noclobber itself failed."""
+        self.journal.write(lost={"way": lost.way, "why": lost.why, "internal": lost.internal})
+
+    def escaped(self, error: BaseException) -> None:
+        """Explain an exception that ends this process, if it is about writing in place."""
+        if isinstance(error, SystemExit) and error.__context__ is not None:
+            error = error.__context__  # torch.multiprocessing.spawn catches it, and exits
+        if self.watched:
+            with self.kept_apart():
+                self.session.escaped(error)
+
+    def end(self, status: int | None = None) -> None:
+        """Write what is known only at the end. The last call counts."""
+        if self.in_child:
+            return
+        with self.kept_apart():
+            self._say_who()
+            self.journal.counted()
+            coverage = coverage_out(self.session.coverage()) if self.watched else None
+            self.journal.write(end=status, coverage=coverage, crashes=[repr(crash) for crash in self.crashes])
+
+    def _say_who(self) -> None:
+        who = _who()
+        if who != self._who:
+            self._who = who
+            self.journal.write(who=who)
+
+    def _started(self, pid: int | None, command: list[str], leads: bool) -> None:
+        with self.kept_apart():
+            self.journal.write(child=pid, command=command, leads=leads, python=starts_python(command))
+
+    def forked(self) -> None:
+        """Go on in a forked child, as another process that has found nothing yet."""
+        with self.kept_apart():
+            parent = self.id
+            self.crashes.clear()
+            self.session.begin_again()
+            self._open("forked", parent)
+
+    def _at_exit(self) -> None:
+        """End this process at its end: where its exit functions run, and where they are passed over."""
+        atexit.register(self.end)
+        native = os._exit
+
+        @functools.wraps(native)
+        def _exit(*args: Any, **options: Any) -> Any:
+            status = next(iter((*args, *options.values())), None)
+            self.end(status if isinstance(status, int) else None)
+            return native(*args, **options)
+
+        os._exit = _exit  # type: ignore[assignment]
+
+    def _at_end_of_multiprocessing(self) -> None:
+        """Explain what ends a process of multiprocessing: it calls this function while the exception passes by."""
+        util = sys.modules["multiprocessing.util"]
+        native = util._exit_function  # type: ignore[attr-defined]
+
+        @functools.wraps(native)
+        def _exit_function(*args: Any, **options: Any) -> Any:
+            error = sys.exc_info()[1]
+            if error is not None:
+                self.escaped(error)
+            del error  # and with it the frames
+            return native(*args, **options)
+
+        util._exit_function = _exit_function  # type: ignore[attr-defined]
+
+
+_members: list[Member] = []
+
+
+def is_member() -> bool:
+    """Return True if this process belongs to a run."""
+    return bool(_members)
+
+
+def _in_child() -> None:
+    for member in _members:
+        member.forked()
+
+
+@functools.cache
+def _register() -> None:
+    """Register the function for forks. Only once in a process: Python cannot unregister it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
+
+
+def is_pytorch() -> bool:
+    """Return True if `torch` is PyTorch: a file of the user's own may be called torch.py."""
+    return hasattr(sys.modules.get("torch"), "autograd")
+
+
+def _who() -> dict[str, Any]:
+    """Return what this process is known by at present: ranks come with the environment or with the process group."""
+    who: dict[str, Any] = {}
+    multiprocessing, data = sys.modules.get("multiprocessing.process"), sys.modules.get("torch.utils.data._utils.worker")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        who["name"] = multiprocessing.current_process().name
+    if data is not None and (info := data.get_worker_info()) is not None:
+        who["worker"] = info.id
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world.isdecimal():
+        return {**who, "rank": int(rank), "world": int(world)}
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return {**who, "rank": distributed.get_rank(), "world": distributed.get_world_size()}
+    return who
+
+
+def _above() -> list[int]:
+    """Return the processes above this one, the nearest first: a shell may stand between a process and its child."""
+    found, pid = [os.getppid()], os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1 and len(found) < 8:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+            found.append(pid)
+    return found

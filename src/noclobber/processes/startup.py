@@ -1,0 +1,36 @@
+"""What a new Python does that a watched process has started: it becomes a process of the run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+from noclobber.processes.children import RUN
+from noclobber.processes.member import Member, Order, is_member
+
+
+def begin() -> None:
+    """Join the run that the environment names. Called by noclobber-processes.pth, before the program's first line."""
+    try:
+        order = Order.of(os.environ[RUN])
+        if not os.path.isdir(order.folder) or is_member():
+            return  # `site` may come to the same folder twice, and read its .pth files again
+        from noclobber.session import Session
+
+        member = Member(order, Session(on_write=order.on_write, contents=order.contents))
+        member.begin("started")
+        _before_excepthook(member)
+    except Exception:  # a program of its own must start as it would; its parent tells that it was not watched
+        return
+
+
+def _before_excepthook(member: Member) -> None:
+    """Explain an exception that ends this process before it is shown, without noclobber's frames."""
+    native = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        member.escaped(error)
+        native(kind, error, error.__traceback__)
+
+    sys.excepthook = excepthook
