@@ -108,8 +108,10 @@ class Run:
 
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
-        if self._member.watched or any(one.counts for one in report.processes):
+        if self._member.watched or sum(one.counts for one in report.processes) > bool(self._member.unsupported):
             return ""
+        if self._member.unsupported:
+            return f"nothing was watched: {self._member.unsupported}"
         if "torch" not in sys.modules:
             return "nothing to watch: torch was never imported"
         if not is_pytorch():

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,44 @@ def sections(rule: Rule) -> dict[str, str]:
     return {heading: textwrap.dedent(body).strip("\n") for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def report_of(program: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """What `noclobber run` reports of a program, and what the program printed."""
-    script = folder / "program.py"
-    script.write_text(program + "\n")
-    command = [sys.executable, "-m", "noclobber", "run", "--format", "json", "-o", "out.json", script.name]
-    ran = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    out = folder / "out.json"
-    assert out.exists(), ran.stderr[-2000:]
-    return json.loads(out.read_text()), ran.stderr[-2000:]
+SERVER = """
+import json, os, sys
+import noclobber.cli, noclobber.observe.subscription
+for line in sys.stdin:
+    folder, words = json.loads(line)
+    if (child := os.fork()) == 0:
+        os.chdir(folder)
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(2, 1)
+        os._exit(noclobber.cli.main(words))
+    os.waitpid(child, 0)
+    print(flush=True)
+"""
+Runs = Callable[[str, Path], tuple[dict[str, Any], str]]
+
+
+@pytest.fixture(scope="module")
+def report_of() -> Iterator[Runs]:
+    """What `noclobber run` reports of a program, and what it printed: in a fork of a process that has imported torch."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as server:
+        assert server.stdin
+        assert server.stdout
+        asks, answers = server.stdin, server.stdout
+
+        def run(program: str, folder: Path) -> tuple[dict[str, Any], str]:
+            folder.joinpath("program.py").write_text(program + "\n")
+            words = ["run", "--format", "json", "-o", "out.json", "program.py"]
+            print(json.dumps([str(folder), words]), file=asks, flush=True)
+            assert answers.readline() == "\n"
+            said = folder.joinpath("said").read_text()[-2000:]
+            out = folder / "out.json"
+            assert out.exists(), said
+            return json.loads(out.read_text()), said
+
+        yield run
+        asks.close()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
@@ -54,7 +82,7 @@ def test_a_page_has_a_title_and_the_five_headings_in_order(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
-def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path) -> None:
+def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path, report_of: Runs) -> None:
     example = sections(rule)["Example"]
     assert len(example.splitlines()) <= 20, "an example is read at a glance"
     report, said = report_of(example, tmp_path)
@@ -84,7 +112,7 @@ def test_no_report_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
-def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path: Path) -> None:
+def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path: Path, report_of: Runs) -> None:
     report, said = report_of(sections(rule)["Instead"], tmp_path)
     assert report["findings"] == [], said
     assert report["program"]["status"] == 0, said
