@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from noclobber.blocks import install, preserve, watch
 from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
-from noclobber.session import install, preserve, watch
 
 __all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "install", "preserve", "watch"]

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -81,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser(
         "run",
-        usage="noclobber run [--format FORMAT] [-o FILE] [--no-contents] [--raise] SCRIPT [ARGS...] | -m MODULE | "
-        "-c CODE",
+        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] SCRIPT [ARGS...] | "
+        "-m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
         "or 1 if the program ended well but noclobber found an error.",
@@ -90,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_format(run)
-    run.add_argument("-o", dest="output", metavar="FILE", help="write the report to FILE instead")
+    run.add_argument(
+        "-o", dest="output", metavar="FILE | DIR/",
+        help="write the report to FILE instead; or a file for each process to DIR, for `noclobber report DIR`",
+    )  # fmt: skip
     run.add_argument(
         "--no-contents", dest="contents", action="store_false",
         help="compare only versions, not saved bytes: cheaper, but misses writes by numpy and kernels",
@@ -141,11 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     report = verbs.add_parser(
         "report",
         help="show a saved report",
-        description="Show a report that `noclobber run --format json -o FILE` has saved.",
+        description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
+        "processes of `noclobber run -o DIR/` have written into a folder, also while they run.",
         epilog="example: noclobber report report.json --format github",
         allow_abbrev=False,
     )
-    report.add_argument("file", metavar="FILE", help="`-` reads stdin")
+    report.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     _add_format(report)
     report.set_defaults(carry_out=_report, parser=report)
     return parser
@@ -182,9 +187,12 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     from noclobber.run import Run
 
     output = os.path.realpath(options.output) if options.output else None
-    if output is not None and (why := _unwritable(output)):
+    folder = output if output and (os.path.isdir(output) or options.output.endswith(_SEPARATORS)) else None
+    if folder is not None and options.format != "full":
+        options.parser.error(f"-o {options.output} keeps what each process finds; `noclobber report` has the formats")
+    if output is not None and (why := _unusable(folder) if folder else _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
-    run = Run(options.on_write, options.contents)
+    run = Run(options.on_write, options.contents, folder)
     try:
         run.carry_out(words)
     except NotAProgram as reason:
@@ -219,6 +227,10 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
     from noclobber.render import WIDTH, render
     from noclobber.render.color import wanted, width_of
 
+    if output is not None and os.path.isdir(output):
+        summary = nothing or _counts(report)
+        _tell(run, f"noclobber: {summary}; what was found is in {options.output} (noclobber report {options.output})")
+        return
     if output is not None:
         try:
             _write(output, render(report, options.format))
@@ -265,6 +277,18 @@ def _unwritable(path: str) -> str:
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         return "permission denied"
     return ""
+
+
+_SEPARATORS = tuple({"/", os.sep})
+
+
+def _unusable(folder: str) -> str:
+    """Return why no file can be written into a folder, which is made if it is missing; empty if one can."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
 
 
 def _write(path: str, text: str) -> None:
@@ -363,11 +387,16 @@ def _report(options: argparse.Namespace) -> int:
 
     try:
         if options.file == "-":
-            text = _stdin()
+            report = Report.from_json(_stdin())
+        elif os.path.isdir(options.file):
+            from noclobber.processes.merging import report_of
+            from noclobber.session import Session
+
+            report = report_of(options.file)
+            report = replace(report, findings=Session().advised(report.findings))
         else:
             with open(options.file, encoding="utf-8") as file:
-                text = file.read()
-        report = Report.from_json(text)
+                report = Report.from_json(file.read())
         color = wanted(sys.stdout, os.environ)
         print(render(report, options.format, color=color, width=width_of(sys.stdout, WIDTH)), end="")
     except (OSError, UnicodeDecodeError, ReportError) as error:

@@ -9,13 +9,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Literal
 
 from noclobber import program
-from noclobber.model.report import Report, ReportError
-from noclobber.processes.member import Member, Order, is_pytorch
-from noclobber.processes.merging import report_of
+from noclobber.model.report import Coverage, Report, ReportError
+from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
+from noclobber.processes.merging import report_of, with_own
 from noclobber.session import Session
 
 
@@ -30,38 +29,40 @@ class Run:
     def __init__(self, on_write: Literal["record", "raise"], contents: bool, folder: str | None = None) -> None:
         self.stderr = sys.stderr
         self.status = 0
-        self._kept = folder is not None
-        self._files = folder or tempfile.mkdtemp(prefix="noclobber-")
+        self.crashes: list[Exception] = []
+        self._on_write: Literal["record", "raise"] = on_write
+        self._contents = contents
+        self._kept = folder
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
         self._argv: list[str] = []
-        self._member = Member(Order(self._files, contents, on_write), Session(on_write=on_write, contents=contents))
+        self._member: Member | None = None
         self._interrupt: BaseException | None = None
-
-    @property
-    def crashes(self) -> list[Exception]:
-        """The errors inside noclobber."""
-        return self._member.crashes
 
     def carry_out(self, words: Sequence[str]) -> None:
         """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none."""
+        loaded = program.load(words)
+        self._argv = list(loaded.argv)
+        with kept_apart(self.crashes):
+            session = Session(on_write=self._on_write, contents=self._contents)
+            self._member = Member(
+                Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes
+            )
+            self._member.begin()
         try:
-            loaded = program.load(words)
-            self._argv = list(loaded.argv)
-            with self.kept_apart():
-                self._member.begin()
             error = program.execute(loaded)
         except program.NotAProgram:
             self.close()
             raise
-        if error is not None:
+        if error is not None and self._member is not None:
             self._member.escaped(error)
         self.status = program.show(error)
         self._interrupt = error if type(error) is KeyboardInterrupt else None
         del error  # and with it the frames, and their tensors, that `python` would no longer hold
         program.wind_down()
-        self._member.end(self.status & 0xFF)
+        if self._member is not None:
+            self._member.end(self.status & 0xFF)
 
     @property
     def in_child(self) -> bool:
@@ -70,7 +71,7 @@ class Run:
 
     def kept_apart(self) -> AbstractContextManager[None]:
         """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
-        return self._member.kept_apart()
+        return kept_apart(self.crashes)
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -83,40 +84,39 @@ class Run:
 
     def report(self) -> Report:
         """Stop watching, and say what was found in all processes."""
-        session, processes = self._member.session, Report()
-        with contextlib.suppress(OSError, ReportError):
-            processes = report_of(self._files)
-        torch = sys.modules.get("torch") if self._member.watched else None
+        member, files = self._member, Report()
         about: dict[str, Any] = {
             "argv": self._argv,
             "status": self.status & 0xFF,
-            "torch": str(torch.__version__) if torch is not None else processes.program.get("torch"),
+            "torch": None,
             "python": "{}.{}.{}".format(*sys.version_info),
         }
-        session.stop()
-        if sum(one.counts for one in processes.processes) < 2:
-            return replace(session.report(about), processes=processes.processes)
-        # What could not be written, as the folder is full, is known of this process at least.
-        written = {finding.identity() for finding in processes.findings}
-        own = tuple(finding for finding in session.findings if finding.identity() not in written)
-        return replace(processes, findings=session.advised(processes.findings + own), program=about)
+        if member is None:
+            return Report(coverage=Coverage(writes="nothing", saves=False), program=about)
+        with contextlib.suppress(OSError, ReportError):
+            files = report_of(member.order.folder, member.order.run)
+        torch = sys.modules.get("torch") if member.watched else None
+        about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
+        member.session.stop()
+        return with_own(files, member.session, about)
 
     def close(self) -> None:
         """Remove the files of the processes, if nobody asked for them."""
-        if not self._kept:
-            shutil.rmtree(self._files, ignore_errors=True)
+        if self._kept is None and self._member is not None:
+            shutil.rmtree(self._member.order.folder, ignore_errors=True)
 
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
-        if self._member.watched or sum(one.counts for one in report.processes) > bool(self._member.unsupported):
+        unsupported = self._member.unsupported if self._member is not None else ""
+        if any(one.watched for one in report.processes) or sum(one.counts for one in report.processes) > 1:
             return ""
-        if self._member.unsupported:
-            return f"nothing was watched: {self._member.unsupported}"
-        if "torch" not in sys.modules:
+        if unsupported:
+            return f"nothing was watched: {unsupported}"
+        if "torch" not in sys.modules and not any(one.counts for one in report.processes):
             return "nothing to watch: torch was never imported"
-        if not is_pytorch():
+        if "torch" in sys.modules and not is_pytorch():
             return f"nothing to watch: `torch` is {getattr(sys.modules['torch'], '__file__', None)}, not PyTorch"
-        return "nothing was watched"
+        return "" if any(one.counts for one in report.processes) else "nothing was watched"
 
     def leave(self) -> None:
         """Raise KeyboardInterrupt where one ended the program, its traceback having been shown.
@@ -126,3 +126,11 @@ class Run:
         if self._interrupt is not None:
             sys.excepthook = lambda *_: None
             raise self._interrupt
+
+
+def _temporary() -> str:
+    """Return a new folder; one that takes no files if there is no room for it: then children are not reported."""
+    try:
+        return tempfile.mkdtemp(prefix="noclobber-")
+    except OSError:
+        return os.devnull

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
-import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import FunctionType, TracebackType
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Literal, Protocol
 
 from noclobber import rules
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
+from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.forks import unlocked_in_child
@@ -24,8 +21,6 @@ from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
 
-P = ParamSpec("P")
-R = TypeVar("R")
 OnWrite = Literal["record", "raise"]
 
 
@@ -71,6 +66,11 @@ class Session:
     def unlock(self) -> None:
         """Make a new lock, which no thread holds."""
         self._counting = threading.RLock()  # a garbage collection that runs meanwhile may come here too
+
+    @property
+    def started(self) -> bool:
+        """Return True while it is armed."""
+        return self._started
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
@@ -192,6 +192,8 @@ class Session:
 
     def advised(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Return findings as a reader gets them: they show only changes that are sound by construction."""
+        if not findings:
+            return ()
         from noclobber import rewrites
 
         try:
@@ -254,186 +256,3 @@ def without_own_frames(error: BaseException) -> None:
     for one in reversed(kept):
         rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
     error.__traceback__ = rebuilt
-
-
-class watch:
-    """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
-
-    If PyTorch raises an error about the save, `watch` raises a ClobberError that begins with PyTorch's message. If
-    PyTorch stays silent, the program goes on, and a ClobberWarning comes at the end of the block. With
-    `on_write="raise"` a write to bytes that backward still needs raises a ClobberError at its line, before the bytes
-    change. A silent change that could not be stopped raises when backward reads it.
-
-    `contents=True` compares the bytes that backward reads with the saved bytes. This finds writes that PyTorch does not
-    count or does not see: numpy, kernels, other processes.
-    """
-
-    def __init__(self, *, contents: bool = False, on_write: OnWrite = "record") -> None:
-        if on_write not in ("record", "raise"):
-            raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
-        self._on_write: OnWrite = on_write
-        self._contents = contents
-        self._sessions: list[Session] = []
-        self._last = Session()
-
-    def __enter__(self) -> watch:
-        session = Session(on_write=self._on_write, contents=self._contents, notes=True)
-        session.start()
-        self._sessions.append(session)
-        self._last = session
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        session = self._leave(error)
-        if error is None:
-            _warn_about(session)
-
-    def _leave(self, error: BaseException | None) -> Session:
-        session = self._last = self._sessions.pop()
-        if error is not None:
-            session.escaped(error)
-        session.stop()
-        return session
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Watch every call of a function; a warning is about the function, wherever it is called from."""
-        from noclobber.observe.torch_api.frames import passed_over
-
-        @passed_over
-        @functools.wraps(function)
-        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
-            self.__enter__()
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                self._leave(error)
-                raise
-            _warn_about(self._leave(None), function)
-            return result
-
-        return watched
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What this block, or the last one ended, found."""
-        return self._last.report().findings
-
-    @property
-    def report(self) -> Report:
-        """Findings with the coverage: what was watched and what could not be."""
-        return self._last.report()
-
-
-class preserve:
-    """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
-
-    Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
-    backward then gets what was saved, even if it runs after the block. Checkpointed regions do so too: while a region
-    runs again, the tensors that it reads from outside hold their values from forward. noclobber cannot keep bytes from
-    a change that torch never sees (numpy, another process): then backward raises a ClobberError. Writes of hooks and
-    custom backwards into gradients stay, because gradients are not saves. `report()` says line by line what was kept.
-    """
-
-    def __init__(self) -> None:
-        self._sessions: list[Session] = []
-        self._last = Session()
-
-    def __enter__(self) -> preserve:
-        session = Session(contents=True, keeping=True, notes=True)
-        session.start()
-        self._sessions.append(session)
-        self._last = session
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        session = self._last = self._sessions.pop()
-        if error is not None:
-            session.escaped(error)
-        session.stop()
-        _warn_of_failures(session)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Keep what backward needs in every call of a function."""
-        from noclobber.observe.torch_api.frames import passed_over
-
-        @passed_over
-        @functools.wraps(function)
-        def kept(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return kept
-
-    @property
-    def kept(self) -> tuple[Kept, ...]:
-        """What this block, or the last one ended, copied: a record for each pair of lines, the most bytes first."""
-        return self._last.keepings
-
-    def report(self) -> str:
-        """The same in words, a line for each pair of lines."""
-        from noclobber import render
-
-        return render.kept(self.kept)
-
-
-def _warn_about(session: Session, function: object = None) -> None:
-    """Warn of what was found, at the line that leaves the block, or where a watched function is."""
-    from noclobber import render
-
-    _warn_of_failures(session)
-    report = session.report()
-    if not report.findings:
-        return
-    text = render.render(report, "full")
-    if isinstance(function, FunctionType):
-        code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(text, ClobberWarning, code.co_filename, code.co_firstlineno, registry=known)
-    else:
-        warnings.warn(text, ClobberWarning, stacklevel=3)
-
-
-def _warn_of_failures(session: Session) -> None:
-    for lost in session.failures:
-        what = f"noclobber: internal error: {lost.way}: {lost.why}"
-        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=4)
-
-
-class Installed:
-    """What `install` returns: `uninstall` undoes it, also as the end of a `with` block."""
-
-    def __init__(self) -> None:
-        self._session = Session(watching=False, notes=True)
-        self._session.start()
-        self._excepthook = sys.excepthook
-        self._hook = self._explain_uncaught
-        sys.excepthook = self._hook
-
-    def _explain_uncaught(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        self._session.escaped(error)
-        self._excepthook(kind, error, error.__traceback__)
-
-    def uninstall(self) -> None:
-        """Leave PyTorch as it was found; a second call does nothing."""
-        self._session.stop()
-        if sys.excepthook == self._hook:
-            sys.excepthook = self._excepthook
-
-    def __enter__(self) -> Installed:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.uninstall()
-
-
-def install() -> Installed:
-    """Watch writes only, for the whole program. An in-place error gets a note that explains it.
-
-    The note knows the lines that wrote, but not the line that saved. `watch` and `noclobber run` know both.
-    """
-    return Installed()

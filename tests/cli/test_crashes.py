@@ -11,12 +11,14 @@ from .running import Ended, call, write
 
 DRIVER = """
 import sys
-from noclobber import cli, session
-from noclobber.model.report import Report
+from noclobber import cli, run
+from noclobber.model.report import Coverage, Report
 
 crash = sys.argv[1]
 
 class Session:
+    started = False
+    journal = None
     def __init__(self, on_write, contents):
         self.pass_through("init", on_write)
     def start(self):
@@ -28,12 +30,14 @@ class Session:
     def report(self, program):
         self.pass_through("report", program["argv"], program["status"], program["torch"])
         return Report(program=program)
+    def coverage(self):
+        return Coverage()
     def pass_through(self, name, *given):
         print("session", name, *given, flush=True)
         if name == crash:
             raise ValueError(f"{name} went wrong\\nin two lines")
 
-session.Session = Session
+run.Session = Session
 sys.exit(cli.main(sys.argv[2:]))
 """
 PROGRAM = {

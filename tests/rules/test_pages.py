@@ -34,7 +34,8 @@ def sections(rule: Rule) -> dict[str, str]:
 
 SERVER = """
 import json, os, sys
-import noclobber.cli, noclobber.observe.subscription
+import noclobber.cli, noclobber.observe.subscription, torch
+torch.ones(1, requires_grad=True).sum().backward()  # torch imports much for the first
 for line in sys.stdin:
     folder, words = json.loads(line)
     if (child := os.fork()) == 0:
@@ -50,7 +51,7 @@ Runs = Callable[[str, Path], tuple[dict[str, Any], str]]
 
 @pytest.fixture(scope="module")
 def report_of() -> Iterator[Runs]:
-    """What `noclobber run` reports of a program, and what it printed: in a fork of a process that has imported torch."""
+    """What `noclobber run` reports of a program, and what it printed; in forks of a process that has imported torch."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as server:

@@ -1,4 +1,4 @@
-"""What a process starts that begins as another program. A Python among them that noclobber is not in must be told of."""
+"""What a process starts that begins as another program. A Python among them that is not watched must be told of."""
 
 from __future__ import annotations
 
@@ -11,72 +11,87 @@ from contextlib import suppress
 from typing import Any
 
 from noclobber.imports import after_import
+from noclobber.processes.patches import Patches
 
-Started = Callable[[int | None, list[str], bool], None]
-"""Is told of a child: its pid where it is known, its command line, and whether it inherits the environment."""
+Started = Callable[[int | None, list[str]], None]
+"""Is told of a child: its pid where it is known, and its command line."""
 RUN = "NOCLOBBER_RUN"
-"""The variable that leads a new Python to the run."""
+"""The variable that leads a new Python to the run. It is given to children, and not in `os.environ`."""
 _PYTHON = re.compile(r"(?:^|[\s/\\;&|(\"'])(?:python|pypy)[\d.]*w?(?:\.exe)?(?=$|[\s;&|)\"'])", re.IGNORECASE)
 
 
-def tell_of_children(started: Started) -> None:
-    """Call `started` for each program that this process starts from now on. It must not raise.
+def lead_children(order: Callable[[], str], started: Started, patches: Patches) -> None:
+    """Lead each program that this process starts from now on to the run, and call `started`, which must not raise.
 
-    Python starts programs by few functions (`subprocess`, `multiprocessing` and `os.popen` by `fork_exec`). Each is
-    wrapped for good: it is only called in processes that are watched to their end.
+    Python starts programs by few functions (`subprocess`, `multiprocessing` and `os.popen` by `fork_exec`). A program
+    that gets the environment of this process finds the run there (`os.putenv`), another one gets the variable too.
     """
-    _wrap(os, "system", lambda pid, command: started(None, ["sh", "-c", _text(command)], True))
-    _wrap(os, "posix_spawn", lambda pid, path, argv, env: started(pid, _words(argv), _leads(env)))
-    _wrap(os, "posix_spawnp", lambda pid, path, argv, env: started(pid, _words(argv), _leads(env)))
-    # Nothing returns from these: this process becomes the other program.
-    _wrap(os, "execv", lambda pid, path, argv: started(os.getpid(), _words(argv), True), before=True)
-    _wrap(os, "execve", lambda pid, path, argv, env: started(os.getpid(), _words(argv), _leads(env)), before=True)
 
-    def forked(pid: Any, argv: Any, executables: Any, close: Any, keep: Any, folder: Any, env: Any) -> None:
-        started(pid, _words(argv), _leads(env))
+    def wrap(module: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        native = getattr(module, name, None)
+        if native is not None:
+            patches.put(module, name, functools.wraps(native)(make(native)))
+
+    def tell(pid: int | None, command: Sequence[Any]) -> None:
+        with suppress(Exception):  # words that the function itself has refused, or will
+            started(pid, [os.fsdecode(word) for word in command])
+
+    def led(environ: Any) -> Any:
+        with suppress(Exception):
+            return {**environ, RUN: order()}
+        return environ
+
+    def system(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(command: Any) -> Any:
+            tell(None, ["sh", "-c", command])
+            return native(command)
+
+        return start
+
+    def posix_spawn(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(path: Any, argv: Any, env: Any, *rest: Any, **options: Any) -> Any:
+            pid = native(path, argv, led(env), *rest, **options)
+            tell(pid, argv)
+            return pid
+
+        return start
+
+    def execv(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(path: Any, argv: Any) -> Any:
+            tell(os.getpid(), argv)
+            return native(path, argv)
+
+        return start
+
+    def execve(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(path: Any, argv: Any, env: Any) -> Any:
+            tell(os.getpid(), argv)
+            return native(path, argv, led(env))
+
+        return start
+
+    def fork_exec(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(args: Any, executables: Any, close: Any, keep: Any, folder: Any, env: Any, *rest: Any) -> Any:
+            if isinstance(env, list) and not any(one.startswith(f"{RUN}=".encode()) for one in env):
+                env = [*env, f"{RUN}={order()}".encode()]
+            pid = native(args, executables, close, keep, folder, env, *rest)
+            tell(pid, args)
+            return pid
+
+        return start
 
     def wrap_fork_exec() -> None:
-        _wrap(sys.modules["_posixsubprocess"], "fork_exec", forked)
+        wrap(sys.modules["_posixsubprocess"], "fork_exec", fork_exec)
         if "subprocess" in sys.modules:
-            _wrap(sys.modules["subprocess"], "_fork_exec", forked)
+            wrap(sys.modules["subprocess"], "_fork_exec", fork_exec)
 
+    makers = {
+        "system": system, "posix_spawn": posix_spawn, "posix_spawnp": posix_spawn, "execv": execv, "execve": execve
+    }  # fmt: skip
+    for name, make in makers.items():
+        wrap(os, name, make)
     if os.name == "posix":
         after_import("_posixsubprocess", wrap_fork_exec)
-
-
-def _wrap(module: Any, name: str, tell: Callable[..., None], *, before: bool = False) -> None:
-    """Wrap a function that starts a program. `tell` gets what it returned, the pid, and its first arguments."""
-    native = getattr(module, name, None)
-    if native is None:
-        return
-    taken = tell.__code__.co_argcount - 1
-
-    @functools.wraps(native)
-    def start(*args: Any, **options: Any) -> Any:
-        given = [*args, *options.values()][:taken]
-        pid = None if before else native(*args, **options)
-        with suppress(Exception):  # of arguments that the function itself refuses
-            tell(pid, *given)
-        return native(*args, **options) if before else pid
-
-    setattr(module, name, start)
-
-
-def _leads(env: Any) -> bool:
-    """Return True if an environment, a mapping or "NAME=value" in bytes, leads to the run; None is that of here."""
-    if env is None:
-        return True
-    if hasattr(env, "keys"):
-        return any(_text(name) == RUN for name in env)
-    return any(_text(one).startswith(f"{RUN}=") for one in env)
-
-
-def _words(argv: Sequence[Any]) -> list[str]:
-    return [_text(word) for word in argv]
-
-
-def _text(word: Any) -> str:
-    return os.fsdecode(word)
 
 
 def starts_python(command: Sequence[str]) -> bool:

@@ -10,15 +10,16 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from noclobber.imports import after_import
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.report import Lost, coverage_out
-from noclobber.processes.children import RUN, starts_python, tell_of_children
+from noclobber.processes.children import RUN, lead_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
+from noclobber.processes.patches import Patches
 
 if TYPE_CHECKING:
     from noclobber.model.finding import Finding
@@ -29,16 +30,22 @@ How = Literal["first", "forked", "started"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a run asks of its processes. `parent` is the id of the process that hands it on."""
+    """What a run asks of its processes.
+
+    `run` is the id of the first process, and `parent` of the one that hands the order on; both are empty in the first.
+    """
 
     folder: str
     contents: bool
     on_write: Literal["record", "raise"]
-    parent: str | None = None
+    watching: bool = True
+    notes: bool = False
+    run: str = ""
+    parent: str = ""
 
     def to_text(self) -> str:
         """Return the order as the value of a variable."""
-        return json.dumps([self.folder, self.contents, self.on_write, self.parent])
+        return json.dumps(astuple(self))
 
     @staticmethod
     def of(text: str) -> Order:
@@ -49,36 +56,60 @@ class Order:
 class Member:
     """One process of a run. After a fork the same object goes on in the child, as another process."""
 
-    def __init__(self, order: Order, session: Session) -> None:
+    def __init__(self, order: Order, session: Session, crashes: list[Exception]) -> None:
         self.order = order
         self.session = session
-        self.crashes: list[Exception] = []
+        self.crashes = crashes
+        """The errors inside noclobber, which are told at the end."""
         self.watched = False
         self.unsupported = ""
         """Why this release of torch can't be watched."""
         self._pid = 0
         self._who: dict[str, Any] = {}
-        self._ended = False
+        self._patches = Patches()
 
     def begin(self, how: How = "first") -> None:
         """Open this process's file, hand the run on to children, and watch torch once it is imported."""
-        self._open(how, self.order.parent)
+        self._open(how, self.order.parent or None)
         session = self.session
         session.journal = self
         _members.append(self)
         _register()
-        tell_of_children(self._started)
+        lead_children(lambda: self.order.to_text(), self._started, self._patches)
         after_import("multiprocessing.util", self._at_end_of_multiprocessing)
-        self._at_exit()
-        after_import("torch", self._torch_is_there)
+        atexit.register(self.end)
+        self._patches.put(os, "_exit", self._ending(os._exit))
+        if session.started:
+            self.watched = True
+            self._watching()
+        else:
+            after_import("torch", self._torch_is_there)
+
+    def leave(self) -> None:
+        """Leave the run: what starts from now on is not of it."""
+        _members.remove(self)
+        self.session.journal = None
+        atexit.unregister(self.end)
+        self._patches.undo()
+        if _members:
+            os.putenv(RUN, _members[-1].order.to_text())
+        else:
+            os.unsetenv(RUN)
+
+    @property
+    def is_first(self) -> bool:
+        """Return True in the process that the run began in."""
+        return self.order.run == self.id and not self.in_child
 
     def _open(self, how: How, parent: str | None) -> None:
-        self._pid, self._who, self._ended = os.getpid(), {}, False
+        self._pid, self._who = os.getpid(), {}
         self.id = f"{platform.node()}-{self._pid}-{time.time_ns():x}"
         self.journal = Journal(self.order.folder, self.id)
+        self.order = replace(self.order, run=self.order.run or self.id, parent=self.id)
         self.journal.write(
             format=FORMAT,
             id=self.id,
+            run=self.order.run,
             parent=parent,
             how=how,
             pid=self._pid,
@@ -87,27 +118,19 @@ class Member:
             command=[os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
             python="{}.{}.{}".format(*sys.version_info),
         )
-        os.environ[RUN] = Order(self.order.folder, self.order.contents, self.order.on_write, self.id).to_text()
+        os.putenv(RUN, self.order.to_text())
         if self.watched:
             self._watching()
 
     @property
     def in_child(self) -> bool:
-        """Return True in a child that forked and is not known as a process yet: its hook failed, or it has none."""
+        """Return True in a forked child that could not become a process of the run."""
         return os.getpid() != self._pid
-
-    @contextlib.contextmanager
-    def kept_apart(self) -> Iterator[None]:
-        """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
-        try:
-            yield
-        except Exception as crash:
-            self.crashes.append(crash)
 
     def _torch_is_there(self) -> None:
         if self.in_child or not is_pytorch():
             return
-        with self.kept_apart():
+        with kept_apart(self.crashes):
             try:
                 self.session.start()
                 self.watched = True
@@ -134,14 +157,14 @@ class Member:
         if isinstance(error, SystemExit) and error.__context__ is not None:
             error = error.__context__  # torch.multiprocessing.spawn catches it, and exits
         if self.watched:
-            with self.kept_apart():
+            with kept_apart(self.crashes):
                 self.session.escaped(error)
 
     def end(self, status: int | None = None) -> None:
         """Write what is known only at the end. The last call counts."""
         if self.in_child:
             return
-        with self.kept_apart():
+        with kept_apart(self.crashes):
             self._say_who()
             self.journal.counted()
             coverage = coverage_out(self.session.coverage()) if self.watched else None
@@ -153,35 +176,32 @@ class Member:
             self._who = who
             self.journal.write(who=who)
 
-    def _started(self, pid: int | None, command: list[str], leads: bool) -> None:
-        with self.kept_apart():
-            self.journal.write(child=pid, command=command, leads=leads, python=starts_python(command))
+    def _started(self, pid: int | None, command: list[str]) -> None:
+        with kept_apart(self.crashes):
+            self.journal.write(child=pid, command=command, python=starts_python(command))
 
     def forked(self) -> None:
         """Go on in a forked child, as another process that has found nothing yet."""
-        with self.kept_apart():
+        with kept_apart(self.crashes):
             parent = self.id
             self.crashes.clear()
             self.session.begin_again()
             self._open("forked", parent)
 
-    def _at_exit(self) -> None:
-        """End this process at its end: where its exit functions run, and where they are passed over."""
-        atexit.register(self.end)
-        native = os._exit
+    def _ending(self, native: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        """Return an `os._exit` that ends this process too: no exit functions run then."""
 
         @functools.wraps(native)
-        def _exit(*args: Any, **options: Any) -> Any:
-            status = next(iter((*args, *options.values())), None)
-            self.end(status if isinstance(status, int) else None)
-            return native(*args, **options)
+        def _exit(status: int) -> NoReturn:
+            self.end(status)
+            native(status)
 
-        os._exit = _exit  # type: ignore[assignment]
+        return _exit
 
     def _at_end_of_multiprocessing(self) -> None:
         """Explain what ends a process of multiprocessing: it calls this function while the exception passes by."""
         util = sys.modules["multiprocessing.util"]
-        native = util._exit_function  # type: ignore[attr-defined]
+        native = util._exit_function
 
         @functools.wraps(native)
         def _exit_function(*args: Any, **options: Any) -> Any:
@@ -191,7 +211,7 @@ class Member:
             del error  # and with it the frames
             return native(*args, **options)
 
-        util._exit_function = _exit_function  # type: ignore[attr-defined]
+        self._patches.put(util, "_exit_function", _exit_function)
 
 
 _members: list[Member] = []
@@ -214,6 +234,15 @@ def _register() -> None:
         os.register_at_fork(after_in_child=_in_child)
 
 
+@contextlib.contextmanager
+def kept_apart(crashes: list[Exception]) -> Iterator[None]:
+    """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
+    try:
+        yield
+    except Exception as crash:
+        crashes.append(crash)
+
+
 def is_pytorch() -> bool:
     """Return True if `torch` is PyTorch: a file of the user's own may be called torch.py."""
     return hasattr(sys.modules.get("torch"), "autograd")
@@ -222,7 +251,10 @@ def is_pytorch() -> bool:
 def _who() -> dict[str, Any]:
     """Return what this process is known by at present: ranks come with the environment or with the process group."""
     who: dict[str, Any] = {}
-    multiprocessing, data = sys.modules.get("multiprocessing.process"), sys.modules.get("torch.utils.data._utils.worker")
+    multiprocessing, data = (
+        sys.modules.get("multiprocessing.process"),
+        sys.modules.get("torch.utils.data._utils.worker"),
+    )
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         who["name"] = multiprocessing.current_process().name
     if data is not None and (info := data.get_worker_info()) is not None:

@@ -10,15 +10,29 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.process import Process, State, ranks_of, together
 from noclobber.model.report import Coverage, Lost, Report, ReportError, coverage_in, finding_in
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
+if TYPE_CHECKING:
+    from noclobber.session import Session
+
+_NOT_THERE = "noclobber did not start there: it is not installed for that Python, or the environment was cleaned"
 _TIMES = re.compile(r"(.*) \((\d+) times\)")
 _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d+),')
+
+
+def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report:
+    """Return the report of a session and of the files that its process and others have written."""
+    if sum(one.counts for one in files.processes) < 2:
+        return replace(session.report(program), processes=files.processes)
+    # What could not be written, as the folder is full, is known of this process at least.
+    written = {finding.identity() for finding in files.findings}
+    own = tuple(finding for finding in session.findings if finding.identity() not in written)
+    return replace(files, findings=session.advised(files.findings + own), program=program)
 
 
 @dataclass(slots=True)
@@ -70,14 +84,16 @@ def files_in(folder: str) -> list[str]:
     return [path for _, path in sorted(paths)]
 
 
-def report_of(folder: str) -> Report:
-    """Return the report of all processes whose files are in a folder. Findings show all that the rules propose.
+def report_of(folder: str, run: str = "") -> Report:
+    """Return the report of all processes whose files are in a folder; with `run`, only those of one run.
+
+    Findings show all that the rules propose.
 
     Raises OSError if the folder cannot be read, and ReportError if no file in it is of a process.
     """
     findings, read = _Findings(), list[_Read]()
     for path in files_in(folder):
-        one = _read(path, len(read), findings)
+        one = _read(path, len(read), findings, run)
         if one is not None:
             read.append(one)
     if not read:
@@ -104,8 +120,8 @@ def report_of(folder: str) -> Report:
     return Report(tuple(merged), _coverage(read, shown), program, shown)
 
 
-def _read(path: str, number: int, findings: _Findings) -> _Read | None:
-    """Return what a file says; None if it is not of a process. A line that is cut or damaged is passed over."""
+def _read(path: str, number: int, findings: _Findings, run: str) -> _Read | None:
+    """Return what a file says; None if it is not of a process of the run. A damaged line is passed over."""
     read: _Read | None = None
     with open(path, "rb") as lines:
         for line in lines:
@@ -114,7 +130,7 @@ def _read(path: str, number: int, findings: _Findings) -> _Read | None:
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 if read is None:
                     first = json.loads(line)
-                    if first["format"] == FORMAT:
+                    if first["format"] == FORMAT and run in ("", first["run"]):
                         read = _Read(first)
                 elif line.startswith(FINDING):
                     findings.add(line, number, read.counts)
@@ -207,10 +223,14 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
                 continue
             if pid is None and unknown:
                 continue  # `os.system` does not tell the pid
-            why = "noclobber did not start there" if child["leads"] else "its environment was cleaned"
             parent = one.first["parent"] if number in gone else one.first["id"]
             yield Process(
-                f"{one.first['id']}-{order}", parent, pid or 0, one.first["host"], tuple(child["command"]), why=why
+                f"{one.first['id']}-{order}",
+                parent,
+                pid or 0,
+                one.first["host"],
+                tuple(child["command"]),
+                why=_NOT_THERE,
             )
 
 
@@ -230,7 +250,9 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         some = [one for one in processes if one.watched and one.state == state]
         if some:
             notes.append(f"{_all(some)} {words}: this is what was found until then")
-    lost = dict.fromkeys([*(one for coverage in covered for one in coverage.lost), *(lost for one in read for lost in one.lost)])
+    lost = dict.fromkeys(
+        [*(one for coverage in covered for one in coverage.lost), *(lost for one in read for lost in one.lost)]
+    )
     return Coverage(
         ", ".join(dict.fromkeys(coverage.writes for coverage in covered)) or "nothing",
         bool(covered) and all(coverage.saves for coverage in covered),

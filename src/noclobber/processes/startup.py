@@ -13,12 +13,13 @@ from noclobber.processes.member import Member, Order, is_member
 def begin() -> None:
     """Join the run that the environment names. Called by noclobber-processes.pth, before the program's first line."""
     try:
-        order = Order.of(os.environ[RUN])
+        order = Order.of(os.environ.pop(RUN))
         if not os.path.isdir(order.folder) or is_member():
             return  # `site` may come to the same folder twice, and read its .pth files again
         from noclobber.session import Session
 
-        member = Member(order, Session(on_write=order.on_write, contents=order.contents))
+        session = Session(on_write=order.on_write, contents=order.contents, watching=order.watching, notes=order.notes)
+        member = Member(order, session, [])
         member.begin("started")
         _before_excepthook(member)
     except Exception:  # a program of its own must start as it would; its parent tells that it was not watched

@@ -103,7 +103,7 @@ _MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 
-def written_by(schema: torch._C.FunctionSchema) -> Written | None:
+def written_by(schema: torch.FunctionSchema) -> Written | None:
     """Return what an overload writes; None if it writes nothing. The tables above correct schemas that are wrong."""
     if schema.name in _MADE_OF:
         return None
@@ -115,8 +115,10 @@ def written_by(schema: torch._C.FunctionSchema) -> Written | None:
         return Written(schema.name, arguments, True, flag) if arguments else None
     if namespace == "c10d" and name.endswith("_"):
         return Written(schema.name, ((0, schema.arguments[0].name),), True)
+    if not schema.is_mutable:
+        return None
     arguments = tuple(
-        (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        (i, a.name) for i, a in enumerate(schema.arguments) if (alias := a.alias_info) is not None and alias.is_write
     )
     if not arguments:
         return None
@@ -125,7 +127,7 @@ def written_by(schema: torch._C.FunctionSchema) -> Written | None:
     return Written(op, arguments, uncounted, detaches=schema.name == "aten::detach_", fills=fills)
 
 
-def makes_many_views(schema: torch._C.FunctionSchema) -> bool:
+def makes_many_views(schema: torch.FunctionSchema) -> bool:
     """Return True if an overload returns a list of views of its input (split, unbind, chunk ...)."""
     returns = schema.returns
     if schema.is_mutable or len(returns) != 1 or str(returns[0].type) != "List[Tensor]":
@@ -160,7 +162,7 @@ _sink: Sink | None = None
 
 
 def connect(sink: Sink) -> None:
-    """Send what the kernels see to `sink`. Register kernels for all overloads that have none yet (0.2 s at first).
+    """Send what the kernels see to `sink`. Register kernels for all overloads that have none yet (0.1 s at first).
 
     The kernels stay registered for the life of the process. A thread that was not entered (threads.py) never reaches
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
@@ -201,30 +203,26 @@ def rescan() -> None:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            schemas = private.schemas()
             for name in unknown:
                 _registered.add(name)
-                _register(name)
+                if name in schemas:
+                    _register(name, schemas[name])
     finally:
         _scanning.release()
 
 
-def _register(name: str) -> None:
+def _register(name: str, schema: torch.FunctionSchema) -> None:
     namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    try:
-        op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        schema = op._schema
-    except (AttributeError, RuntimeError):
-        return
     written, compared = written_by(schema), False
     if written is not None:
-        kernel = _write_kernel(op, written)
+        kernel = _write_kernel(name, written)
         if written.fills is not None:
             kernel = _filling(kernel, written)
     elif makes_many_views(schema):
-        kernel = _views_kernel(op, schema.name)
+        kernel = _views_kernel(private.overload(name), schema.name)
     elif compared := custom_op_kernels.is_foreign(namespace):
-        kernel = custom_op_kernels.kernel(op, schema.name)
+        kernel = custom_op_kernels.kernel(private.overload(name), schema.name)
     else:
         return
     library = _libraries.get(namespace)
@@ -234,15 +232,22 @@ def _register(name: str) -> None:
     kernels.append((namespace, rest))
 
 
-def _write_kernel(op: OpOverload[..., object], written: Written) -> Kernel:
-    call, include, key = op._op, private.include, private.KEY
+def _write_kernel(name: str, written: Written) -> Kernel:
+    include, key = private.include, private.KEY
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
     sight = private.plain if written.op == "aten::set_" else None
-    by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
+    call: Kernel | None = None
+    by_name: Kernel
+    may_be_numbers: tuple[int, ...]
 
     def kernel(*args: object, **kwargs: object) -> object:
+        nonlocal call, by_name, may_be_numbers
+        if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
+            op = private.overload(name)
+            by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
+            call = op._op
         sink, run, after = _sink, call, None
         for i in may_be_numbers:
             if i < len(args) and isinstance(args[i], _NUMBERS):

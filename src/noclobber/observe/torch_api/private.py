@@ -21,6 +21,7 @@ from noclobber.observe.torch_api import releases
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey, DispatchKeySet
+    from torch._ops import OpOverload
     from torch.autograd.graph import Node
     from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -99,6 +100,7 @@ _modes_on_stack: Callable[[], int] = _not_yet
 _without_modes: Callable[[], AbstractContextManager[object]] = _not_yet
 _takes_numbers: Callable[[str], bool] = _not_yet
 _operator_names: Callable[[], list[str]] = _not_yet
+_schemas: Callable[[], list[torch.FunctionSchema]] = _not_yet
 _eval_frame = cast(ModuleType, _not_yet)
 _put_aside: Callable[[str, object], None] = _not_yet
 _is_aside: Callable[[str], bool] = _nothing_is
@@ -124,6 +126,7 @@ _REQUIRED = {
     "_without_modes": "utils._python_dispatch._disable_current_modes",
     "_takes_numbers": "_C._should_allow_numbers_as_tensors",
     "_operator_names": "_C._dispatch_get_all_op_names",
+    "_schemas": "_C._jit_get_all_schemas",
     "_eval_frame": "_C._dynamo.eval_frame",
     "_put_aside": "_C._stash_obj_in_tls",
     "_is_aside": "_C._is_key_in_tls",
@@ -447,6 +450,19 @@ def takes_numbers(operator: str) -> bool:
 def operator_names() -> list[str]:
     """Return the full names of all operators that are defined, such as "aten::add_.Tensor"."""
     return _operator_names()
+
+
+def schemas() -> dict[str, torch.FunctionSchema]:
+    """Return the schemas of all operators by their full names. Ten times as fast as asking `torch.ops` for each."""
+    return {f"{one.name}.{one.overload_name}" if one.overload_name else one.name: one for one in _schemas()}
+
+
+def overload(name: str) -> OpOverload[..., object]:
+    """Return the operator of a full name, "aten::add_.Tensor". Raises AttributeError and RuntimeError."""
+    namespace, _, rest = name.partition("::")
+    base, _, last = rest.partition(".")
+    found: OpOverload[..., object] = getattr(getattr(getattr(torch.ops, namespace), base), last or "default")
+    return found
 
 
 def operators_may_have_changed() -> tuple[int, ...]:

@@ -65,7 +65,10 @@ def _of_engine(x: torch.Tensor) -> None:
         calls.append((args, kwargs))
         return ()
 
-    copied = {**vars(torch.autograd), "_engine_run_backward": engine}
+    def as_given(outputs: object, gradients: object, *_: object, **__: object) -> object:
+        return gradients  # PyTorch's own function imports sympy, which takes half a second
+
+    copied = {**vars(torch.autograd), "_engine_run_backward": engine, "_make_grads": as_given}
     gradient = torch.ones((), device="cpu")
     grad, backward = torch.autograd.grad, torch.autograd.backward
     if any(getattr(function, "__globals__", None) is not vars(torch.autograd) for function in (grad, backward)):

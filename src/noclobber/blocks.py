@@ -1,0 +1,215 @@
+"""What a program puts around its own code: `watch`, `preserve` and `install`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from types import FunctionType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from noclobber.model.error import ClobberWarning
+from noclobber.model.finding import Finding
+from noclobber.model.kept import Kept
+from noclobber.model.report import Report
+from noclobber.processes.block import Block
+from noclobber.session import OnWrite, Session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class watch:
+    """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
+
+    If PyTorch raises an error about the save, `watch` raises a ClobberError that begins with PyTorch's message. If
+    PyTorch stays silent, the program goes on, and a ClobberWarning comes at the end of the block. With
+    `on_write="raise"` a write to bytes that backward still needs raises a ClobberError at its line, before the bytes
+    change. A silent change that could not be stopped raises when backward reads it.
+
+    `contents=True` compares the bytes that backward reads with the saved bytes. This finds writes that PyTorch does not
+    count or does not see: numpy, kernels, other processes.
+
+    `children=True` watches the processes that start in the block too, forked or as a new Python. What they found until
+    the block ends is in its report and its warning.
+    """
+
+    def __init__(self, *, contents: bool = False, on_write: OnWrite = "record", children: bool = False) -> None:
+        if on_write not in ("record", "raise"):
+            raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
+        self._on_write: OnWrite = on_write
+        self._contents = contents
+        self._children = children
+        self._blocks: list[Block] = []
+        self._last = Block(Session())
+
+    def __enter__(self) -> watch:
+        session = Session(on_write=self._on_write, contents=self._contents, notes=True)
+        session.start()
+        self._last = Block(session, children=self._children)
+        self._blocks.append(self._last)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        block = self._leave(error)
+        if error is None:
+            _warn_about(block)
+
+    def _leave(self, error: BaseException | None) -> Block:
+        block = self._last = self._blocks.pop()
+        if error is not None:
+            block.session.escaped(error)
+        block.end()
+        return block
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Watch every call of a function; a warning is about the function, wherever it is called from."""
+        from noclobber.observe.torch_api.frames import passed_over
+
+        @passed_over
+        @functools.wraps(function)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+            self.__enter__()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                self._leave(error)
+                raise
+            _warn_about(self._leave(None), function)
+            return result
+
+        return watched
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What this block, or the last one ended, found."""
+        return self._last.report().findings
+
+    @property
+    def report(self) -> Report:
+        """Findings with the coverage: what was watched and what could not be."""
+        return self._last.report()
+
+
+class preserve:
+    """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
+
+    Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
+    backward then gets what was saved, even if it runs after the block. Checkpointed regions do so too: while a region
+    runs again, the tensors that it reads from outside hold their values from forward. noclobber cannot keep bytes from
+    a change that torch never sees (numpy, another process): then backward raises a ClobberError. Writes of hooks and
+    custom backwards into gradients stay, because gradients are not saves. `report()` says line by line what was kept.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []
+        self._last = Session()
+
+    def __enter__(self) -> preserve:
+        session = Session(contents=True, keeping=True, notes=True)
+        session.start()
+        self._sessions.append(session)
+        self._last = session
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = self._last = self._sessions.pop()
+        if error is not None:
+            session.escaped(error)
+        session.stop()
+        _warn_of_failures(session)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Keep what backward needs in every call of a function."""
+        from noclobber.observe.torch_api.frames import passed_over
+
+        @passed_over
+        @functools.wraps(function)
+        def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return kept
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """What this block, or the last one ended, copied: a record for each pair of lines, the most bytes first."""
+        return self._last.keepings
+
+    def report(self) -> str:
+        """The same in words, a line for each pair of lines."""
+        from noclobber import render
+
+        return render.kept(self.kept)
+
+
+def _warn_about(block: Block, function: object = None, stacklevel: int = 3) -> None:
+    """Warn of what was found, at the line that leaves the block, or where a watched function is."""
+    from noclobber import render
+
+    _warn_of_failures(block.session)
+    report = block.report()
+    if not report.findings:
+        return
+    text = render.render(report, "full")
+    if isinstance(function, FunctionType):
+        code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(text, ClobberWarning, code.co_filename, code.co_firstlineno, registry=known)
+    else:
+        warnings.warn(text, ClobberWarning, stacklevel=stacklevel)
+
+
+def _warn_of_failures(session: Session) -> None:
+    for lost in session.failures:
+        what = f"noclobber: internal error: {lost.way}: {lost.why}"
+        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=4)
+
+
+class Installed:
+    """What `install` returns: `uninstall` undoes it, also as the end of a `with` block."""
+
+    def __init__(self, *, children: bool = False) -> None:
+        self._session = Session(watching=False, notes=True)
+        self._session.start()
+        self._block = Block(self._session, children=children)
+        if children:
+            atexit.register(self.uninstall)
+        self._excepthook = sys.excepthook
+        self._hook = self._explain_uncaught
+        sys.excepthook = self._hook
+
+    def _explain_uncaught(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        self._session.escaped(error)
+        self._excepthook(kind, error, error.__traceback__)
+
+    def uninstall(self, stacklevel: int = 3) -> None:
+        """Leave PyTorch as it was found, and warn of what children found; a second call does nothing."""
+        self._block.end()
+        atexit.unregister(self.uninstall)
+        if self._block.of_children:
+            _warn_about(self._block, stacklevel=stacklevel)
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._excepthook
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.uninstall(stacklevel=4)
+
+
+def install(*, children: bool = False) -> Installed:
+    """Watch writes only, for the whole program. An in-place error gets a note that explains it.
+
+    The note knows the lines that wrote, but not the line that saved. `watch` and `noclobber run` know both.
+    `children=True` does so in the processes that the program starts too, and warns of their errors at the end.
+    """
+    return Installed(children=children)
