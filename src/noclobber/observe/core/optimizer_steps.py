@@ -31,10 +31,13 @@ def writes_only_parameters(
     """
     return (
         type(optimizer).__module__.startswith("torch.optim.")
-        and len(args) < 2
-        and not kwargs.get("closure")
+        and not _has_closure(args, kwargs)
         and not optimizer.defaults.get("differentiable")
     )
+
+
+def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    return len(args) > 1 or bool(kwargs.get("closure"))
 
 
 def arm(context: Context, way: Way) -> None:
@@ -59,9 +62,13 @@ def _before(
     place = caller(1)
     step = Step(type(optimizer).__name__, site_of(place))
     rests = context.by_key and writes_only_parameters(optimizer, args, kwargs)
+    thread.step, thread.stepped = step, None
+    if _has_closure(args, kwargs):
+        # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
+        groups = optimizer.param_groups
+        thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
     if rests and (not context.watching or context.live.any() or context.memory.rereads.any()):
         _about_to_write(context, optimizer, place, step)
-    thread.step = step
     if rests:
         thread.muted = True
         private.set_key(False)
@@ -75,7 +82,7 @@ def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: P
             continue
         handles = context.live.at(key) if context.watching else None
         if handles or not context.watching or context.memory.is_reread(key):
-            noted = record(written, parameter, key, place, step, context.thread)
+            noted = record(written, parameter, key, place, context.thread)
             context.memory.recent.append(noted)
             if handles:
                 context.meet(handles, parameter, noted)

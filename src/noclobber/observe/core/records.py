@@ -105,6 +105,8 @@ class Counting(Protocol):
 
     entered: bool
     backwards: list[Backward]
+    step: Step | None
+    stepped: frozenset[int | None] | None
 
 
 _new = tuple.__new__
@@ -185,11 +187,13 @@ def record(
     tensor: torch.Tensor,
     key: int,
     place: Place | None,
-    step: Step | None,
     thread: Counting,
     untracked: bool = False,
 ) -> Record:
     """Return the record of a write that is about to happen in a thread."""
+    step = thread.step
+    if step is not None and thread.stepped is not None and key not in thread.stepped:
+        step = None
     if thread.entered:
         under_way, number = len(thread.backwards), private.next_node()
     else:

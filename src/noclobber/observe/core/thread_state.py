@@ -45,6 +45,8 @@ class Thread(threading.local):
         self.withdrawn: Pair | None = None
         """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None
+        self.stepped: frozenset[int | None] | None = None
+        """The storages that this step may write, if it runs a closure; else None."""
         self.muted = False
         self.given: list[list[Any]] = []
         """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""

@@ -27,7 +27,7 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
         if key is None:
             without_storage()
             return
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread))
         if len(recent) > memory.limit:
             memory.prune(lambda key: False)
 
@@ -65,7 +65,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
                 place = place_of(frame_of(1))
-                noted = record(written, tensor, key, place, thread.step, thread, hidden)
+                noted = record(written, tensor, key, place, thread, hidden)
                 entered = meet(handles, tensor, noted)
                 if entered is not None:
                     after = entered if after is None else _both(after, entered)
@@ -74,7 +74,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread.step, thread, hidden))
+        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread, hidden))
         if len(recent) > memory.limit:
             memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
         return after

@@ -66,7 +66,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     cuts = tensors and (value.requires_grad or _is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread.step, context.thread)
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread)
     if reread:
         context.memory.recent.append(noted)
     if cuts:

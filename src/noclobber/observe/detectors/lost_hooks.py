@@ -85,7 +85,7 @@ class HookedViews:
         context = self._context
         for hooked in self._hooked:
             if hooked.key == key and hooked.write is None and not hooked.storage.expired():
-                hooked.write = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
+                hooked.write = record(written, tensor, key, place_of(frame), context.thread)
 
     def _backward_begins(self, backward: Backward) -> None:
         """Report the hooks that this backward would have run without the write."""

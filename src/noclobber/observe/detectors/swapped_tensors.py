@@ -83,7 +83,7 @@ def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if key is None:
         return []
     live: list[Handle] = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
-    noted = record(_SWAPPED, tensor, key, caller(2), context.thread.step, context.thread)
+    noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
     if context.memory.is_reread(key):
         context.memory.recent.append(noted)
     if live:

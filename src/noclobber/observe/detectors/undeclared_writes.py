@@ -113,7 +113,7 @@ class Writers:
             if argument.key == key and any(given is inputs for given in context.thread.given):
                 if argument.digest is None:
                     argument.digest = fingerprint(argument.tensor)
-                noted = record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
+                noted = record(written, tensor, key, place_of(frame), context.thread)
                 argument.writes.append(noted)
 
     def ended(self, inputs: list[Input], dirty: tuple[object, ...], function: type, place: Place | None) -> None:
@@ -261,7 +261,7 @@ class Operators:
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         written = Written(op, (), uncounted=True, undeclared=True)
-        noted = record(written, tensor, key, caller(), context.thread.step, context.thread)
+        noted = record(written, tensor, key, caller(), context.thread)
         marked.writes.append((noted, int(handle.alias._version)))
 
 

@@ -230,7 +230,7 @@ class UntrackedWrites:
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         context = self._context
-        return record(written, tensor, key, place_of(frame), context.thread.step, context.thread)
+        return record(written, tensor, key, place_of(frame), context.thread)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
