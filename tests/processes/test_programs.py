@@ -152,7 +152,9 @@ def test_a_killed_child_leaves_what_it_found(tmp_path: Path) -> None:
     ended = noclobber(["run", "main.py"], tmp_path)
     assert (ended.stdout, ended.status) == ("-9\n", 1)
     assert "error[NC201]" in ended.stderr
-    assert re.search(r"^note: `ForkProcess-1` \(pid \d+\) ended without a word: this is what was found", ended.stderr, re.M)
+    assert re.search(
+        r"^note: `ForkProcess-1` \(pid \d+\) ended without a word: this is what was found", ended.stderr, re.M
+    )
 
 
 def test_a_folder_is_read_while_the_program_runs(tmp_path: Path) -> None:
