@@ -194,28 +194,33 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
         return _refuse(f"cannot write `{options.output}`: {why}")
     run = Run(options.on_write, options.contents, folder)
     try:
-        run.carry_out(words)
+        run.carry_out(words, lambda: _reported(run, options, words, output))
     except NotAProgram as reason:
         return _refuse(str(reason))
-    status = run.status
-    if not run.in_child:
-        with run.surroundings(), run.kept_apart():
-            report = run.report()
-            if report.findings and options.format != "concise":
-                with run.kept_apart():
-                    from noclobber.fix.advice import advised
-
-                    report = advised(report, words, run.kept_apart)
-            if status == 0 and report.count("error"):
-                status = 1
-            _deliver(report, run, options, output)
-            run.close()
-            for lost in report.coverage.lost:
-                if lost.internal:
-                    _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
-        for crash in run.crashes:
-            _tell(run, _crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
+    status = run.status if run.in_child else _reported(run, options, words, output)
     run.leave()
+    return status
+
+
+def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None) -> int:
+    """Report on a program that is over; return the exit status."""
+    status = run.status
+    with run.surroundings(), run.kept_apart():
+        report = run.report()
+        if report.findings and options.format != "concise":
+            with run.kept_apart():
+                from noclobber.fix.advice import advised
+
+                report = advised(report, words, run.kept_apart)
+        if status == 0 and report.count("error"):
+            status = 1
+        _deliver(report, run, options, output)
+        run.close()
+        for lost in report.coverage.lost:
+            if lost.internal:
+                _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
+    for crash in run.crashes:
+        _tell(run, _crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
     return status
 
 

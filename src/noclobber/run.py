@@ -7,8 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 from noclobber import program
@@ -16,6 +18,9 @@ from noclobber.model.report import Coverage, Report, ReportError
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
 from noclobber.processes.merging import report_of, with_own
 from noclobber.session import Session
+
+STARTING = 2.0
+"""Seconds that a child gets to write its first line, if it was started just before the end."""
 
 
 class Run:
@@ -40,8 +45,11 @@ class Run:
         self._member: Member | None = None
         self._interrupt: BaseException | None = None
 
-    def carry_out(self, words: Sequence[str]) -> None:
-        """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none."""
+    def carry_out(self, words: Sequence[str], report: Callable[[], int]) -> None:
+        """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none.
+
+        `report` is called if the program leaves before that end: by `os._exit`, or as another program (`os.execv`).
+        """
         loaded = program.load(words)
         self._argv = list(loaded.argv)
         with kept_apart(self.crashes):
@@ -49,6 +57,7 @@ class Run:
             self._member = Member(
                 Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes
             )
+            self._member.at_exit = partial(self._left, report)
             self._member.begin()
         try:
             error = program.execute(loaded)
@@ -63,6 +72,10 @@ class Run:
         program.wind_down()
         if self._member is not None:
             self._member.end(self.status & 0xFF)
+
+    def _left(self, report: Callable[[], int], status: int) -> int:
+        self.status = status
+        return report()
 
     @property
     def in_child(self) -> bool:
@@ -95,6 +108,10 @@ class Run:
             return Report(coverage=Coverage(writes="nothing", saves=False), program=about)
         with contextlib.suppress(OSError, ReportError):
             files = report_of(member.order.folder, member.order.run)
+            until = time.monotonic() + STARTING
+            while time.monotonic() < until and any(one.why and one.state == "running" for one in files.processes):
+                time.sleep(0.05)
+                files = report_of(member.order.folder, member.order.run)
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         member.session.stop()

@@ -1,4 +1,4 @@
-"""Child processes, signals and pipes of a program are those it has under `python`; only the first process reports."""
+"""Child processes, signals and pipes of a program are those it has under `python`; the first process reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import ENVIRONMENT, NEVER, PYTHON, RUN, Ended, same, without_addresses, write
+from .running import ENVIRONMENT, NEVER, PYTHON, RUN, Ended, call, same, without_addresses, write
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and fork")
 
@@ -68,14 +68,23 @@ FORKS = {
         """,
     "a child that leaves": "import os, sys\nif os.fork() == 0:\n    sys.exit('bye')\nprint(os.wait()[1] >> 8)",
     "subprocess": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sys; print(sys.argv)'])",
-    "another program": "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
 }
 
 
 @pytest.mark.parametrize("text", FORKS.values(), ids=FORKS.keys())
 def test_forks(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text})
-    same(tmp_path, ["main.py"], footer="" if "exec" in text.split("print")[0] and "execv" in text else NEVER)
+    same(tmp_path, ["main.py"])
+
+
+def test_another_program_in_its_place(tmp_path: Path) -> None:
+    """What was found is reported before, as nobody can afterwards."""
+    write(tmp_path, {"main.py": "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])"})
+    ended = call([*RUN, "main.py"], tmp_path)
+    assert (ended.stdout, ended.status) == ("1\n", 0)
+    told = ended.stderr.splitlines()
+    assert told[0] == "noclobber: nothing found, because nothing was watched"
+    assert told[1].startswith(f"not watched: `{sys.executable} -c print(1)` (pid ")
 
 
 def ended_by(command: list[str], folder: Path, number: signal.Signals) -> Ended:

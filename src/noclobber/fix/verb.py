@@ -12,6 +12,7 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
 from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.one_rank import ENVIRONMENT, of_one_rank
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 
@@ -46,7 +47,8 @@ def fix(
     `unproven`: also write patches whose gradients could not be compared with the right ones.
     """
     _require(words)
-    with Launcher(words) as launcher:
+    rank = of_one_rank(words)
+    with Launcher(words if rank is None else rank, None if rank is None else ENVIRONMENT) as launcher:
         tell("looking for in-place writes that break a gradient")
         searching = launcher.start(Order("search", backwards, seconds), fresh=True)
         from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
@@ -54,12 +56,18 @@ def fix(
 
         search = searching.result()
         if (refused := _nothing(search, seconds)) is not None:
-            return refused
+            return refused if rank is None else _as_one_rank(refused)
         if search.dynamo:
             launcher.prepare(DYNAMO)
         prover = Prover(launcher, search, backwards, seconds)
         done = RepairSearch(prover, tell, unproven=unproven).search()
-    return told(done, words, writing, unproven)
+    fixed = told(done, words, writing, unproven)
+    return fixed if rank is None else _as_one_rank(fixed)
+
+
+def _as_one_rank(fixed: Fixed) -> Fixed:
+    fixed.words.insert(0, "noclobber: searched and proven as rank 0 in a world of one")
+    return fixed
 
 
 def _require(words: Sequence[str]) -> None:
@@ -77,6 +85,9 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         raise CannotFix(search.error)
     if search.findings:
         return None
+    if search.elsewhere:
+        what = f"a write that breaks a gradient is in a process that the program starts ({search.elsewhere})"
+        raise CannotFix(f"{what}; `noclobber fix` runs and proves the first process only: let it call the same code")
     if search.ended in (Ended.TIMEOUT, Ended.DIED):
         raise CannotFix(f"noclobber could not watch this program: {search.error}")
     if not search.torch:
@@ -87,6 +98,8 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     calls = f"{search.calls} backward call{'s' * (search.calls != 1)}"
     if not search.calls:
         calls += ", so no gradient"
+    if search.unwatched:
+        calls += f"; not watched: {', '.join(search.unwatched)}"
     over = f" in the first {seconds:g} s; `--seconds` runs it for longer" if search.ended is Ended.LIMIT else ""
     return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,8 @@ class Member:
         self.watched = False
         self.unsupported = ""
         """Why this release of torch can't be watched."""
+        self.at_exit: Callable[[int], int] | None = None
+        """Called in the first process when it leaves by `os._exit` or becomes another program; returns the status."""
         self._pid = 0
         self._who: dict[str, Any] = {}
         self._patches = Patches()
@@ -179,6 +182,8 @@ class Member:
     def _started(self, pid: int | None, command: list[str]) -> None:
         with kept_apart(self.crashes):
             self.journal.write(child=pid, command=command, python=starts_python(command))
+            if pid == self._pid and shutil.which(command[0]):
+                self._leaving(0)
 
     def forked(self) -> None:
         """Go on in a forked child, as another process that has found nothing yet."""
@@ -194,9 +199,16 @@ class Member:
         @functools.wraps(native)
         def _exit(status: int) -> NoReturn:
             self.end(status)
-            native(status)
+            native(self._leaving(status))
 
         return _exit
+
+    def _leaving(self, status: int) -> int:
+        if self.at_exit is not None and self.is_first:
+            last, self.at_exit = self.at_exit, None
+            with kept_apart(self.crashes):
+                return last(status)
+        return status
 
     def _at_end_of_multiprocessing(self) -> None:
         """Explain what ends a process of multiprocessing: it calls this function while the exception passes by."""

@@ -27,7 +27,7 @@ _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d+),')
 
 def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report:
     """Return the report of a session and of the files that its process and others have written."""
-    if sum(one.counts for one in files.processes) < 2:
+    if sum(one.counts for one in files.processes) < 2 and not any(one.why for one in files.processes):
         return replace(session.report(program), processes=files.processes)
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
@@ -177,17 +177,16 @@ def _process(read: _Read) -> Process:
         torch=read.torch,
         python=first["python"],
         why=read.unsupported if read.torch is None else "",
-        state="ended" if read.ended else _state(first),
+        state="ended" if read.ended else _state(first["pid"], first["host"]),
         status=read.status,
         findings=len(read.counts),
     )
 
 
-def _state(first: dict[str, Any]) -> State:
+def _state(pid: int, host: str) -> State:
     """Return whether a process that has not told its end still runs. Of another machine nobody here knows."""
-    if first["host"] != platform.node():
+    if host != platform.node():
         return "running"
-    pid = first["pid"]
     with suppress(AttributeError, ChildProcessError):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return "lost"  # a child of this process that nobody has waited for
@@ -202,7 +201,13 @@ def _state(first: dict[str, Any]) -> State:
 
 def _replaced(read: Sequence[_Read], processes: Sequence[Process]) -> set[int]:
     """Return the numbers of the processes that became another program (`exec`) without having found anything."""
-    became = {(one.first["host"], child["child"]) for one in read for child in one.children}
+    # One that came to its own end has only tried: `os.execvp` tries one folder after the other.
+    became = {
+        (one.first["host"], child["child"])
+        for one in read
+        for child in one.children
+        if not (one.ended and child["child"] == one.first["pid"])
+    }
     return {
         number
         for number, (one, process) in enumerate(zip(read, processes, strict=True))
@@ -219,6 +224,8 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
         unknown = sum(not known & {first["pid"], *first["above"]} for first in of_this)
         for order, child in enumerate(one.children):
             pid = child["child"]
+            if pid == one.first["pid"] and one.ended:
+                continue
             if not child["python"] or any(pid in (first["pid"], *first["above"]) for first in of_this):
                 continue
             if pid is None and unknown:
@@ -231,6 +238,7 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
                 one.first["host"],
                 tuple(child["command"]),
                 why=_NOT_THERE,
+                state="lost" if pid is None else _state(pid, one.first["host"]),
             )
 
 

@@ -116,7 +116,7 @@ def _watched(report: Report) -> str:
         parts.append(f"in-place writes (by {one_line(coverage.writes)})")
     if coverage.saves:
         parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
-    if not parts:
+    if not parts or (counted and not watched):
         return "nothing found, because nothing was watched"
     if watched < len(counted):
         return f"nothing found in what was watched ({watched} of {len(counted)} processes): {' and '.join(parts)}"

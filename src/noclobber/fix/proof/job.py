@@ -98,6 +98,10 @@ class Result:
     """Whether it has a say in its gradients, by a custom Function or a hook, which such a run leaves aside."""
     lost: bool = False
     """Whether `.grad` was read of a tensor that is no leaf and keeps none."""
+    elsewhere: str = ""
+    """A place that breaks a gradient in a process that the program started, if its first process has none."""
+    unwatched: list[str] = field(default_factory=list)
+    """The processes that were not watched, in words."""
     report: str = ""
     evidence: str = ""
     """The file that the gradients are in."""

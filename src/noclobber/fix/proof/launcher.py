@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -25,8 +25,9 @@ _ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 class Launcher:
     """Runs one program again and again. Use as a context: leaving it ends what still runs and drops the evidence."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._words = list(words)
+        self._environment = environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="noclobber-")
         self._server: subprocess.Popen[bytes] | None = None
         self._trials: list[Trial] = []
@@ -79,7 +80,7 @@ class Launcher:
             stdin=stdin,
             stdout=output,
             stderr=errors,
-            env={"PYTHONHASHSEED": "0", **os.environ},
+            env={"PYTHONHASHSEED": "0", **os.environ, **self._environment},
             start_new_session=True,
         )
 

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
@@ -16,6 +17,11 @@ from noclobber.fix.proof import generators
 from noclobber.fix.proof.job import DYNAMO, FORWARD, Ended, Order, Result
 from noclobber.fix.proof.source_overlay import Served
 from noclobber.imports import after_import
+from noclobber.model.report import ReportError
+from noclobber.processes.member import Member
+from noclobber.processes.member import Order as Run
+from noclobber.processes.merging import report_of
+from noclobber.render.text import place
 from noclobber.session import Session
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ class TrialProcess:
         self._process = os.getpid()
         self._lost = False
         self._tangents: ForwardMode | None = None
+        self._member: Member | None = None
 
     def carry_out(self, words: list[str]) -> None:
         """Run the program and write what came of it; never returns."""
@@ -94,6 +101,11 @@ class TrialProcess:
         if order.handing:
             right_gradients.hand_out_clones()
         seen.arm(self._watching())
+        if mode == "search" and self._session is not None:
+            files = os.path.join(self._folder, "processes")
+            os.mkdir(files)
+            self._member = Member(Run(files, contents=True, on_write="record"), self._session, [])
+            self._member.begin()
         if self._tangents is not None:
             self._tangents.begin()
         elif mode == "losses":
@@ -134,6 +146,8 @@ class TrialProcess:
         if self._tangents is not None:
             result.rewritten, result.given = self._tangents.rewritten, self._tangents.given
             result.custom = self._tangents.custom
+        if self._member is not None:
+            _look_elsewhere(result, self._member)
         if session is not None:
             session.stop()
             try:
@@ -161,3 +175,12 @@ class TrialProcess:
         program.flush()
         # What the program set up to run at its end is not part of the evidence, and might wait for what never comes.
         os._exit(0)
+
+
+def _look_elsewhere(result: Result, member: Member) -> None:
+    """Note what the processes found that the program started, and which of them were not watched."""
+    with suppress(OSError, ReportError):
+        report = report_of(member.order.folder)
+        others = [one for one in report.findings if one.severity != "hint" and member.id not in one.processes]
+        result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
+        result.unwatched = [f"`{' '.join(one.command)}`" for one in report.processes if one.why]

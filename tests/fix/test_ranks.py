@@ -1,0 +1,82 @@
+"""`fix` on programs of several processes: torchrun's are proven as rank 0 of one, of others it says where to look."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from noclobber.fix.proof.one_rank import of_one_rank
+
+from ..cli.running import noclobber, write
+
+TRAIN = """
+    import sys, torch, torch.distributed as dist
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    h = model(torch.randn(2, 4)).tanh()
+    h += 1
+    h.sum().backward()
+    assert sys.argv[1:] == ["--epochs", "1"]
+    """
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+def test_ranks_are_proven_as_one(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": TRAIN})
+    ended = noclobber(["fix", *TORCHRUN, "train.py", "--epochs", "1"], tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert "-h += 1\n+h = h + 1\n" in ended.stdout
+    first, *_, last = ended.stderr.splitlines()
+    assert first == "noclobber: searched and proven as rank 0 in a world of one"
+    assert "  proven: " in ended.stderr
+    assert last == f"next: noclobber fix --write {' '.join(TORCHRUN)} train.py --epochs 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ([*TORCHRUN, "train.py", "--nnodes", "3"], ["train.py", "--nnodes", "3"]),
+        (["/opt/bin/torchrun", "--standalone", "-m", "pkg.train", "x"], ["-m", "pkg.train", "x"]),
+        ([*TORCHRUN, "--no-python", "train.sh"], None),
+        ([*TORCHRUN], None),
+        (["train.py", "torchrun"], None),
+    ],
+)
+def test_what_torchrun_starts(words: list[str], program: list[str] | None) -> None:
+    assert of_one_rank(words) == program
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_write_in_a_child_is_told_and_not_called_clean(tmp_path: Path, method: str) -> None:
+    text = """
+        import sys, torch, torch.multiprocessing as mp
+        def work():
+            x = torch.ones(3, requires_grad=True)
+            y = x.exp()
+            y.add_(1)
+            y.sum().backward()
+        if __name__ == "__main__":
+            child = mp.get_context(sys.argv[1]).Process(target=work)
+            child.start()
+            child.join()
+        """
+    write(tmp_path, {"train.py": text})
+    ended = noclobber(["fix", "train.py", method], tmp_path)
+    assert (ended.stdout, ended.status) == ("", 2)
+    assert ended.stderr == (
+        "noclobber: error: a write that breaks a gradient is in a process that the program starts (NC101 at "
+        "train.py:5:5); `noclobber fix` runs and proves the first process only: let it call the same code\n"
+    )
+
+
+def test_a_child_that_was_not_watched_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "import torch, subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', ''])\n"})
+    ended = noclobber(["fix", "train.py"], tmp_path)
+    assert ended.stderr == (
+        "noclobber: nothing to fix: no write broke a gradient (0 backward calls, so no gradient; not watched: "
+        f"`{sys.executable} -S -c `)\n"
+    )
