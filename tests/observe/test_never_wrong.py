@@ -76,6 +76,16 @@ def by_detach_in_place():
     z.sum().backward()
 
 
+def by_detach_in_place_of_other_memory():
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    z = y.pow(2)
+    with torch.no_grad():
+        y.set_(torch.ones(3))
+    y.detach_()
+    z.sum().backward()
+
+
 def inside_a_function():
     class Square(torch.autograd.Function):
         @staticmethod
@@ -157,6 +167,7 @@ RAISING = [
     a_weight_by_an_optimizer,
     a_buffer_under_no_grad,
     by_detach_in_place,
+    by_detach_in_place_of_other_memory,
     inside_a_function,
     by_out,
     by_foreach,

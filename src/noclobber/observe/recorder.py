@@ -108,6 +108,7 @@ def _composed() -> Context:
     """Return the context with the functions that are defined outside of core/."""
     context = Context()
     context.meet = partial(write_policy.meet, context)
+    context.detached = partial(write_policy.detached, context)
     context.make_hooks = partial(_hooks, context)
     return context
 

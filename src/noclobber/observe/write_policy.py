@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -29,14 +30,6 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     A fingerprint is taken of a save whose version counter may not move. A tensor in the graph shares the counter of its
     saves; a tensor made from `.data` or wrapped in a Parameter may have its own.
     """
-    # PyTorch refuses to unpack an input that was detached in place after its save (saved_variable.cpp). It refuses to
-    # detach a view in place at once, and reading the node of a view may raise another error.
-    producer = tensor.grad_fn if noted.written.detaches and not tensor._is_view() else None
-    for handle in handles if producer is not None else ():
-        if handle() is tensor and not context.core.guarded(partial(is_result, handle, producer)):
-            if not isinstance(handle.version, Suspect):
-                handle.version = Suspect(handle.version)
-            handle.version.refuses = refusals.DETACHED
     preserving = context.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
@@ -64,6 +57,20 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     if tensor.requires_grad or not torch.is_grad_enabled():
         return None
     return context.core.entry(_entering(handles, tensor))
+
+
+def detached(context: Context, tensor: torch.Tensor) -> None:
+    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are.
+
+    PyTorch refuses to unpack an input that was detached after its save (saved_variable.cpp). It refuses to detach a
+    view at once, and reading the node of a view may raise another error.
+    """
+    producer = None if tensor._is_view() else tensor.grad_fn
+    for handle in weakref.getweakrefs(tensor) if producer is not None else ():
+        if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
+            if not isinstance(handle.version, Suspect):
+                handle.version = Suspect(handle.version)
+            handle.version.refuses = refusals.DETACHED
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:

@@ -75,6 +75,7 @@ class Context:
         "contents",
         "core",
         "customs",
+        "detached",
         "entered",
         "forwards",
         "keeping",
@@ -93,6 +94,7 @@ class Context:
     )
 
     meet: Meet
+    detached: Callable[[torch.Tensor], None]
     make_hooks: Callable[[private.Pair | None], Hooks]
     """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
     untracked: UnseenWrites
