@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import noclobber as noclobber_package
+
 from ..cli.running import ENVIRONMENT, RUN, call, noclobber, write
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="fork and signals")
@@ -240,6 +242,20 @@ def test_blocks_hand_on_to_children(tmp_path: Path) -> None:
         "['error[NC201]', 'error[NC301]'] ['api.py', 'api.py']",
         "True",
     ]
+
+
+def test_a_block_tells_of_children_that_it_does_not_watch() -> None:
+    with noclobber_package.watch() as seen:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    with noclobber_package.watch() as later:
+        pass
+    assert seen.report.coverage.unseen == (
+        "processes that were forked in the block, as `children=True` is not given (1)",
+    )
+    assert later.report.coverage.unseen == ()
 
 
 def processes_of(folder: Path) -> list[dict[str, Any]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 
 from noclobber.model.report import Report, ReportError
 from noclobber.processes.member import Member, Order
@@ -13,12 +16,19 @@ from noclobber.session import Session
 
 
 class Block:
-    """A session that has started, from here to `end`. With `children` it hands on to the processes that start."""
+    """A session that has started, from here to `end`. With `children` it hands on to the processes that start.
+
+    A session that has not started is a block that is over.
+    """
 
     def __init__(self, session: Session, *, children: bool = False) -> None:
         self.session = session
         self._member: Member | None = None
         self._all = Report()
+        self._forks = 0
+        if session.started and not children:
+            _alone.append(self)
+            _register()
         if children:
             order = Order(
                 tempfile.mkdtemp(prefix="noclobber-"), session.contents, session.on_write, session.watching, notes=True
@@ -29,6 +39,8 @@ class Block:
     def end(self) -> None:
         """Stop watching, and read what the children have found; a second call does nothing."""
         self.session.stop()
+        if self in _alone:
+            _alone.remove(self)
         member, self._member = self._member, None
         if member is None:
             return
@@ -46,4 +58,28 @@ class Block:
 
     def report(self) -> Report:
         """Return what this process and its children found."""
-        return with_own(self._all, self.session, {})
+        report = with_own(self._all, self.session, {})
+        if not self._forks:
+            return report
+        unseen = f"processes that were forked in the block, as `children=True` is not given ({self._forks})"
+        return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
+
+    def forking(self) -> None:
+        """Count a child that is about to be forked, and is not watched."""
+        self._forks += 1
+
+
+_alone: list[Block] = []
+"""The blocks under way that do not watch children."""
+
+
+def _before_fork() -> None:
+    for block in _alone:
+        block.forking()
+
+
+@functools.cache
+def _register() -> None:
+    """Register the function for forks. Only once in a process: Python cannot unregister it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork)
