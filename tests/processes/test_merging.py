@@ -100,7 +100,7 @@ def test_a_process_that_was_killed_has_what_it_had_found_until_then(tmp_path: Pa
     assert [one.state for one in report.processes] == ["running", "lost"]
     assert [note.partition(":")[0] for note in report.coverage.notes] == [
         f"`python w` (pid {os.getpid()}) had not ended yet",
-        f"`python w` (pid {2**22 + 1}) ended without a word",
+        f"`python w` (pid {2**22 + 1}) ended by a signal",
     ]
     other.ended()
 
@@ -183,8 +183,13 @@ def test_what_failed_inside_noclobber_is_told_of_every_process(tmp_path: Path) -
         written = Written(tmp_path, number).watched()
         written.journal.write(lost={"way": "checkpoint regions", "why": f"failed in {number}", "internal": True})
         written.ended()
+    written.journal.write(end=0, coverage=None, crashes=["ValueError('x')"])
     lost = report_of(str(tmp_path)).coverage.lost
-    assert lost == tuple(Lost("checkpoint regions", f"failed in {number}", True) for number in (10, 11))
+    assert lost == (
+        Lost("checkpoint regions", "failed in 10", True),
+        Lost("checkpoint regions", "failed in 11", True),
+        Lost("a child process", "ValueError('x')", True),
+    )
 
 
 def test_a_folder_that_is_gone_loses_lines_and_nothing_else(tmp_path: Path) -> None:
@@ -208,6 +213,10 @@ PROCESS = Process("a-1-1", None, 1, "a", ("python", "w.py"))
     [
         ([PROCESS], "in the main process"),
         ([replace(PROCESS, parent="p")], "in `python w.py` (pid 1)"),
+        (
+            [replace(PROCESS, parent="p", command=("python", "-c", "import a\nimport b\n" + "c = 1\n" * 20))],
+            f"in `python -c import a import b{' c = 1' * 11} c  ...` (pid 1)",
+        ),
         ([replace(PROCESS, parent="p", name="SpawnProcess-1")], "in `SpawnProcess-1` (pid 1)"),
         ([replace(PROCESS, rank=1)], "on rank 1"),
         ([replace(PROCESS, rank=rank) for rank in (7, 0, 1, 2, 5)], "on ranks 0 to 2, 5 and 7"),

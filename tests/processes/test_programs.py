@@ -155,7 +155,7 @@ def test_a_killed_child_leaves_what_it_found(tmp_path: Path) -> None:
     assert (ended.stdout, ended.status) == ("-9\n", 1)
     assert "error[NC201]" in ended.stderr
     assert re.search(
-        r"^note: `ForkProcess-1` \(pid \d+\) ended without a word: this is what was found", ended.stderr, re.M
+        r"^note: `ForkProcess-1` \(pid \d+\) ended by a signal: this is what was found", ended.stderr, re.M
     )
 
 
@@ -176,7 +176,7 @@ def test_a_folder_is_read_while_the_program_runs(tmp_path: Path) -> None:
     assert "error[NC201]" in shown
     assert "note: the main process had not ended yet: this is what was found until then" in shown
     time.sleep(0.1)
-    assert "the main process ended without a word" in noclobber(["report", "found/"], tmp_path).stdout
+    assert "the main process ended by a signal" in noclobber(["report", "found/"], tmp_path).stdout
 
 
 def test_a_refusal_that_ends_a_child_is_found(tmp_path: Path) -> None:

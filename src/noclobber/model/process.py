@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ended", "running", "lost"]
-"""What is known of its end: it ended by itself, it still ran, or it ended without a word (SIGKILL, out of memory)."""
+"""What is known of its end: it ended by itself, it still ran, or it was ended by a signal (SIGKILL, out of memory)."""
+LONGEST = 100
+"""Characters of a command line that are shown."""
 MOST_NAMED = 3
 """Processes that are named one by one."""
 
@@ -57,7 +59,12 @@ class Process:
             return rank
         if self.name:
             return f"`{self.name}` (pid {self.pid})"
-        return "the main process" if self.parent is None else f"`{' '.join(self.command)}` (pid {self.pid})"
+        return "the main process" if self.parent is None else f"`{self.typed()}` (pid {self.pid})"
+
+    def typed(self) -> str:
+        """Return the command line on one line, cut if it is long: `-c` may hold a whole program."""
+        words = " ".join(" ".join(self.command).split())
+        return words if len(words) <= LONGEST else f"{words[: LONGEST - 4]} ..."
 
 
 def together(processes: Sequence[Process]) -> str:

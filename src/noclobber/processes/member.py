@@ -118,7 +118,7 @@ class Member:
             pid=self._pid,
             above=_above() if how == "started" else [],
             host=platform.node(),
-            command=[os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
+            command=[os.path.basename(word) for word in sys.orig_argv[:1]] + sys.orig_argv[1:],
             python="{}.{}.{}".format(*sys.version_info),
         )
         os.putenv(RUN, self.order.to_text())
@@ -263,10 +263,7 @@ def is_pytorch() -> bool:
 def _who() -> dict[str, Any]:
     """Return what this process is known by at present: ranks come with the environment or with the process group."""
     who: dict[str, Any] = {}
-    multiprocessing, data = (
-        sys.modules.get("multiprocessing.process"),
-        sys.modules.get("torch.utils.data._utils.worker"),
-    )
+    multiprocessing, data = sys.modules.get("multiprocessing.process"), sys.modules.get("torch.utils.data")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         who["name"] = multiprocessing.current_process().name
     if data is not None and (info := data.get_worker_info()) is not None:

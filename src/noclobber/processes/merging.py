@@ -81,7 +81,7 @@ def files_in(folder: str) -> list[str]:
     """Return the files of processes in a folder, the oldest first. Raises OSError if it cannot be read."""
     with os.scandir(folder) as entries:
         paths = [(one.name.rpartition("-")[2], one.path) for one in entries if one.name.endswith(SUFFIX)]
-    return [path for _, path in sorted(paths)]
+    return [path for _, _, path in sorted((len(time), time, path) for time, path in paths)]
 
 
 def report_of(folder: str, run: str = "") -> Report:
@@ -160,6 +160,8 @@ def _note(read: _Read, line: dict[str, Any]) -> None:
             read.status = status if status is not None else read.status
             if coverage is not None:
                 read.coverage = coverage_in(coverage)
+            if read.first["how"] != "first":  # the first process tells its own
+                read.lost |= {Lost("a child process", str(crash), True): None for crash in line["crashes"]}
 
 
 def _process(read: _Read) -> Process:
@@ -185,7 +187,7 @@ def _process(read: _Read) -> Process:
 
 def _state(pid: int, host: str) -> State:
     """Return whether a process that has not told its end still runs. Of another machine nobody here knows."""
-    if host != platform.node():
+    if host != platform.node() or os.name != "posix":  # on Windows `os.kill` ends a process, with whatever signal
         return "running"
     with suppress(AttributeError, ChildProcessError):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -254,7 +256,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
     lines += [f"{_named(one)}: {one.why}" for one in processes if one.why]
     lines += _missing(processes)
     notes = list(dict.fromkeys(note for coverage in covered for note in coverage.notes))
-    for state, words in (("running", "had not ended yet"), ("lost", "ended without a word")):
+    for state, words in (("running", "had not ended yet"), ("lost", "ended by a signal")):
         some = [one for one in processes if one.watched and one.state == state]
         if some:
             notes.append(f"{_all(some)} {words}: this is what was found until then")
@@ -272,7 +274,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
 
 
 def _named(process: Process) -> str:
-    return f"`{' '.join(process.command)}`{f' (pid {process.pid})' if process.pid else ''}"
+    return f"`{process.typed()}`{f' (pid {process.pid})' if process.pid else ''}"
 
 
 def _all(processes: Sequence[Process]) -> str:

@@ -183,4 +183,4 @@ def _look_elsewhere(result: Result, member: Member) -> None:
         report = report_of(member.order.folder)
         others = [one for one in report.findings if one.severity != "hint" and member.id not in one.processes]
         result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
-        result.unwatched = [f"`{' '.join(one.command)}`" for one in report.processes if one.why]
+        result.unwatched = [f"`{one.typed()}`" for one in report.processes if one.why]
