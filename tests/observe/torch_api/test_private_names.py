@@ -56,6 +56,7 @@ def is_private(name):
 PROGRAM = """
 import json, operator, os, sys, warnings
 import torch, torch.utils.checkpoint, torch.multiprocessing.reductions, torch.jit._builtins, torch.utils._device
+torch.ones(1, requires_grad=True).sum().backward()  # torch imports much for the first
 def values():
     torch.manual_seed(0)
     x, w = torch.ones(3, requires_grad=True), torch.ones(3)
