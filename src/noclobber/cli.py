@@ -146,7 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         help="show a saved report",
         description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
-        "processes of `noclobber run -o DIR/` have written into a folder, also while they run.",
+        "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The exit status is 0 if "
+        "the report can be shown, whatever it holds.",
         epilog="example: noclobber report report.json --format github",
         allow_abbrev=False,
     )
@@ -215,10 +216,10 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         if status == 0 and report.count("error"):
             status = 1
         _deliver(report, run, options, output)
-        run.close()
         for lost in report.coverage.lost:
             if lost.internal:
                 _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
+    run.close()
     for crash in run.crashes:
         _tell(run, _crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
     return status
@@ -234,7 +235,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
 
     if output is not None and os.path.isdir(output):
         summary = nothing or _counts(report)
-        _tell(run, f"noclobber: {summary}; what was found is in {options.output} (noclobber report {options.output})")
+        _tell(run, f"noclobber: {summary}; each process wrote to {options.output} (noclobber report {options.output})")
         return
     if output is not None:
         try:

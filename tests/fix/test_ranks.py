@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.fix.proof.one_rank import of_one_rank
+from noclobber.fix.one_rank import of_one_rank
 
 from ..cli.running import noclobber, write
 
@@ -33,6 +33,13 @@ def test_ranks_are_proven_as_one(tmp_path: Path) -> None:
     assert first == "noclobber: searched and proven as rank 0 in a world of one"
     assert "  proven: " in ended.stderr
     assert last == f"next: noclobber fix --write {' '.join(TORCHRUN)} train.py --epochs 1"
+
+
+def test_what_only_another_rank_does_is_not_called_clean(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": TRAIN.replace("h += 1", "if dist.get_rank() == 1: h += 1")})
+    ended = noclobber(["fix", *TORCHRUN, "train.py", "--epochs", "1"], tmp_path)
+    assert (ended.stdout, ended.status) == ("", 2)
+    assert "is in a process that the program starts (NC101 at train.py:6:26); `noclobber fix`" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -78,5 +85,5 @@ def test_a_child_that_was_not_watched_is_named(tmp_path: Path) -> None:
     ended = noclobber(["fix", "train.py"], tmp_path)
     assert ended.stderr == (
         "noclobber: nothing to fix: no write broke a gradient (0 backward calls, so no gradient; not watched: "
-        f"`{sys.executable} -S -c `)\n"
+        f"`{sys.executable} -S -c`)\n"
     )

@@ -122,8 +122,8 @@ def test_a_python_that_wrote_nothing_was_not_watched(tmp_path: Path) -> None:
     report = report_of(str(tmp_path))
     assert [" ".join(one.command) for one in report.processes if one.why] == ["python unseen.py"]
     assert [line for line in report.coverage.unseen if "python" in line] == [
-        "`python unseen.py` (pid 21): noclobber did not start there: it is not installed for that Python, or the "
-        "environment was cleaned"
+        "`python unseen.py` (pid 21): noclobber did not start there (not installed for that Python, another "
+        "environment, or `-S`)"
     ]
 
 
@@ -146,7 +146,10 @@ def test_only_one_run_is_reported_if_that_is_asked(tmp_path: Path) -> None:
         written = Written(tmp_path, number, run=run).watched()
         written.journal.found(finding(number), 1)
         written.ended()
-    assert len(report_of(str(tmp_path)).findings) == 2
+    both = report_of(str(tmp_path))
+    assert len(both.findings) == 2
+    assert both.coverage.notes == ("the folder holds several runs; give each run a folder of its own",)
+    assert report_of(str(tmp_path), "new").coverage.notes == ()
     assert [one.primary and one.primary.span.line for one in report_of(str(tmp_path), "new").findings] == [11]
 
 

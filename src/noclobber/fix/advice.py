@@ -10,6 +10,7 @@ from dataclasses import replace
 from noclobber.fix.edits.candidate import is_of_intent
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source
+from noclobber.fix.one_rank import is_torchrun
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of
@@ -27,15 +28,23 @@ def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     so that an error there does not reach the report.
     """
     findings, can_fix = list(report.findings), False
+    run_by_fix = _run_by_fix(report, words)
     for number, finding in enumerate(findings):
         with apart():
-            findings[number], found = _advised(finding, number < MOST and not can_fix)
-            can_fix |= found
+            reached = not finding.processes or not run_by_fix.isdisjoint(finding.processes)
+            findings[number], found = _advised(finding, number < MOST and not can_fix and reached)
+            can_fix |= found and reached
     told = replace(report, findings=tuple(findings))
     if words[0] in ("-", "-c") or not can_fix:
         return told
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
     return replace(told, program={**report.program, "fix": {"command": ["noclobber", "fix", *script]}})
+
+
+def _run_by_fix(report: Report, words: Sequence[str]) -> set[str]:
+    """Return the ids of the processes whose part `noclobber fix` runs: the first one, and rank 0 of torchrun."""
+    ranks = is_torchrun(words)
+    return {one.id for one in report.processes if one.parent is None or (ranks and one.rank == 0)}
 
 
 def _advised(finding: Finding, ask: bool) -> tuple[Finding, bool]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
+from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
 from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
 from noclobber.fix.proof.launcher import Launcher
-from noclobber.fix.proof.one_rank import ENVIRONMENT, of_one_rank
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 
@@ -47,27 +47,31 @@ def fix(
     `unproven`: also write patches whose gradients could not be compared with the right ones.
     """
     _require(words)
-    rank = of_one_rank(words)
-    with Launcher(words if rank is None else rank, None if rank is None else ENVIRONMENT) as launcher:
-        tell("looking for in-place writes that break a gradient")
-        searching = launcher.start(Order("search", backwards, seconds), fresh=True)
-        from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
-        from noclobber.fix.proof.verdicts import Prover
 
-        search = searching.result()
-        if (refused := _nothing(search, seconds)) is not None:
-            return refused if rank is None else _as_one_rank(refused)
-        if search.dynamo:
-            launcher.prepare(DYNAMO)
-        prover = Prover(launcher, search, backwards, seconds)
-        done = RepairSearch(prover, tell, unproven=unproven).search()
-    fixed = told(done, words, writing, unproven)
-    return fixed if rank is None else _as_one_rank(fixed)
+    def repaired(program: Sequence[str], environment: Mapping[str, str] | None = None) -> Repairs | Fixed:
+        with Launcher(program, environment) as launcher:
+            tell("looking for in-place writes that break a gradient")
+            searching = launcher.start(Order("search", backwards, seconds), fresh=True)
+            from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
+            from noclobber.fix.proof.verdicts import Prover
 
+            search = searching.result()
+            if (refused := _nothing(search, seconds)) is not None:
+                return refused
+            if search.dynamo:
+                launcher.prepare(DYNAMO)
+            prover = Prover(launcher, search, backwards, seconds)
+            return RepairSearch(prover, tell, unproven=unproven).search()
 
-def _as_one_rank(fixed: Fixed) -> Fixed:
-    fixed.words.insert(0, "noclobber: searched and proven as rank 0 in a world of one")
-    return fixed
+    if (rank := of_one_rank(words)) is not None:
+        done = repaired(rank, ENVIRONMENT)
+        if not isinstance(done, Fixed):
+            fixed = told(done, words, writing, unproven)
+            fixed.words.insert(0, "noclobber: searched and proven as rank 0 in a world of one")
+            return fixed
+    # Of what only another rank does, or only a larger world, this at least tells.
+    done = repaired(words)
+    return done if isinstance(done, Fixed) else told(done, words, writing, unproven)
 
 
 def _require(words: Sequence[str]) -> None:

@@ -109,6 +109,7 @@ def _composed() -> Context:
     context = Context()
     context.meet = partial(write_policy.meet, context)
     context.detached = partial(write_policy.detached, context)
+    context.detached_by_number = write_policy.detached_by_number
     context.make_hooks = partial(_hooks, context)
     return context
 

@@ -59,8 +59,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     return context.core.entry(_entering(handles, tensor))
 
 
-def detached(context: Context, tensor: torch.Tensor) -> None:
-    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are.
+def detached(context: Context, tensor: torch.Tensor) -> bool:
+    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are; return True.
 
     PyTorch refuses to unpack an input that was detached after its save (saved_variable.cpp). It refuses to detach a
     view at once, and reading the node of a view may raise another error.
@@ -70,6 +70,20 @@ def detached(context: Context, tensor: torch.Tensor) -> None:
         if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
+            handle.version.refuses = refusals.DETACHED
+    return True
+
+
+def detached_by_number(tensor: torch.Tensor) -> None:
+    """Do the same where `detached` has failed: without it the program would go on with a wrong gradient.
+
+    The numbers of nodes decide, which are right but for other threads and remade views.
+    """
+    producer = None if tensor._is_view() else tensor.grad_fn
+    number = producer._sequence_nr() if producer is not None else None
+    for handle in weakref.getweakrefs(tensor) if number is not None else ():
+        if isinstance(handle, Handle) and handle.node != number:
+            handle.version = Suspect(save_hooks.version_at_save(handle))
             handle.version.refuses = refusals.DETACHED
 
 

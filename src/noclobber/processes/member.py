@@ -67,6 +67,8 @@ class Member:
         """Why this release of torch can't be watched."""
         self.at_exit: Callable[[int], int] | None = None
         """Called in the first process when it leaves by `os._exit` or becomes another program; returns the status."""
+        self.status: int | None = None
+        """The exit status, if it is known."""
         self._pid = 0
         self._who: dict[str, Any] = {}
         self._patches = Patches()
@@ -171,7 +173,11 @@ class Member:
             self._say_who()
             self.journal.counted()
             coverage = coverage_out(self.session.coverage()) if self.watched else None
-            self.journal.write(end=status, coverage=coverage, crashes=[repr(crash) for crash in self.crashes])
+            self.journal.write(
+                end=self.status if status is None else status,
+                coverage=coverage,
+                crashes=[repr(crash) for crash in self.crashes],
+            )
 
     def _say_who(self) -> None:
         who = _who()

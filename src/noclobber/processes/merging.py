@@ -20,7 +20,7 @@ from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 if TYPE_CHECKING:
     from noclobber.session import Session
 
-_NOT_THERE = "noclobber did not start there: it is not installed for that Python, or the environment was cleaned"
+_NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, or `-S`)"
 _TIMES = re.compile(r"(.*) \((\d+) times\)")
 _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d+),')
 
@@ -256,6 +256,8 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
     lines += [f"{_named(one)}: {one.why}" for one in processes if one.why]
     lines += _missing(processes)
     notes = list(dict.fromkeys(note for coverage in covered for note in coverage.notes))
+    if _are_several(read):
+        notes.append("the folder holds several runs; give each run a folder of its own")
     for state, words in (("running", "had not ended yet"), ("lost", "ended by a signal")):
         some = [one for one in processes if one.watched and one.state == state]
         if some:
@@ -271,6 +273,16 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(notes),
         tuple(lost),
     )
+
+
+def _are_several(read: Sequence[_Read]) -> bool:
+    """Return True if the files are of several runs. On several machines each rank or node may begin a run of its own:
+    then no two of these have the same rank."""
+    ranks: dict[str, set[object]] = {}
+    for one in read:
+        ranks.setdefault(one.first["run"], set()).add(one.who.get("rank"))
+    seen = Counter(rank for of_run in ranks.values() for rank in (of_run - {None} or of_run))
+    return any(times > 1 for times in seen.values())
 
 
 def _named(process: Process) -> str:

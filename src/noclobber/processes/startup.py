@@ -32,6 +32,7 @@ def _before_excepthook(member: Member) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         member.escaped(error)
+        member.status = 1
         native(kind, error, error.__traceback__)
 
     sys.excepthook = excepthook

@@ -76,6 +76,7 @@ class Context:
         "core",
         "customs",
         "detached",
+        "detached_by_number",
         "entered",
         "forwards",
         "keeping",
@@ -94,7 +95,8 @@ class Context:
     )
 
     meet: Meet
-    detached: Callable[[torch.Tensor], None]
+    detached: Callable[[torch.Tensor], bool]
+    detached_by_number: Callable[[torch.Tensor], None]
     make_hooks: Callable[[private.Pair | None], Hooks]
     """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
     untracked: UnseenWrites

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 
@@ -61,8 +62,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         in_graph = tensor.requires_grad
         counted = in_graph and type(tensor) is plain and not (written.uncounted or written.detaches)
         if not counted or context.careful or (untracked and tensor._is_view()):
-            if written.detaches:
-                context.detached(tensor)
+            if written.detaches and not context.core.guarded(partial(context.detached, tensor)):
+                context.detached_by_number(tensor)
             if unsorted:
                 live.sort()
             if key in live.by_storage and (handles := live.at(key)):
