@@ -138,6 +138,17 @@ def test_each_rank_under_its_own_noclobber_into_one_folder(tmp_path: Path) -> No
     assert re.search(r"^not watched: rank [01] of 2: no report", noclobber(["report", "found"], tmp_path).stdout, re.M)
 
 
+def test_a_launcher_that_does_not_import_torch(tmp_path: Path) -> None:
+    """Its one child is the only process that counts."""
+    text = STARTS.partition("    if __name__")[0] + "    wrong(2)\n"
+    launcher = "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'])\n"
+    write(tmp_path, {"train.py": text, "main.py": launcher})
+    ended = noclobber(["run", "main.py"], tmp_path)
+    assert "error[NC201]" in ended.stderr
+    assert ended.status == 1
+    assert "to fix this" not in ended.stderr
+
+
 def test_a_killed_child_leaves_what_it_found(tmp_path: Path) -> None:
     text = STARTS.partition("    if __name__")[0] + (
         """

@@ -27,7 +27,7 @@ _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d+),')
 
 def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report:
     """Return the report of a session and of the files that its process and others have written."""
-    if sum(one.counts for one in files.processes) < 2 and not any(one.why for one in files.processes):
+    if not any(one.why or (one.counts and one.parent is not None) for one in files.processes):
         return replace(session.report(program), processes=files.processes)
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
