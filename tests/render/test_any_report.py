@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from noclobber.model.finding import Finding
-from noclobber.model.report import Report
+from noclobber.model.report import Report, ReportError
 from noclobber.render import FORMATS, render, window
 from noclobber.render.fit import fit, lay_out
 from noclobber.render.text import visible
@@ -28,6 +29,33 @@ def test_json_brings_back_the_same_report(report: Report) -> None:
     text = render(report, "json")
     assert Report.from_json(text) == report
     text.encode("utf-8")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: object) -> list[tuple[object, object]]:
+    """Each container in a document, with each of its keys or indices."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in rows for place in [(value, key), *places(inner)]]
+
+
+@settings(max_examples=400, deadline=None)
+@given(reports, JSON, st.data())
+def test_a_damaged_report_is_refused_or_shown(report: Report, put: object, data: st.DataObject) -> None:
+    document = json.loads(report.to_json())
+    holder, key = data.draw(st.sampled_from(places(document)))
+    holder[key] = put  # type: ignore[index]
+    try:
+        damaged = Report.from_json(json.dumps(document))
+    except ReportError:
+        return
+    for format in FORMATS:
+        assert isinstance(render(damaged, format), str)
 
 
 @pytest.mark.parametrize("format", FORMATS)
