@@ -49,15 +49,25 @@ def test_a_console_block_shows_what_is_printed(block, tmp_path):
         assert matches(shown, printed), printed
 
 
-def test_the_python_block_prints_what_stands_below_it(tmp_path):
-    kinds = [kind for kind, _ in BLOCKS]
-    program, shown = BLOCKS[kinds.index("python")][1], BLOCKS[kinds.index("text")][1]
+PYTHON = [
+    (text, BLOCKS[number + 1][1])
+    for number, (kind, text) in enumerate(BLOCKS[:-1])
+    if kind == "python" and BLOCKS[number + 1][0] == "text"
+]
+
+
+@pytest.mark.parametrize(("program", "shown"), PYTHON, ids=[shown.splitlines()[0][:20] for _, shown in PYTHON])
+def test_a_python_block_prints_what_stands_below_it(program, shown, tmp_path):
     (tmp_path / "program.py").write_text(program)
     environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "program.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
     )
-    assert done.stdout == shown
+    assert done.stdout.rstrip() == shown.rstrip()
+
+
+def test_each_python_block_has_its_output_below_it():
+    assert len(PYTHON) == sum(kind == "python" for kind, _ in BLOCKS)
 
 
 def test_matches_can_fail():

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from noclobber.blocks import install, preserve, watch
 from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
+from noclobber.ops import probe
 
-__all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "install", "preserve", "watch"]
+__all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "install", "preserve", "probe", "watch"]

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from noclobber.model.error import ClobberWarning
 from noclobber.model.finding import Finding
 from noclobber.model.kept import Kept
+from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
 from noclobber.processes.block import Block
 from noclobber.session import OnWrite, Session
@@ -34,19 +35,24 @@ class watch:
 
     `children=True` watches the processes that start in the block too, forked or as a new Python. What they found until
     the block ends is in its report and its warning.
+
+    `ledger=True` counts the bytes that saves keep alive; `ledger()` says who kept them when they were the most.
     """
 
-    def __init__(self, *, contents: bool = False, on_write: OnWrite = "record", children: bool = False) -> None:
+    def __init__(
+        self, *, contents: bool = False, on_write: OnWrite = "record", children: bool = False, ledger: bool = False
+    ) -> None:
         if on_write not in ("record", "raise"):
             raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
         self._on_write: OnWrite = on_write
         self._contents = contents
         self._children = children
+        self._ledger = ledger
         self._blocks: list[Block] = []
         self._last = Block(Session())
 
     def __enter__(self) -> watch:
-        session = Session(on_write=self._on_write, contents=self._contents, notes=True)
+        session = Session(on_write=self._on_write, contents=self._contents, notes=True, counting=self._ledger)
         session.start()
         self._last = Block(session, children=self._children)
         self._blocks.append(self._last)
@@ -88,6 +94,16 @@ class watch:
     def findings(self) -> tuple[Finding, ...]:
         """What this block, or the last one ended, found."""
         return self._last.report().findings
+
+    def ledger(self) -> Ledger:
+        """Return who kept the most bytes for backward in this block, or the last one ended.
+
+        Raises ValueError without `ledger=True`.
+        """
+        ledger = self._last.session.ledger()
+        if ledger is None:
+            raise ValueError("this block counts no bytes: write `watch(ledger=True)`")
+        return ledger
 
     @property
     def report(self) -> Report:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from noclobber.model.report import Report
     from noclobber.run import Run
 
-FORMATS = ("full", "concise", "github", "json")
+FORMATS = ("full", "concise", "github", "json", "html")
 REFUSED = 2
 """The exit status for a command that cannot be carried out; argparse uses the same."""
 
@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser(
         "run",
-        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] SCRIPT [ARGS...] | "
-        "-m MODULE | -c CODE",
+        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] "
+        "SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
         "or 1 if the program ended well but noclobber found an error.",
@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "--raise", dest="on_write", action="store_const", const="raise", default="record",
         help="stop at the first write that breaks a gradient, before it happens",
     )  # fmt: skip
+    run.add_argument(
+        "--ledger", action="store_true", help="also say which lines, modules and operators keep bytes for backward"
+    )
     run.set_defaults(parser=run)
 
     fix = verbs.add_parser(
@@ -134,12 +137,20 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = verbs.add_parser(
         "explain",
-        help="explain a code, or an error of PyTorch",
-        description="Print the page of a rule, or say what an error text means. Without an argument, list the rules.",
-        epilog="examples: noclobber explain NC101; python train.py 2>&1 | noclobber explain -",
+        help="explain a code, an operator, or an error of PyTorch",
+        description="Print the page of a rule; say what an operator, a module or a custom operator keeps for backward, "
+        "and what may be overwritten; or say what an error text means. Without an argument, list the rules.",
+        epilog="examples: noclobber explain NC101; noclobber explain relu; noclobber explain nn.BatchNorm2d; "
+        "python train.py 2>&1 | noclobber explain -",
         allow_abbrev=False,
     )
-    explain.add_argument("what", nargs="*", metavar="CODE | ERROR TEXT | -", help="`-` reads a traceback from stdin")
+    explain.add_argument(
+        "what", nargs="*", metavar="CODE | OPERATOR | ERROR TEXT | -", help="`-` reads a traceback from stdin"
+    )
+    explain.add_argument(
+        "--operators", action="store_true", help="print what every function of torch and torch.nn.functional keeps"
+    )
+    explain.add_argument("--markdown", action="store_true", help="with --operators: print a table of Markdown")
     explain.set_defaults(carry_out=_explain, parser=explain)
 
     report = verbs.add_parser(
@@ -158,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="full", help="full (default), concise, github or json")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="full", help="full (default), concise, github, json or html"
+    )
 
 
 def _positive(text: str) -> int:
@@ -193,7 +206,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
         options.parser.error(f"-o {options.output} keeps what each process finds; `noclobber report` has the formats")
     if output is not None and (why := _unusable(folder) if folder else _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
-    run = Run(options.on_write, options.contents, folder)
+    run = Run(options.on_write, options.contents, folder, ledger=options.ledger)
     try:
         run.carry_out(words, lambda: _reported(run, options, words, output))
     except NotAProgram as reason:
@@ -346,10 +359,16 @@ def _fix(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """`noclobber explain`: the page of a rule, what an error text means, or the list of rules."""
+    """`noclobber explain`: the page of a rule or of an operator, what an error text means, or the list of rules."""
     from noclobber.rules import catalogue, rule_of
 
     what = " ".join(options.what)
+    if options.operators:
+        if what:
+            options.parser.error("`--operators` prints all operators, and takes no name")
+        return _operators(options)
+    if options.markdown:
+        options.parser.error("`--markdown` needs `--operators`: give both")
     if not what:
         for one in catalogue():
             headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
@@ -368,12 +387,40 @@ def _explain(options: argparse.Namespace) -> int:
             return 1
         print(words.rstrip("\n"))
         return 0
+    return _operator(what)
+
+
+def _operators(options: argparse.Namespace) -> int:
+    """`noclobber explain --operators`: the table of all."""
+    from noclobber.ops.explaining import names, page_of
+    from noclobber.render.operator import operators
+
+    pages = [page for name in names() if (page := page_of(name)) is not None]
+    print(operators(pages, markdown=options.markdown), end="")
+    return 0
+
+
+def _operator(what: str) -> int:
+    """The page of an operator, or what is close to a word that means nothing."""
+    from noclobber.ops.explaining import names as operator_names
+    from noclobber.ops.explaining import page_of
+    from noclobber.render.operator import page
+    from noclobber.rules import catalogue
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -c` has it: a custom operator may be defined in a file here
+    found = page_of(what)
+    if found is not None:
+        print(page(found), end="")
+        return 0
     from difflib import get_close_matches
 
     names = [name for one in catalogue() for name in (one.CODE, one.NAME)]
     close = get_close_matches(what.upper(), names, cutoff=0.7) + get_close_matches(what.lower(), names)
+    operators = {one.rpartition(".")[2]: one for one in operator_names()}
+    close += [operators[one] for one in get_close_matches(what.rpartition(".")[2], operators, cutoff=0.7)]
     hint = f"; close to it: {', '.join(close[:3])}" if close else "; `noclobber explain` lists the rules"
-    return _refuse(f"no rule `{what}`{hint}")
+    return _refuse(f"no rule `{what}`, and no operator of this name that can be tried{hint}")
 
 
 _NO_ERROR_OF_PYTORCH = """\

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -31,13 +32,21 @@ class Run:
     inside noclobber. `folder` keeps the files of its processes, for good; else they lie in a temporary one.
     """
 
-    def __init__(self, on_write: Literal["record", "raise"], contents: bool, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        on_write: Literal["record", "raise"],
+        contents: bool,
+        folder: str | None = None,
+        *,
+        ledger: bool = False,
+    ) -> None:
         self.stderr = sys.stderr
         self.status = 0
         self.crashes: list[Exception] = []
         self._on_write: Literal["record", "raise"] = on_write
         self._contents = contents
         self._kept = folder
+        self._ledger = ledger
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -53,7 +62,7 @@ class Run:
         loaded = program.load(words)
         self._argv = list(loaded.argv)
         with kept_apart(self.crashes):
-            session = Session(on_write=self._on_write, contents=self._contents)
+            session = Session(on_write=self._on_write, contents=self._contents, counting=self._ledger)
             self._member = Member(
                 Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes
             )
@@ -115,7 +124,7 @@ class Run:
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         member.session.stop()
-        return with_own(files, member.session, about)
+        return replace(with_own(files, member.session, about), ledger=member.session.ledger())
 
     def close(self) -> None:
         """Remove the files of the processes, if nobody asked for them."""

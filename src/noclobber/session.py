@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from noclobber import rules
 from noclobber.model.clobber import Clobber
@@ -17,9 +17,13 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
+from noclobber.model.ledger import Ledger
 from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
+
+if TYPE_CHECKING:
+    from noclobber.observe.saved_bytes import SavedBytes
 
 OnWrite = Literal["record", "raise"]
 
@@ -45,12 +49,16 @@ class Session:
         contents: bool = False,
         keeping: bool = False,
         notes: bool = False,
+        counting: bool = False,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
         self.journal: Journal | None = None
+        self.account: SavedBytes | None = None
+        """What counts the bytes of saves, once it has started."""
+        self._counts_bytes = counting
         self._kept: Counter[Kept] = Counter()
         self._copies: Counter[Kept] = Counter()
         self._notes = notes
@@ -75,9 +83,11 @@ class Session:
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
         try:
-            from noclobber.observe import subscription
+            from noclobber.observe import saved_bytes, subscription
         except (ImportError, AttributeError) as failure:
             raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
+        if self._counts_bytes:
+            self.account = saved_bytes.SavedBytes()
         subscription.subscribe(self)
         self._started = True
 
@@ -203,6 +213,16 @@ class Session:
 
             self.failed(lost("changes to the source", failure))
             return tuple(findings)
+
+    def ledger(self) -> Ledger | None:
+        """Return who kept the most bytes for backward; None if nobody asked for it, or nothing has started."""
+        if self.account is None:
+            return None
+        from noclobber.rules.shared.wording import node_in_words
+
+        ledger = self.account.ledger()
+        entries = (replace(one, op=node_in_words(one.node) if one.node else "") for one in ledger.entries)
+        return replace(ledger, entries=tuple(entries))
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""

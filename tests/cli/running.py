@@ -68,7 +68,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         path.write_text(dedent(text).lstrip("\n"), encoding="utf-8")
 
 
-def same(
+def assert_same(
     folder: Path,
     words: Sequence[str],
     *,

@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from .running import NEVER, noclobber, same, write
+from .running import NEVER, assert_same, noclobber, write
 
 STATUSES = {
     "nothing": ("pass", 0),
@@ -30,7 +30,7 @@ STATUSES = {
 @pytest.mark.parametrize(("text", "status"), STATUSES.values(), ids=STATUSES.keys())
 def test_same_status(tmp_path: Path, text: str, status: int) -> None:
     write(tmp_path, {"main.py": text})
-    assert same(tmp_path, ["main.py"]).status == status
+    assert assert_same(tmp_path, ["main.py"]).status == status
 
 
 ERRORS = {
@@ -63,14 +63,14 @@ ERRORS = {
 @pytest.mark.parametrize("text", ERRORS.values(), ids=ERRORS.keys())
 def test_same_traceback(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text, "broken.py": "def f():\n    [][0]\nf()", "wrong.py": "x = (\n"})
-    assert same(tmp_path, ["main.py"]).status != 0
+    assert assert_same(tmp_path, ["main.py"]).status != 0
 
 
 @pytest.mark.parametrize("text", [STATUSES["text"][0], *(ERRORS[name] for name in ("plain", "in an import", "hook"))])
 def test_same_end_of_modules_and_code(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text, "broken.py": "def f():\n    [][0]\nf()"})
     for words in (["-m", "main"], ["-c", text]):
-        assert same(tmp_path, words).status == 1
+        assert assert_same(tmp_path, words).status == 1
 
 
 LAST_WORDS = {
@@ -121,7 +121,7 @@ LAST_WORDS = {
 @pytest.mark.parametrize("text", LAST_WORDS.values(), ids=LAST_WORDS.keys())
 def test_same_last_words(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text})
-    same(tmp_path, ["main.py"])
+    assert_same(tmp_path, ["main.py"])
 
 
 def test_the_report_comes_after_all_that_the_program_writes(tmp_path: Path) -> None:
@@ -134,16 +134,16 @@ def test_the_report_comes_after_all_that_the_program_writes(tmp_path: Path) -> N
         1 / 0
         """
     write(tmp_path, {"main.py": text})
-    lines = same(tmp_path, ["main.py"], merged=True).stdout.splitlines()
+    lines = assert_same(tmp_path, ["main.py"], merged=True).stdout.splitlines()
     assert lines[:2] == ["err", "out"]
     assert lines[-3:] == ["ZeroDivisionError: division by zero", "thread", "exit function"]
-    lines = same(tmp_path, ["-m", "main"], merged=True).stdout.splitlines()
+    lines = assert_same(tmp_path, ["-m", "main"], merged=True).stdout.splitlines()
     assert lines[0] == "err"
     assert lines[-4:] == ["ZeroDivisionError: division by zero", "out", "thread", "exit function"]
-    same(tmp_path, ["-c", dedent(text)], merged=True)
+    assert_same(tmp_path, ["-c", dedent(text)], merged=True)
     # Without an error: that a program on stdin has source is more than `python` knows.
-    same(tmp_path, ["-"], stdin=dedent(text).replace("1 / 0", ""), merged=True)
-    lines = same(tmp_path, ["main.py"], merged=True, options=["-u"]).stdout.splitlines()
+    assert_same(tmp_path, ["-"], stdin=dedent(text).replace("1 / 0", ""), merged=True)
+    lines = assert_same(tmp_path, ["main.py"], merged=True, options=["-u"]).stdout.splitlines()
     assert lines[:2] == ["out", "err"]
 
 

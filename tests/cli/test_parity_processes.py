@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import ENVIRONMENT, NEVER, PYTHON, RUN, Ended, call, same, without_addresses, write
+from .running import ENVIRONMENT, NEVER, PYTHON, RUN, Ended, assert_same, call, without_addresses, write
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and fork")
 
@@ -50,7 +50,7 @@ CHILDREN = """
 @pytest.mark.parametrize("words", [["main.py"], ["-m", "main"]], ids=lambda words: words[0])
 def test_children(tmp_path: Path, words: list[str], method: str) -> None:
     write(tmp_path, {"main.py": CHILDREN})
-    bare = same(tmp_path, [*words, method])
+    bare = assert_same(tmp_path, [*words, method])
     assert "1 5" in bare.stdout
     assert "ValueError: in a child" in bare.stderr
 
@@ -74,7 +74,7 @@ FORKS = {
 @pytest.mark.parametrize("text", FORKS.values(), ids=FORKS.keys())
 def test_forks(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text})
-    same(tmp_path, ["main.py"])
+    assert_same(tmp_path, ["main.py"])
 
 
 def test_another_program_in_its_place(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import RUN, call, same, write
+from .running import RUN, assert_same, call, write
 
 WHERE = "import sys; print(__name__, sys.argv, sys.path, sys.flags)\n"
 GLOBALS = "print(sorted(globals().items(), key=str))\nimport sys; print(vars(sys.modules['__main__']) is globals())\n"
@@ -39,19 +39,19 @@ def test_same_surroundings(tmp_path: Path, words: list[str], text: str) -> None:
     (tmp_path / "link.py").symlink_to("pkg/inner.py")
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
         packed.writestr("__main__.py", text)
-    assert same(tmp_path, words, stdin=text).stdout
+    assert assert_same(tmp_path, words, stdin=text).stdout
 
 
 @pytest.mark.parametrize("text", [WHERE, GLOBALS], ids=["where", "globals"])
 @pytest.mark.parametrize("words", [["--raise"], ["-c", "x"], []], ids=str)
 def test_same_surroundings_of_code(tmp_path: Path, words: list[str], text: str) -> None:
-    assert same(tmp_path, ["-c", text, *words]).stdout
+    assert assert_same(tmp_path, ["-c", text, *words]).stdout
 
 
 def test_joined_options_are_those_of_python(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": WHERE})
-    same(tmp_path, ["-mmain", "x"])
-    same(tmp_path, ["-cprint(7)", "x"])
+    assert_same(tmp_path, ["-mmain", "x"])
+    assert_same(tmp_path, ["-cprint(7)", "x"])
 
 
 @pytest.mark.parametrize("option", ["-P", "-O", "-Wdefault", "-Xdev"])
@@ -61,7 +61,7 @@ def test_options_of_the_interpreter_hold(tmp_path: Path, words: list[str], optio
         pytest.skip("`python -P -m main` does not look here either")
     text = WHERE + "import warnings; warnings.warn('old', DeprecationWarning); assert sys.argv is None\n"
     write(tmp_path, {"main.py": text, "folder/__main__.py": text})
-    same(tmp_path, words, options=[option])
+    assert_same(tmp_path, words, options=[option])
 
 
 SCRIPTS = {
@@ -105,16 +105,16 @@ SCRIPTS = {
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_same_script(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"main.py": text, "sibling.py": ""})
-    same(tmp_path, ["main.py"], stdin="first\nsecond\nthird\n")
+    assert_same(tmp_path, ["main.py"], stdin="first\nsecond\nthird\n")
 
 
 def test_relative_imports_of_a_package(tmp_path: Path) -> None:
     text = "from . import other; from .other import x; print(x, __spec__, __package__)"
     write(tmp_path, {"pkg/__init__.py": "print('package')", "pkg/__main__.py": text, "pkg/inner.py": text})
     write(tmp_path, {"pkg/other.py": "x = 1"})
-    assert same(tmp_path, ["-m", "pkg"]).stdout.startswith("package\n1 ")
-    assert same(tmp_path, ["-m", "pkg.inner"]).stdout.startswith("package\n1 ")
-    assert same(tmp_path, ["pkg"]).status == 1
+    assert assert_same(tmp_path, ["-m", "pkg"]).stdout.startswith("package\n1 ")
+    assert assert_same(tmp_path, ["-m", "pkg.inner"]).stdout.startswith("package\n1 ")
+    assert assert_same(tmp_path, ["pkg"]).status == 1
 
 
 def test_source_of_stdin_and_code_is_known(tmp_path: Path) -> None:
@@ -126,4 +126,4 @@ def test_source_of_stdin_and_code_is_known(tmp_path: Path) -> None:
 def test_python_reads_a_script_from_a_pipe(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("no /dev/stdin")
-    same(tmp_path, ["/dev/stdin", "x"], stdin="import sys; print(sys.argv, __file__)")
+    assert_same(tmp_path, ["/dev/stdin", "x"], stdin="import sys; print(sys.argv, __file__)")

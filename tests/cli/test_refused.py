@@ -32,9 +32,19 @@ NOT_PROGRAMS = {
     "another format": (["report", "other.json"], "cannot read `other.json`: expected a document of format "),
     "damaged": (["report", "damaged.json"], "cannot read `damaged.json`: damaged report: "),
     "report on stdin": (["report", "-"], "cannot read `-`: not JSON: "),
-    "unknown code": (["explain", "NC110"], "no rule `NC110`; close to it: NC"),
-    "unknown word": (["explain", "zzzz"], "no rule `zzzz`; `noclobber explain` lists the rules"),
+    "nested": (["report", "nested.json"], "cannot read `nested.json`: not a report: lists or objects in it are nested"),
+    "wrong type": (["report", "typed.json"], "cannot read `typed.json`: damaged report: TypeError: `message` is int"),
+    "unknown code": (["explain", "NC110"], "no rule `NC110`, and no operator of this name that can be tried; close to"),
+    "unknown word": (
+        ["explain", "zzzz"],
+        "no rule `zzzz`, and no operator of this name that can be tried; `noclobber explain` lists the rules",
+    ),
 }
+
+
+WRONG_TYPE = """{"format": "noclobber-report/1", "program": {}, "coverage": {"writes": "", "saves": true, "unseen": [],
+    "contents": true}, "findings": [{"code": "NC101", "rule": "", "severity": "error", "message": 7, "labels": [],
+    "tensor": null, "save": null, "writes": [], "count": 1, "notes": [], "suggestions": []}]}"""
 
 
 @pytest.mark.parametrize(("words", "line"), NOT_PROGRAMS.values(), ids=NOT_PROGRAMS.keys())
@@ -42,6 +52,7 @@ def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
     write(tmp_path, {"wrong.py": "print('ran')\n\ndef f() x\n", "wide.py": "é = '日本' x\n", "ran.py": "print('ran')"})
     write(tmp_path, {"indented.py": "def f():\npass\n", "package/__init__.py": "", "other.json": '{"format": "x"}'})
     write(tmp_path, {"damaged.json": '{"format": "noclobber-report/1", "findings": [{}]}'})
+    write(tmp_path, {"nested.json": "[" * 100_000 + "]" * 100_000, "typed.json": WRONG_TYPE})
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x80\x02\x00\x00")
     (tmp_path / "latin.py").write_bytes("x = 'é'".encode("latin-1"))

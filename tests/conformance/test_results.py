@@ -17,7 +17,7 @@ def saves():
     for op in op_db:
         if torch.float32 not in op.supported_dtypes("cpu") or not op.supports_autograd:
             continue
-        samples = zip(range(SAMPLES), op.sample_inputs("cpu", torch.float32, requires_grad=True), strict=False)
+        samples = zip(range(SAMPLES), op.sample_inputs_func(op, "cpu", torch.float32, True), strict=False)
         for _, sample in samples:
             outputs = []
             with suppress(RuntimeError):  # some have no second gradient

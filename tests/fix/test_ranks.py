@@ -30,7 +30,7 @@ def test_ranks_are_proven_as_one(tmp_path: Path) -> None:
     assert ended.status == 0, ended.stderr
     assert "-h += 1\n+h = h + 1\n" in ended.stdout
     first, *_, last = ended.stderr.splitlines()
-    assert first == "noclobber: searched and proven as rank 0 in a world of one"
+    assert first == "noclobber: run as rank 0 of one process, for the search and for the proof"
     assert "  proven: " in ended.stderr
     assert last == f"next: noclobber fix --write {' '.join(TORCHRUN)} train.py --epochs 1"
 
@@ -39,7 +39,7 @@ def test_what_only_another_rank_does_is_not_called_clean(tmp_path: Path) -> None
     write(tmp_path, {"train.py": TRAIN.replace("h += 1", "if dist.get_rank() == 1: h += 1")})
     ended = noclobber(["fix", *TORCHRUN, "train.py", "--epochs", "1"], tmp_path)
     assert (ended.stdout, ended.status) == ("", 2)
-    assert "is in a process that the program starts (NC101 at train.py:6:26); `noclobber fix`" in ended.stderr
+    assert "a child process has a write that breaks a gradient (NC101 at train.py:6:26); `noclobber" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_write_in_a_child_is_told_and_not_called_clean(tmp_path: Path, method:
     ended = noclobber(["fix", "train.py", method], tmp_path)
     assert (ended.stdout, ended.status) == ("", 2)
     assert ended.stderr == (
-        "noclobber: error: a write that breaks a gradient is in a process that the program starts (NC101 at "
-        "train.py:5:5); `noclobber fix` runs and proves the first process only: let it call the same code\n"
+        "noclobber: error: a child process has a write that breaks a gradient (NC101 at train.py:5:5); "
+        "`noclobber fix` only fixes the first process: call that code there, without a child\n"
     )
 
 

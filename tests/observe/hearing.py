@@ -12,6 +12,7 @@ class Heard:
     watching = True
     keeping = False
     on_write = "record"
+    account = None
 
     def __init__(self, contents):
         self.contents = contents

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import RUN, lead_children, starts_python
-from noclobber.processes.patches import Patches
 
 PYTHON = [
     ["python", "x.py"],

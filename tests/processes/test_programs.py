@@ -264,7 +264,7 @@ def test_a_block_tells_of_children_that_it_does_not_watch() -> None:
         os.waitpid(child, 0)
     with noclobber_package.watch() as later:
         pass
-    told = "processes that were forked in the block, as `children=True` is not given (1)"
+    told = "processes that the block forked (1; `children=True` watches them)"
     assert told in seen.report.coverage.unseen
     assert told not in later.report.coverage.unseen
 

@@ -41,9 +41,9 @@ def test_the_example_of_the_design() -> None:
 
 
 def test_formats_by_name() -> None:
-    assert list(FORMATS) == ["full", "concise", "github", "json"]
-    with pytest.raises(ValueError, match="unknown format 'html'; there are full, concise, github, json"):
-        render(Report(), "html")
+    assert list(FORMATS) == ["full", "concise", "github", "json", "html"]
+    with pytest.raises(ValueError, match="unknown format 'xml'; there are full, concise, github, json, html"):
+        render(Report(), "xml")
 
 
 def test_a_path_below_the_current_directory_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

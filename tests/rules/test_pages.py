@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from noclobber.model.report import Report
 from noclobber.render import render
 from noclobber.rules import Rule, catalogue
 
+from ..served import served
+
 HEADINGS = ["What happens", "Why", "Example", "Instead", "Notes"]
 RULES = catalogue()
 CODES = [rule.CODE for rule in RULES]
@@ -32,45 +33,22 @@ def sections(rule: Rule) -> dict[str, str]:
     return {heading: textwrap.dedent(body).strip("\n") for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-SERVER = """
-import json, os, sys
-import noclobber.cli, noclobber.observe.subscription, torch
-torch.ones(1, requires_grad=True).sum().backward()  # torch imports much for the first
-for line in sys.stdin:
-    folder, words = json.loads(line)
-    if (child := os.fork()) == 0:
-        os.chdir(folder)
-        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
-        os.dup2(2, 1)
-        os._exit(noclobber.cli.main(words))
-    os.waitpid(child, 0)
-    print(flush=True)
-"""
 Runs = Callable[[str, Path], tuple[dict[str, Any], str]]
 
 
 @pytest.fixture(scope="module")
 def report_of() -> Iterator[Runs]:
     """What `noclobber run` reports of a program, and what it printed; in forks of a process that has imported torch."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as server:
-        assert server.stdin
-        assert server.stdout
-        asks, answers = server.stdin, server.stdout
+    with served() as carry_out:
 
         def run(program: str, folder: Path) -> tuple[dict[str, Any], str]:
             folder.joinpath("program.py").write_text(program + "\n")
-            words = ["run", "--format", "json", "-o", "out.json", "program.py"]
-            print(json.dumps([str(folder), words]), file=asks, flush=True)
-            assert answers.readline() == "\n"
-            said = folder.joinpath("said").read_text()[-2000:]
+            said = carry_out(["run", "--format", "json", "-o", "out.json", "program.py"], folder)[-2000:]
             out = folder / "out.json"
             assert out.exists(), said
             return json.loads(out.read_text()), said
 
         yield run
-        asks.close()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)

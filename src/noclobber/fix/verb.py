@@ -67,7 +67,7 @@ def fix(
         done = repaired(rank, ENVIRONMENT)
         if not isinstance(done, Fixed):
             fixed = told(done, words, writing, unproven)
-            fixed.words.insert(0, "noclobber: searched and proven as rank 0 in a world of one")
+            fixed.words.insert(0, "noclobber: run as rank 0 of one process, for the search and for the proof")
             return fixed
     # Of what only another rank does, or only a larger world, this at least tells.
     done = repaired(words)
@@ -90,8 +90,8 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     if search.findings:
         return None
     if search.elsewhere:
-        what = f"a write that breaks a gradient is in a process that the program starts ({search.elsewhere})"
-        raise CannotFix(f"{what}; `noclobber fix` runs and proves the first process only: let it call the same code")
+        what = f"a child process has a write that breaks a gradient ({search.elsewhere})"
+        raise CannotFix(f"{what}; `noclobber fix` only fixes the first process: call that code there, without a child")
     if search.ended in (Ended.TIMEOUT, Ended.DIED):
         raise CannotFix(f"noclobber could not watch this program: {search.error}")
     if not search.torch:

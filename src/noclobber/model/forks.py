@@ -1,8 +1,10 @@
-"""Repairs locks in a forked child: a thread that exists only in the parent may hold them."""
+"""What happens when this process forks. A thread that exists only in the parent may hold locks: they are repaired."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -28,5 +30,11 @@ def _in_child() -> None:
         one.unlock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+@functools.cache
+def at_fork(**functions: Callable[[], None]) -> None:
+    """Call `before` or `after_in_child` at every fork from now on. Only once each: Python cannot unregister them."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**functions)
+
+
+at_fork(after_in_child=_in_child)

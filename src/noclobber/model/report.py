@@ -7,10 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.ledger import Ledger, ledger_in, ledger_out
 from noclobber.model.process import Process
 from noclobber.model.source import Span
+from noclobber.model.typed import require_types
 
 FORMAT = "noclobber-report/1"
+MOST_LINES = 100_000
+"""Lines that one span may have; a file that says more is damaged."""
 
 
 class ReportError(ValueError):
@@ -52,6 +56,8 @@ class Report:
     coverage: Coverage = field(default_factory=Coverage)
     program: dict[str, Any] = field(default_factory=dict)
     processes: tuple[Process, ...] = ()
+    ledger: Ledger | None = None
+    """Who kept the most bytes for backward in the first process, if that was asked for."""
 
     def count(self, severity: str) -> int:
         """How many different findings have a severity."""
@@ -66,6 +72,8 @@ class Report:
             "program": self.program,
             "processes": [asdict(process) for process in self.processes],
         }
+        if self.ledger is not None:
+            document["ledger"] = ledger_out(self.ledger)
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     @staticmethod
@@ -75,18 +83,23 @@ class Report:
             document = json.loads(text)
         except json.JSONDecodeError as error:
             raise ReportError(f"not JSON: {error}") from None
+        except RecursionError:
+            raise ReportError("not a report: lists or objects in it are nested too deeply") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             found = document.get("format") if isinstance(document, dict) else type(document).__name__
             raise ReportError(f"expected a document of format {FORMAT!r}, got {found!r}")
         try:
-            return Report(
+            report = Report(
                 tuple(finding_in(finding) for finding in document["findings"]),
                 coverage_in(document["coverage"]),
                 document["program"],
                 tuple(_process_in(process) for process in document.get("processes", ())),
+                ledger_in(document["ledger"]) if "ledger" in document else None,
             )
-        except (KeyError, TypeError, ValueError) as error:
+            require_types(report)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ReportError(f"damaged report: {type(error).__name__}: {error}") from None
+        return report
 
 
 def coverage_out(coverage: Coverage) -> dict[str, Any]:
@@ -123,6 +136,8 @@ def _span_out(span: Span) -> dict[str, Any]:
 
 
 def _span_in(data: dict[str, Any]) -> Span:
+    if abs(data["end_line"] - data["line"]) > MOST_LINES:
+        raise ValueError(f"no source has lines {data['line']} to {data['end_line']}")
     return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
 
 

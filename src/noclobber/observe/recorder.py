@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from noclobber.observe import write_policy
+from noclobber.observe import saved_bytes, write_policy
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
     custom_backwards,
@@ -41,6 +41,7 @@ from noclobber.observe.detectors import (
 )
 from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.preserve import copy_before_write
+from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import private, self_tests
 
 
@@ -98,6 +99,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("custom operators", undeclared_writes.arm_operators),
     Seen("blocks that put version counters back", threads.arm_preserved_versions),
     Seen("torch.func transforms", threads.arm_transforms),
+    Seen("bytes that saves keep", saved_bytes.arm),
     # Armed last, so it is called first at the end of a backward, while the notes of the others are still there.
     Seen("errors that leave a backward", changed_saves.arm, lasting=True, of_saves=False),
 )
@@ -120,7 +122,8 @@ def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
     changed = partial(changed_saves.read, context, silently=not context.keeping)
     exported, history = context.memory.foreign_writers, context.thread.history
     hooks = save_hooks.hooks(context.live, history, changed, context.contents, exported, context.core.fail)
-    return copy_before_write.with_sparse(hooks, context.core) if context.keeping else hooks
+    hooks = copy_before_write.with_sparse(hooks, context.core) if context.keeping else hooks
+    return saved_bytes.counting(hooks, context) if context.accounts else hooks
 
 
 CONTEXT = _composed()
@@ -193,6 +196,14 @@ def keep(keeping: bool) -> None:
     context.be_careful(1 if keeping else -1)
     (context.attend if keeping else context.ignore)(_following_moves)
     threads.renew_hooks(context)
+
+
+def count(accounts: Sequence[SavedBytes]) -> None:
+    """Set who counts the bytes of saves from now on."""
+    context, before = CONTEXT, bool(CONTEXT.accounts)
+    context.accounts[:] = accounts
+    if bool(accounts) != before:
+        threads.renew_hooks(context)
 
 
 def stop(writes: bool) -> None:

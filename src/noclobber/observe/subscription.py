@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
@@ -15,6 +16,7 @@ from noclobber.observe.core import boundary, threads
 from noclobber.observe.core.bus import Listener
 from noclobber.observe.describe import refusals
 from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import releases
 
 
@@ -32,6 +34,10 @@ class Subscriber(Listener, Protocol):
     @property
     def keeping(self) -> bool:
         """Whether the bytes that backward needs are preserved before a write changes them."""
+
+    @property
+    def account(self) -> SavedBytes | None:
+        """What counts the bytes of saves for this listener, if it asks for that."""
 
     @property
     def on_write(self) -> str:
@@ -88,6 +94,7 @@ def _settle() -> None:
         recorder.attach(watching=watching, contents=contents)
     CONTEXT.bus.listeners = list(_subscribers)
     recorder.keep(keeping)
+    recorder.count([one.account for one in _subscribers if one.account is not None])
     recorder.stop(any(one.on_write == "raise" for one in _subscribers))
 
 
@@ -102,6 +109,16 @@ def coverage() -> Coverage:
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
+
+
+def is_armed() -> bool:
+    """Return True while anything is watched."""
+    return CONTEXT.armed
+
+
+def apart() -> AbstractContextManager[None]:
+    """Run a block of this thread unwatched: a trial of noclobber's own."""
+    return threads.apart(CONTEXT)
 
 
 def begin_again() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
 
+from noclobber.model.forks import at_fork
 from noclobber.model.report import Report, ReportError
 from noclobber.processes.member import Member, Order
 from noclobber.processes.merging import report_of, with_own
@@ -28,7 +27,7 @@ class Block:
         self._forks = 0
         if session.started and not children:
             _alone.append(self)
-            _register()
+            at_fork(before=_before_fork)
         if children:
             order = Order(
                 tempfile.mkdtemp(prefix="noclobber-"), session.contents, session.on_write, session.watching, notes=True
@@ -61,7 +60,7 @@ class Block:
         report = with_own(self._all, self.session, {})
         if not self._forks:
             return report
-        unseen = f"processes that were forked in the block, as `children=True` is not given ({self._forks})"
+        unseen = f"processes that the block forked ({self._forks}; `children=True` watches them)"
         return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
 
     def forking(self) -> None:
@@ -76,10 +75,3 @@ _alone: list[Block] = []
 def _before_fork() -> None:
     for block in _alone:
         block.forking()
-
-
-@functools.cache
-def _register() -> None:
-    """Register the function for forks. Only once in a process: Python cannot unregister it."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_before_fork)

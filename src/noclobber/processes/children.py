@@ -1,4 +1,4 @@
-"""What a process starts that begins as another program. A Python among them that is not watched must be told of."""
+"""Programs that a process starts. The report names each new Python that was not watched."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from noclobber.imports import after_import
-from noclobber.processes.patches import Patches
+from noclobber.observe.torch_api.patches import Patches
 
 Started = Callable[[int | None, list[str]], None]
-"""Is told of a child: its pid where it is known, and its command line."""
+"""Called for each child, with its pid if that is known, and its command line."""
 RUN = "NOCLOBBER_RUN"
 """The variable that leads a new Python to the run. It is given to children, and not in `os.environ`."""
 _PYTHON = re.compile(r"(?:^|[\s/\\;&|(\"'])(?:python|pypy)[\d.]*w?(?:\.exe)?(?=$|[\s;&|)\"'])", re.IGNORECASE)

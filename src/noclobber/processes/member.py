@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from noclobber.imports import after_import
 from noclobber.model.error import UnsupportedTorch
+from noclobber.model.forks import at_fork
 from noclobber.model.report import Lost, coverage_out
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import RUN, lead_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
-from noclobber.processes.patches import Patches
 
 if TYPE_CHECKING:
     from noclobber.model.finding import Finding
@@ -61,7 +62,7 @@ class Member:
         self.order = order
         self.session = session
         self.crashes = crashes
-        """The errors inside noclobber, which are told at the end."""
+        """Errors inside noclobber. The report names them at the end."""
         self.watched = False
         self.unsupported = ""
         """Why this release of torch can't be watched."""
@@ -79,7 +80,7 @@ class Member:
         session = self.session
         session.journal = self
         _members.append(self)
-        _register()
+        at_fork(after_in_child=_in_child)
         lead_children(lambda: self.order.to_text(), self._started, self._patches)
         after_import("multiprocessing.util", self._at_end_of_multiprocessing)
         atexit.register(self.end)
@@ -243,13 +244,6 @@ def is_member() -> bool:
 def _in_child() -> None:
     for member in _members:
         member.forked()
-
-
-@functools.cache
-def _register() -> None:
-    """Register the function for forks. Only once in a process: Python cannot unregister it."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_in_child)
 
 
 @contextlib.contextmanager

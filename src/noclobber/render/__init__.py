@@ -1,4 +1,4 @@
-"""A Report in, a string out: full, concise, github, json. To add an output: one file that takes a Report."""
+"""A Report in, a string out: full, concise, github, json, html. To add an output: one file that takes a Report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from noclobber.render.data import json
+from noclobber.render.html import html
 from noclobber.render.kept import kept as kept
+from noclobber.render.ledger import table
 from noclobber.render.lines import concise, github
 
 if TYPE_CHECKING:
@@ -28,10 +30,12 @@ class Format(Protocol):
 
 
 def full(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
-    """Every finding with its source window, then a footer with counts, what was not watched and the next command."""
+    """Every finding with its source window, a footer with counts, what was not watched and the next command; then the
+    ledger, if there is one."""
     from noclobber.render import terminal
 
-    return terminal.full(report, color=color, width=width)
+    text = terminal.full(report, color=color, width=width)
+    return text if report.ledger is None else f"{text}\n{table(report.ledger)}"
 
 
 def window(finding: Finding, *, color: bool = False, width: int = WIDTH) -> str:
@@ -48,7 +52,9 @@ def footer(report: Report, *, color: bool = False) -> str:
     return terminal.footer(report, color=color)
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType({"full": full, "concise": concise, "github": github, "json": json})
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {"full": full, "concise": concise, "github": github, "json": json, "html": html}
+)
 
 
 def render(report: Report, format: str, *, color: bool = False, width: int = WIDTH) -> str:

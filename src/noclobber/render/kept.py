@@ -13,12 +13,12 @@ def kept(rows: Sequence[Kept]) -> str:
     if not rows:
         return "nothing had to be kept\n"
     total = sum(row.bytes for row in rows)
-    sizes = [_bytes(row.bytes) for row in rows]
+    sizes = [size(row.bytes) for row in rows]
     width = max(map(len, sizes))
-    lines = [f"kept {_bytes(total)} for backward, at {len(rows)} place{'' if len(rows) == 1 else 's'}"]
-    for size, row in zip(sizes, rows, strict=True):
+    lines = [f"kept {size(total)} for backward, at {len(rows)} place{'' if len(rows) == 1 else 's'}"]
+    for bytes_, row in zip(sizes, rows, strict=True):
         times = "" if row.times == 1 else f" ({row.times} times)"
-        lines.append(f"{size:>{width}}  {_where(row)}{times}")
+        lines.append(f"{bytes_:>{width}}  {_where(row)}{times}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -29,10 +29,11 @@ def _where(row: Kept) -> str:
     return f"{write}`{writer}` overwrites what {save} {'will read again' if row.again else 'saved'}"
 
 
-def _bytes(count: int) -> str:
-    size, unit = float(count), "B"
+def size(count: int) -> str:
+    """A number of bytes for a reader: `96 B`, `1.5 kB`."""
+    number, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
+        if number < 1000:
             break
-        size, unit = size / 1000, larger
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        number, unit = number / 1000, larger
+    return f"{count} B" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What listeners are told at once: findings, refusals, copies and failures. It also counts what was not seen."""
+"""Findings, refusals, copies and failures, for whoever listens. It also counts what was not seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noclobber.observe.core.records import Backward, here
 
 
 class Listener(Protocol):
-    """Is told of each event at once, before the program goes on."""
+    """Called for each event at once, before the program goes on."""
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """Called when a changed save is read, or a write is stopped.

@@ -21,7 +21,7 @@ from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
 from noclobber.observe.core.fingerprints import Contents
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle, Hooks
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
@@ -57,6 +57,16 @@ class UnseenWrites(Protocol):
         """Called before a tensor gets the data of another (`tensor.data = value`)."""
 
 
+class Account(Protocol):
+    """What counts the bytes that saves keep (saved_bytes.py)."""
+
+    def saved(self, handle: Handle, frame: FrameType) -> None:
+        """Called after each save, with the frame that made it."""
+
+    def begins(self, call: Backward) -> None:
+        """Called when a backward call begins."""
+
+
 class Context:
     """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
 
@@ -65,6 +75,7 @@ class Context:
         "_attending",
         "_counting",
         "_states",
+        "accounts",
         "armed",
         "armings",
         "attentive",
@@ -110,6 +121,8 @@ class Context:
         """`armed` is True while writes are logged, `watching` while saves are recorded too."""
         self.contents: Contents | None = None
         """Takes the fingerprints; None where the bytes of saves are not compared."""
+        self.accounts: list[Account] = []
+        """Those that count the bytes of saves; empty most of the time."""
         self.stop_writes = False
         self.keeping = False
         """True where the bytes that backward still needs are kept before a write changes them."""

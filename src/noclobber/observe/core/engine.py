@@ -55,7 +55,7 @@ def _begins(
     """
     thread = context.thread
     outer = here() if thread.backwards or not thread.entered else None
-    if not context.bus.listeners:
+    if not context.bus.listeners or thread.apart:
         return None
     if thread.entered:
         threads.enter(context)

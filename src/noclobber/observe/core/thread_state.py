@@ -38,6 +38,8 @@ class Thread(threading.local):
         """Noclobber's pair of hooks on this thread; None if there is none."""
         self.mode: WriteMode | None = None
         self.entered = False
+        self.apart = False
+        """True while a trial of noclobber's own runs, which nobody watches."""
         self.blocks = 0
         """How many `watch`, `preserve` and `install` blocks this thread is in."""
         self.arming = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from noclobber.observe.core import interpose, save_hooks, write_kernels
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import native_saves, private
 
 
 def arm(context: Context, way: Way) -> None:
@@ -64,6 +67,21 @@ def leave(context: Context) -> None:
             private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
+
+
+@contextmanager
+def apart(context: Context) -> Iterator[None]:
+    """Run a block of the calling thread unwatched and without hooks: a trial of noclobber's own is not the program."""
+    thread = context.thread
+    if not thread.entered:
+        yield
+        return
+    with private.unlogged(), private.no_modes(), native_saves.without_hooks():
+        thread.entered, thread.apart = False, True
+        try:
+            yield
+        finally:
+            thread.entered, thread.apart = True, False
 
 
 def push_hooks(context: Context) -> None:

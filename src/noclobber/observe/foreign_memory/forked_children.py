@@ -8,13 +8,14 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from noclobber.model.events import Tensor, Write
+from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe.core import optimizer_steps, write_kernels
 from noclobber.observe.core.boundary import Way
@@ -117,14 +118,7 @@ def arm(processes: Processes, rest: Callable[[], None], way: Way) -> None:
     """Act when this process forks. `rest` ends what a child must not go on with."""
     _armed[:] = [(processes, rest, way)]
     way.at_end(_armed.clear)
-    if hasattr(os, "register_at_fork"):
-        _register()
-
-
-@cache
-def _register() -> None:
-    """Register the functions for forks. Only once in a process: Python cannot unregister them."""
-    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+    at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 def _before_fork() -> None:

@@ -20,6 +20,7 @@ class _Silent:
     """A listener that ignores what it hears."""
 
     watching = keeping = True
+    account = None
     on_write = "record"
 
     def __init__(self, *, contents: bool) -> None:

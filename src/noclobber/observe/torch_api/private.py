@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from types import FunctionType, GetSetDescriptorType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
@@ -271,9 +271,15 @@ def is_view_of_function(tensor: torch.Tensor) -> bool:
 
 def creation_of(tensor: torch.Tensor) -> str:
     """Return how a view was made, by autograd's name, "MULTI_OUTPUT_NODE"; empty for what autograd knows as no view."""
-    known = getattr(C._autograd, "_get_creation_meta", None)
     # Of a detach, which is a view without a base, PyTorch raises (torch 2.13).
-    return str(known(tensor).name) if known is not None and tensor._base is not None else ""
+    return _CREATIONS[_creation(tensor).value] if _creation is not None and tensor._base is not None else ""
+
+
+_creation = getattr(C._autograd, "_get_creation_meta", None)
+_CREATIONS: dict[int, str] = (
+    {} if _creation is None else {one.value: name for name, one in C._autograd.CreationMeta.__members__.items()}
+)
+"""The names by value: asking a value for its name takes 2 microseconds (torch 2.13)."""
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -463,6 +469,26 @@ def overload(name: str) -> OpOverload[..., object]:
     base, _, last = rest.partition(".")
     found: OpOverload[..., object] = getattr(getattr(getattr(torch.ops, namespace), base), last or "default")
     return found
+
+
+def overloads_of(function: object) -> list[OpOverload[..., object]]:
+    """Return the operators that a function of `torch.ops` stands for; empty for any other function."""
+    if isinstance(function, torch._ops.OpOverload):
+        return [function]
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return [getattr(function, one) for one in function.overloads()]  # type: ignore[no-untyped-call]
+    return []
+
+
+def is_of_custom_function(node: Node) -> bool:
+    """Return True for a node that a Function of Python's made, which is the `ctx` of its forward."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def module_call() -> CodeType:
+    """Return the code by which every module is called; its frames hold the module as `self`."""
+    code: CodeType = lookup("nn.Module._call_impl").__code__
+    return code
 
 
 def operators_may_have_changed() -> tuple[int, ...]:

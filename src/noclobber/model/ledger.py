@@ -1,0 +1,78 @@
+"""The bytes that saves keep alive for backward, at their peak: by line, module and operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Storages that one line of one module saved for one kind of node. Each storage counts for who saved it first.
+
+    `path` and `line` are empty and 0 where the line is not known. `node` is such as "ReluBackward0", and empty where no
+    backward has begun. A `parameter` lives anyway, whether it is saved or not.
+    """
+
+    path: str
+    line: int
+    column: int
+    module: str
+    node: str
+    bytes: int
+    storages: int
+    parameter: bool = False
+    source: str = ""
+    op: str = ""
+    """The operator in words: "relu" for "ReluBackward0"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What was alive in saves when the bytes were the most, the largest entry first.
+
+    `path` and `line` are those of the save that made the peak; `backwards` is how many backward calls had begun.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    path: str = ""
+    line: int = 0
+    backwards: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """The bytes at the peak, without parameters."""
+        return sum(one.bytes for one in self.entries if not one.parameter)
+
+    @property
+    def parameters(self) -> int:
+        """The bytes of the parameters among the saves."""
+        return sum(one.bytes for one in self.entries if one.parameter)
+
+    def by(self, key: Callable[[Entry], str]) -> dict[str, int]:
+        """The bytes without parameters by whatever `key` says of an entry, the most first."""
+        sums: dict[str, int] = {}
+        for one in self.entries:
+            if not one.parameter:
+                sums[key(one)] = sums.get(key(one), 0) + one.bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def ledger_out(ledger: Ledger) -> dict[str, Any]:
+    """Return a ledger as plain data."""
+    entries = [{name: getattr(one, name) for name in Entry.__slots__} for one in ledger.entries]
+    return {
+        "bytes": ledger.bytes,
+        "parameters": ledger.parameters,
+        "path": ledger.path,
+        "line": ledger.line,
+        "backwards": ledger.backwards,
+        "entries": entries,
+    }
+
+
+def ledger_in(data: Mapping[str, Any]) -> Ledger:
+    """Read back what `ledger_out` made. Raises KeyError and TypeError."""
+    entries = tuple(Entry(**{name: one[name] for name in Entry.__slots__}) for one in data["entries"])
+    return Ledger(entries, data["path"], data["line"], data["backwards"])

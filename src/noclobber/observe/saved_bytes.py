@@ -1,0 +1,198 @@
+"""Counts the bytes that saves keep alive, storage by storage, and remembers who kept them when they were the most."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FrameType
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from noclobber.model.forks import unlocked_in_child
+from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.source import source_line
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.records import Backward
+from noclobber.observe.core.save_hooks import Handle, Hooks, claim
+from noclobber.observe.core.sites import Place, site_of
+from noclobber.observe.torch_api import graph, private
+
+
+@dataclass(slots=True, eq=False)
+class _Storage:
+    """A storage that saves keep, for the save that came first."""
+
+    bytes: int
+    place: Place | None
+    module: str
+    parameter: bool
+    saver: int
+    """The identity of the handle that came first."""
+    holders: int = 1
+    node: str = ""
+
+
+class _Held(ref[Handle]):
+    """A reference to a handle, which knows the storage that the handle keeps."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class SavedBytes:
+    """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
+
+    def __init__(self) -> None:
+        self._call = private.module_call()
+        self._storages: dict[int, _Storage] = {}
+        self._held: dict[int, _Held] = {}
+        self._now = self._most = 0
+        self._peak: list[_Storage] = []
+        self._rising = False
+        """Whether the bytes are at their most so far, and nobody has written down who keeps them."""
+        self._where: Place | None = None
+        self._begun = self._backwards = 0
+        self._names: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = WeakKeyDictionary()
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Make a new lock, which no thread holds."""
+        self._lock = threading.RLock()  # a handle may die wherever the garbage collector runs
+
+    def saved(self, handle: Handle, frame: FrameType) -> None:
+        """Count a save that was just made by code that `frame` called."""
+        key = private.storage_key(handle.alias)
+        if key is None:
+            return
+        held = _Held(handle, self._released)
+        held.key = key
+        with self._lock:
+            self._held[id(held)] = held
+            known = self._storages.get(key)
+            if known is not None:
+                known.holders += 1
+                return
+            size = private.storage(handle.alias).nbytes()
+            module, parameter = self._path(*_modules(frame, self._call)), _is_parameter(handle.tensor())
+            one = self._storages[key] = _Storage(size, handle.place, module, parameter, id(handle))
+            if not one.parameter:
+                self._now += size
+                if self._now > self._most:
+                    self._most, self._rising = self._now, True
+                    self._where, self._backwards = handle.place, self._begun
+
+    def _released(self, held: ref[Handle]) -> None:
+        assert isinstance(held, _Held)
+        with self._lock:
+            self._held.pop(id(held), None)
+            one = self._storages.get(held.key)
+            if one is None:
+                return
+            one.holders -= 1
+            if one.holders:
+                return
+            if self._rising:
+                self._write_down()
+            del self._storages[held.key]
+            self._now -= 0 if one.parameter else one.bytes
+
+    def _write_down(self) -> None:
+        self._peak, self._rising = list(self._storages.values()), False
+
+    def begins(self, call: Backward) -> None:
+        """Learn which nodes keep what, before a backward reads it."""
+        self._begun += 1
+        with self._lock:
+            if self._rising:
+                self._write_down()
+        for node in graph.walk(graph.roots_of(call.outputs)):
+            for saved in graph.saves_of_or_gone(node):
+                handle = graph.content(saved)
+                if isinstance(handle, Handle):
+                    one = self._storages.get(private.storage_key(handle.alias) or 0)
+                    if one is not None and (not one.node or id(handle) == one.saver):
+                        one.node = node.name()
+
+    def ledger(self) -> Ledger:
+        """Return what was kept at the peak, with equal lines, modules and nodes as one entry."""
+        with self._lock:
+            if self._rising:
+                self._write_down()
+            storages = list(self._peak)
+        sums: dict[tuple[Place | None, str, str, bool], list[int]] = {}
+        for one in storages:
+            total = sums.setdefault((one.place, one.module, one.node, one.parameter), [0, 0])
+            total[0] += one.bytes
+            total[1] += 1
+        entries = [_entry(*key, size, count) for key, (size, count) in sums.items()]
+        at = _entry(self._where, "", "", False, 0, 0)
+        entries.sort(key=lambda one: (one.parameter, -one.bytes, one.path, one.line))
+        return Ledger(tuple(entries), at.path, at.line, self._backwards)
+
+    def _path(self, *modules: torch.nn.Module) -> str:
+        """Return the path of the innermost module, such as "ResNet.layer1.0.conv1". No module is held for it."""
+        if not modules:
+            return ""
+        root, inner = modules[0], modules[-1]
+        names = self._names.get(root)
+        if names is None:
+            names = self._names[root] = {id(one): name for name, one in root.named_modules()}
+        name = names.get(id(inner), type(inner).__name__)
+        return f"{type(root).__name__}.{name}" if name else type(root).__name__
+
+
+def _entry(place: Place | None, module: str, node: str, parameter: bool, size: int, count: int) -> Entry:
+    site = site_of(place)
+    if site is None:
+        return Entry("", 0, 0, module, node, size, count, parameter)
+    span = site.span()
+    source = source_line(span.path, span.line).strip()
+    return Entry(span.path, span.line, span.column, module, node, size, count, parameter, source)
+
+
+def _modules(frame: FrameType | None, call: CodeType) -> Iterator[torch.nn.Module]:
+    """Yield the modules that are being called, the outermost first."""
+    found: list[torch.nn.Module] = []
+    while frame is not None:
+        if frame.f_code is call:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return reversed(found)
+
+
+def _is_parameter(tensor: torch.Tensor | None) -> bool:
+    """Return True for a leaf that requires a gradient, or a view of one: it lives without the save too."""
+    whole = tensor._base if tensor is not None and tensor._base is not None else tensor
+    return whole is not None and whole.is_leaf and whole.requires_grad
+
+
+def counting(hooks: Hooks, context: Context) -> Hooks:
+    """Return hooks that also count for each SavedBytes that is open."""
+    pack, unpack = hooks
+    way = context.core
+
+    def pack_counted(tensor: torch.Tensor) -> Handle:
+        handle = pack(tensor)
+        frame = sys._getframe(1)
+        for one in context.accounts:
+            way.guarded(partial(one.saved, handle, frame))
+        return handle
+
+    private.never_compile(pack_counted)
+    claim(pack_counted)
+    return pack_counted, unpack
+
+
+def arm(context: Context, way: Way) -> None:
+    """Learn at each backward call which nodes keep what."""
+
+    def begin(call: Backward) -> None:
+        for one in context.accounts:
+            one.begins(call)
+
+    context.calls.watch(way, begin)

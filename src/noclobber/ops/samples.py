@@ -1,0 +1,340 @@
+"""Calls to try an operator with: by hand where an operator is particular, else from its schema or its signature."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from noclobber.observe.torch_api import private
+
+SIZE = 4
+"""The length of each side of a tensor, and the number of channels and features."""
+TRAINING, EVALUATION = " in training", " in evaluation"
+"""What follows the call of a module."""
+_SHAPES = ((SIZE, SIZE), (SIZE,), (2, SIZE, SIZE), (2, SIZE, SIZE, SIZE), (2, SIZE, SIZE, SIZE, SIZE))
+_INDICES = frozenset("index indices input_ids target targets repeats".split())  # noqa: SIM905
+_NUMBERS = frozenset("dim dim0 dim1 start offset diagonal".split())  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call. `call` shows it in the words of the schema."""
+
+    call: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def real(*shape: int) -> torch.Tensor:
+    """Return numbers between 0 and 1; the matrices among them are symmetric, and far from singular."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.rand(shape, generator=generator) * 0.5 + 0.2
+    if len(shape) >= 2 and shape[-1] == shape[-2]:
+        made = (made + made.mT) / 2 + torch.eye(shape[-1])
+    return made
+
+
+def whole(*shape: int) -> torch.Tensor:
+    """Return indices that every dimension has."""
+    return torch.arange(torch.Size(shape).numel()).reshape(shape) % 2
+
+
+def flags(*shape: int) -> torch.Tensor:
+    """Return a mask."""
+    return whole(*shape).bool()
+
+
+_IMAGE = (2, SIZE, SIZE, SIZE)
+PARTICULAR: Mapping[str, tuple[Any, ...]] = {
+    "conv1d": (real(2, 4, 6), real(4, 4, 3), real(4)),
+    "conv2d": (real(2, 4, 6, 6), real(4, 4, 3, 3), real(4)),
+    "conv3d": (real(2, 4, 6, 6, 6), real(4, 4, 3, 3, 3), real(4)),
+    "conv_transpose1d": (real(2, 4, 6), real(4, 4, 3), real(4)),
+    "conv_transpose2d": (real(2, 4, 6, 6), real(4, 4, 3, 3), real(4)),
+    "conv_transpose3d": (real(2, 4, 6, 6, 6), real(4, 4, 3, 3, 3), real(4)),
+    "linear": (real(4, 4), real(4, 4), real(4)),
+    "bilinear": (real(4, 4), real(4, 4), real(4, 4, 4), real(4)),
+    "embedding": (real(4, 4), whole(3)),
+    "batch_norm": (real(*_IMAGE), real(4), real(4), real(4), real(4), True, 0.1, 1e-5, True),
+    "layer_norm": (real(4, 4), [4], real(4), real(4)),
+    "group_norm": (real(*_IMAGE), 2, real(4), real(4)),
+    "instance_norm": (real(*_IMAGE), real(4), real(4), real(4), real(4), True, 0.1, 1e-5, True),
+    "rms_norm": (real(4, 4), [4], real(4)),
+    "dropout": (real(4, 4), 0.5, True),
+    "scaled_dot_product_attention": (real(*_IMAGE), real(*_IMAGE).clone(), real(*_IMAGE).clone()),
+    "cross_entropy": (real(4, 4), whole(4)),
+    "cross_entropy_loss": (real(4, 4), whole(4)),
+    "nll_loss": (real(4, 4), whole(4)),
+    "where": (flags(4, 4), real(4, 4), real(4, 4).clone()),
+    "masked_fill": (real(4, 4), flags(4, 4), 0.0),
+    "masked_select": (real(4, 4), flags(4, 4)),
+    "masked_scatter": (real(4, 4), flags(4, 4), real(4, 4).clone()),
+    "gather": (real(4, 4), 0, whole(4, 4)),
+    "scatter": (real(4, 4), 0, whole(4, 4), real(4, 4).clone()),
+    "scatter_add": (real(4, 4), 0, whole(4, 4), real(4, 4).clone()),
+    "index_select": (real(4, 4), 0, whole(3)),
+    "index_add": (real(4, 4), 0, torch.tensor([0, 1]), real(2, 4)),
+    "index_copy": (real(4, 4), 0, torch.tensor([0, 1]), real(2, 4)),
+    "index_fill": (real(4, 4), 0, torch.tensor([0, 1]), 1.0),
+    "index_put": (real(4, 4), [torch.tensor([0, 1])], real(2, 4)),
+    "take": (real(4, 4), whole(3)),
+    "take_along_dim": (real(4, 4), whole(4, 4), 0),
+    "einsum": ("ij,jk->ik", real(4, 4), real(4, 4).clone()),
+    "cat": ([real(4, 4), real(4, 4).clone()],),
+    "stack": ([real(4, 4), real(4, 4).clone()],),
+    "permute": (real(4, 4), [1, 0]),
+    "pad": (real(2, 4, 4), [1, 1]),
+    "max_pool1d": (real(2, 4, 4), 2),
+    "max_pool2d": (real(*_IMAGE), 2),
+    "avg_pool2d": (real(*_IMAGE), 2),
+    "adaptive_avg_pool2d": (real(*_IMAGE), 2),
+    "interpolate": (real(*_IMAGE), None, 2.0),
+    "pixel_shuffle": (real(*_IMAGE), 2),
+    "grid_sample": (real(*_IMAGE), real(2, 4, 4, 2)),
+    "fold": (real(2, 16, 9), [4, 4], [2, 2]),
+    "unfold": (real(*_IMAGE), 2),
+    "lerp": (real(4, 4), real(4, 4).clone(), real(4, 4).clone()),
+    "type_as": (real(4, 4), real(4, 4).double()),
+    "repeat": (real(4, 4), [2, 1]),
+    "expand": (real(4, 1), [4, 4]),
+    "view": (real(4, 4), [16]),
+    "reshape": (real(4, 4), [16]),
+    "norm": (real(4, 4),),
+    "ctc_loss": (real(4, 2, 4).log_softmax(-1), torch.ones(2, 2, dtype=torch.long), torch.tensor([4, 4]),
+                 torch.tensor([2, 2])),
+    "clamp": (real(4, 4), 0.3, 0.6),
+    "clip": (real(4, 4), 0.3, 0.6),
+    "addmv": (real(4), real(4, 4), real(4)),
+    "cross": (real(2, 3), real(2, 3).clone(), 1),
+    "alpha_dropout": (real(4, 4), 0.5, True),
+    "feature_dropout": (real(2, 4, 4), 0.5, True),
+    "feature_alpha_dropout": (real(2, 4, 4), 0.5, True),
+    "native_dropout": (real(4, 4), 0.5, True),
+    "broadcast_to": (real(4, 1), [4, 4]),
+    "broadcast_tensors": ([real(4, 1), real(1, 4)],),
+    "block_diag": ([real(4, 4), real(4, 4).clone()],),
+    "atleast_1d": (real(4),),
+    "binary_cross_entropy_with_logits": (real(4, 4), real(4, 4).clone()),
+    "kl_div": (real(4, 4), real(4, 4).clone()),
+    "cosine_embedding_loss": (real(4, 4), real(4, 4).clone(), torch.ones(4)),
+    "F.batch_norm": (real(*_IMAGE), real(4), real(4), real(4), real(4), True),
+    "F.instance_norm": (real(*_IMAGE), real(4), real(4), real(4), real(4), True),
+    "F.embedding": (whole(3), real(4, 4)),
+    "F.embedding_bag": (whole(3, 2), real(4, 4)),
+    "F.affine_grid": (real(2, 2, 3), [2, 1, 4, 4]),
+    "F.max_pool3d": (real(*_IMAGE, SIZE), 2),
+    "F.adaptive_max_pool1d": (real(2, 4, 4), 2),
+    "F.adaptive_max_pool2d": (real(*_IMAGE), 2),
+    "F.adaptive_max_pool3d": (real(*_IMAGE, SIZE), 2),
+    "F.multi_margin_loss": (real(4, 4), whole(4)),
+    "F.multilabel_margin_loss": (real(4, 4), whole(4, 4)),
+    "F.upsample": (real(*_IMAGE), None, 2.0),
+    "index_reduce": (real(4, 4), 0, torch.tensor([0, 1]), real(2, 4), "mean"),
+    "scatter_reduce": (real(4, 4), 0, whole(4, 4), real(4, 4).clone(), "sum"),
+    "as_strided_scatter": (real(4, 4), real(4), [4], [1]),
+    "constant_pad_nd": (real(4, 4), [1, 1]),
+    "lstm_cell": (real(2, 4), [real(2, 4), real(2, 4).clone()], real(16, 4), real(16, 4).clone(), real(16), real(16)),
+    "gru_cell": (real(2, 4), real(2, 4).clone(), real(12, 4), real(12, 4).clone(), real(12), real(12)),
+    "native_layer_norm": (real(4, 4), [4], real(4), real(4), 1e-5),
+    "native_group_norm": (real(*_IMAGE), real(4), real(4), 2, 4, 16, 2, 1e-5),
+    "native_batch_norm": (real(*_IMAGE), real(4), real(4), real(4), real(4), True, 0.1, 1e-5),
+    "view_as_real": (torch.complex(real(4), real(4)),),
+    "view_as_complex": (real(4, 2),),
+    "imag": (torch.complex(real(4), real(4)),),
+    "stft": (real(16), 4),
+    "Embedding": (whole(3),),
+    "EmbeddingBag": (whole(3, 2),),
+    "CTCLoss": (real(4, 2, 4).log_softmax(-1), torch.ones(2, 2, dtype=torch.long), torch.tensor([4, 4]),
+                torch.tensor([2, 2])),
+    "CosineEmbeddingLoss": (real(4, 4), real(4, 4).clone(), torch.ones(4)),
+    "MultiMarginLoss": (real(4, 4), whole(4)),
+    "MultiLabelMarginLoss": (real(4, 4), whole(4, 4)),
+    "Fold": (real(2, 16, 9),),
+    "Upsample": (real(*_IMAGE),),
+    "CrossEntropyLoss": (real(4, 4), whole(4)),
+    "NLLLoss": (real(4, 4), whole(4)),
+    "Bilinear": (real(4, 4), real(4, 4).clone()),
+    "MultiheadAttention": (real(2, 4, 4), real(2, 4, 4).clone(), real(2, 4, 4).clone()),
+    "TransformerEncoderLayer": (real(2, 4, 4),),
+    "TransformerDecoderLayer": (real(2, 4, 4), real(2, 4, 4).clone()),
+}  # fmt: skip
+"""The arguments of operators, functions and modules that no guess from their names would give."""
+_MADE_WITH: Mapping[str, tuple[Any, ...]] = {
+    "MultiheadAttention": (SIZE, 2),
+    "TransformerEncoderLayer": (SIZE, 2, SIZE),
+    "TransformerDecoderLayer": (SIZE, 2, SIZE),
+    "GroupNorm": (2, SIZE),
+    "PixelShuffle": (2,),
+    "Fold": ((SIZE, SIZE), (2, 2)),
+    "LSTM": (SIZE, SIZE),
+    "GRU": (SIZE, SIZE),
+    "RNN": (SIZE, SIZE),
+    "Upsample": (None, 2),
+    "UpsamplingNearest2d": (None, 2),
+    "UpsamplingBilinear2d": (None, 2),
+    "ReflectionPad1d": (1,),
+    "ReflectionPad2d": (1,),
+    "ReflectionPad3d": (1,),
+    "Unflatten": (1, (2, 2)),
+}
+
+
+def samples_of(name: str, function: Any) -> Iterator[Sample]:
+    """Yield one call that works for each way of calling: for each overload, or in training and in evaluation."""
+    if isinstance(function, type):
+        if issubclass(function, torch.nn.Module):
+            yield from _of_module(name, function)
+        return
+    found = [one for overload in _overloads(function) if (one := _of_overload(name, overload)) is not None]
+    if found:
+        yield from found
+        return
+    args = PARTICULAR.get(f"F.{name}", PARTICULAR.get(name))
+    names = _required(function)
+    if not names and args is None:  # `*args, **kwargs`: which of two functions it is depends on them
+        return
+    sample = _first(name, function, [args] if args is not None else _guesses(names))
+    if sample is not None:
+        shown = ", ".join(list(_parameters(function))[: len(sample.args)])
+        yield replace(sample, call=f"{name}({shown})")
+
+
+def _overloads(function: Any) -> list[Any]:
+    """Return the operators of PyTorch, or of a library, behind a function; none for one written in Python."""
+    if inspect.isfunction(function):
+        return []
+    known: list[Any] = private.overloads_of(function)
+    return known or private.overloads_of(getattr(torch.ops.aten, getattr(function, "__name__", ""), None))
+
+
+def _of_overload(name: str, overload: Any) -> Sample | None:
+    schema = overload._schema
+    if any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments if one.kwarg_only):
+        return None  # an overload with `out=`
+    if (
+        "Dimname" in str(schema)
+        or "hacked_twin" in schema.overload_name
+        or not any("Tensor" in str(one.type) for one in schema.arguments)
+    ):
+        return None
+    required = [one for one in schema.arguments if not one.has_default_value()]
+    args = PARTICULAR.get(name)
+    if args is not None and len(args) >= len(required) and _fits(args, schema.arguments):
+        sample = _first(name, overload, [args])
+        if sample is not None:
+            return Sample(_signature(name, schema.arguments[: len(args)]), overload, sample.args)
+    if any(one.kwarg_only for one in required):
+        return None
+    for shape, other in itertools.product(_SHAPES, _SHAPES):
+        tensors = itertools.chain([shape], itertools.repeat(other))
+        values = [_of_type(one, tensors) for one in required]
+        sample = _first(name, overload, [tuple(values)]) if None not in values else None
+        if sample is not None:
+            return Sample(_signature(name, required), overload, sample.args)
+    return None
+
+
+def _fits(args: tuple[Any, ...], arguments: Any) -> bool:
+    """Return True if values are of the types of a schema: a number where one is wanted, a tensor where one is."""
+    return len(args) <= len(arguments) and all(
+        isinstance(value, torch.Tensor) == str(argument.type).endswith("Tensor") or str(argument.type).startswith("Opt")
+        for value, argument in zip(args, arguments, strict=False)
+    )
+
+
+def _signature(name: str, arguments: Any) -> str:
+    return f"{name}({', '.join(f'{_type(one)} {one.name}' for one in arguments)})"
+
+
+def _type(argument: Any) -> str:
+    word = re.sub(r"Optional\[(\w+)\]", r"\1?", str(argument.type)).replace("number", "Scalar").replace("SymInt", "int")
+    return re.sub(r"List\[(.+)\]", r"\1[]", word)
+
+
+def _of_type(argument: Any, shapes: Iterator[tuple[int, ...]]) -> Any:
+    """Return a value for an argument of a schema; None for a type that cannot be guessed."""
+    kind, name = str(argument.type), argument.name
+    if kind == "Tensor":
+        shape = next(shapes)
+        if "pivots" in name:  # LAPACK reads them unchecked: others corrupt memory (torch 2.13)
+            return torch.arange(1, 1 + shape[-1], dtype=torch.int32).expand(shape[:-1]).contiguous()
+        return whole(*shape) if name in _INDICES else flags(*shape) if "mask" in name else real(*shape)
+    if kind == "List[Tensor]":
+        shape = next(shapes)
+        return [real(*shape), real(*shape).clone()]
+    if kind in ("int", "SymInt"):
+        return 0 if name in _NUMBERS else 1 if "dim" in name else 2
+    if kind in ("number", "float"):
+        return 2.0
+    if kind in ("List[int]", "List[SymInt]"):
+        return [0] if "dim" in name else [2]
+    return True if kind == "bool" else "ij->ji" if name == "equation" else None
+
+
+def _of_module(name: str, kind: type) -> Iterator[Sample]:
+    made = _made(name, kind)
+    if made is None:
+        return
+    args = PARTICULAR.get(name)
+    tries = [args] if args is not None else _guesses(_required(made.forward))
+    sample = _first(name, made, tries)
+    if sample is None:
+        return
+    names = ", ".join(list(inspect.signature(made.forward).parameters)[: len(sample.args)])
+    call = f"{name}({names})"
+    yield Sample(call + TRAINING, copy.deepcopy(made).train(), sample.args)
+    yield Sample(call + EVALUATION, made.eval(), sample.args)
+
+
+def _made(name: str, kind: type) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        for args in (_MADE_WITH.get(name, ()), tuple(3 if "kernel" in one else SIZE for one in _required(kind))):
+            try:
+                return kind(*args)
+            except (TypeError, ValueError):
+                continue
+    return None
+
+
+def _required(function: Any) -> list[str]:
+    """Return the names of the arguments that a function must be given."""
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    every = _parameters(function).values()
+    return [one.name for one in every if one.default is one.empty and one.kind in plain and one.name != "self"]
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a function; one if nothing is known of it."""
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return {"input": inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)}
+
+
+def _guesses(names: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield tensors of one shape for all arguments, then numbers after the first."""
+    for shape in _SHAPES:
+        yield tuple(real(*shape).clone() for _ in names)
+    for shape in _SHAPES:
+        yield (real(*shape), *(2 for _ in names[1:]))
+
+
+def _first(name: str, function: Any, tries: Any) -> Sample | None:
+    """Return the first call that works."""
+    for args in tries:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                copies = [one.clone() if isinstance(one, torch.Tensor) else one for one in args]
+                function(*copies)
+        except Exception:  # whatever a call that does not fit raises
+            continue
+        return Sample(name, function, tuple(args))
+    return None

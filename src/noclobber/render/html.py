@@ -1,0 +1,156 @@
+"""The report as one HTML file: the findings as text, and the ledger as a picture. It loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+
+from noclobber.model.ledger import Ledger
+from noclobber.model.report import Report
+from noclobber.render.kept import size
+from noclobber.render.ledger import place_of
+from noclobber.render.text import one_line
+
+WIDTH, HEIGHT = 1000, 480
+"""The size of the picture, in its own units."""
+
+
+def html(report: Report, *, color: bool = False, width: int = 120) -> str:
+    """A page that a browser shows without a network, in light and dark, and that a screen reader can read."""
+    from noclobber.render import terminal
+
+    text = escape(terminal.full(report, width=width))
+    body = f"<main><h1>noclobber</h1><pre>{text}</pre>{_ledger(report.ledger)}</main>"
+    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>noclobber</title>{_STYLE}"
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+
+
+def _ledger(ledger: Ledger | None) -> str:
+    if ledger is None:
+        return ""
+    kept = [one for one in ledger.entries if not one.parameter]
+    said = f"{size(ledger.bytes)} at the peak"
+    if ledger.parameters:
+        said += f", and {size(ledger.parameters)} of parameters, which live anyway"
+    rows = [
+        {
+            "bytes": one.bytes,
+            "size": size(one.bytes),
+            "line": place_of(one),
+            "module": one_line(one.module) or "no module",
+            "operator": one_line(one.op) or "not known",
+            "source": one_line(one.source),
+        }
+        for one in kept
+    ]
+    cells = "".join(
+        f"<tr><td>{escape(str(row['size']))}</td><td>{escape(str(row['line']))}</td><td>{escape(str(row['module']))}"
+        f"</td><td>{escape(str(row['operator']))}</td><td><code>{escape(str(row['source']))}</code></td></tr>"
+        for row in rows
+    )
+    data = json.dumps(rows).replace("<", "\\u003c").replace("&", "\\u0026")
+    choices = "".join(
+        f"<label><input type='radio' name='by' value='{key}'{' checked' * (key == 'line')}> {key}</label>"
+        for key in ("line", "module", "operator")
+    )
+    head = "".join(f"<th scope='col'>{name}</th>" for name in ("bytes", "line", "module", "operator", "source"))
+    return (
+        f"<section aria-labelledby='kept'><h2 id='kept'>Kept for backward: {escape(said)}</h2>"
+        f"<fieldset><legend>Group by</legend>{choices}</fieldset>"
+        f"<svg id='map' viewBox='0 0 {WIDTH} {HEIGHT}' role='group' aria-label='Bytes kept for backward'></svg>"
+        f"<p id='said' role='status' aria-live='polite'></p>"
+        f"<table><caption>Bytes kept at the peak, the most first</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{cells}</tbody></table></section>"
+        f"<script type='application/json' id='rows'>{data}</script><script>{_SCRIPT}</script>"
+    )
+
+
+_STYLE = """<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
+main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
+pre { overflow-x: auto; padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
+fieldset { border: 0; padding: 0; margin: 0 0 .5rem; display: flex; gap: 1rem; }
+legend { float: left; margin-right: 1rem; }
+svg { width: 100%; height: auto; display: block; }
+svg rect { stroke: Canvas; stroke-width: 2; }
+svg text { fill: #111; font-size: 13px; pointer-events: none; }
+svg g:focus { outline: none; }
+svg g:focus rect, svg g:hover rect { stroke: CanvasText; stroke-width: 4; }
+table { border-collapse: collapse; width: 100%; }
+caption { text-align: left; font-weight: 600; padding: 1rem 0 .25rem; }
+td:first-child { white-space: nowrap; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top; overflow-wrap: anywhere;
+  border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
+@media print { fieldset, svg, #said { display: none; } }
+</style>"""
+_SCRIPT = """
+const rows = JSON.parse(document.getElementById("rows").textContent);
+const map = document.getElementById("map"), said = document.getElementById("said");
+const [width, height] = [map.viewBox.baseVal.width, map.viewBox.baseVal.height];
+const total = rows.reduce((sum, row) => sum + row.bytes, 0);
+const SVG = "http://www.w3.org/2000/svg";
+function shown(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  while (bytes >= 1000 && at < 4) { bytes /= 1000; at += 1; }
+  return (at ? bytes.toFixed(1) : bytes) + " " + units[at];
+}
+function grouped(key) {
+  const sums = new Map();
+  for (const row of rows) {
+    const one = sums.get(row[key]) || {name: row[key], bytes: 0, source: row.source};
+    one.bytes += row.bytes;
+    sums.set(row[key], one);
+  }
+  return [...sums.values()].filter(one => one.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+}
+function laid(items, x, y, w, h, place) {
+  // Halves of equal weight, side by side along the longer side.
+  if (items.length === 1) { place(items[0], x, y, w, h); return; }
+  const sum = items.reduce((all, one) => all + one.bytes, 0);
+  let first = 0, at = 0;
+  do { first += items[at].bytes; at += 1; }
+  while (at < items.length - 1 && first + items[at].bytes / 2 < sum / 2);
+  const part = first / sum;
+  if (w >= h) {
+    laid(items.slice(0, at), x, y, w * part, h, place);
+    laid(items.slice(at), x + w * part, y, w * (1 - part), h, place);
+  } else {
+    laid(items.slice(0, at), x, y, w, h * part, place);
+    laid(items.slice(at), x, y + h * part, w, h * (1 - part), place);
+  }
+}
+function drawn(key) {
+  map.replaceChildren();
+  said.textContent = "";
+  const items = grouped(key);
+  if (!items.length) return;
+  let number = 0;
+  laid(items, 0, 0, width, height, (one, x, y, w, h) => {
+    const group = document.createElementNS(SVG, "g"), box = document.createElementNS(SVG, "rect");
+    const label = `${one.name}: ${shown(one.bytes)}, ${(100 * one.bytes / total).toFixed(1)} %`;
+    group.setAttribute("tabindex", "0");
+    group.setAttribute("role", "img");
+    group.setAttribute("aria-label", label);
+    for (const [name, value] of Object.entries({x, y, width: w, height: h})) box.setAttribute(name, value);
+    box.setAttribute("fill", `hsl(${(number * 47 + 200) % 360} 55% 72%)`);
+    number += 1;
+    group.append(box);
+    if (w > 60 && h > 20) {
+      const text = document.createElementNS(SVG, "text");
+      const room = Math.floor(w / 7.5);
+      text.setAttribute("x", x + 6);
+      text.setAttribute("y", y + 18);
+      text.textContent = one.name.length > room ? "\u2026" + one.name.slice(-room + 1) : one.name;
+      group.append(text);
+    }
+    const tell = () => { said.textContent = label + (key === "line" && one.source ? ": " + one.source : ""); };
+    group.addEventListener("focus", tell);
+    group.addEventListener("mouseenter", tell);
+    map.append(group);
+  });
+}
+for (const choice of document.getElementsByName("by")) choice.addEventListener("change", () => drawn(choice.value));
+drawn("line");
+"""

@@ -1,0 +1,68 @@
+"""What an operator keeps for backward, on one screen; and the table of all operators."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from noclobber.model.probe import Case, OperatorPage
+
+WIDTH = 100
+
+
+def page(one: OperatorPage) -> str:
+    """The page of an operator; every line ends in a newline."""
+    lines = [
+        f"{one.name}: what backward keeps, and what may be overwritten before it (tried with torch {one.torch})",
+        "",
+    ]
+    lines += [*_wrapped(one.why), ""] if one.why else []
+    rows = [("call", "requires grad", "kept", "free"), *(_row(case) for case in one.cases)]
+    rows += [_row_in_place(case) for case in one.in_place]
+    lines += [f"  {line}" for line in _aligned(rows)]
+    if any(case.copied for case in one.cases):
+        lines.append("  * and memory of its own, which nobody else can overwrite")
+    if one.formulas:
+        lines += ["", "formulas of this torch (derivatives.yaml):"]
+        for formula in one.formulas:
+            lines += [f"  {formula.node}", *(f"    {line}" for line in formula.text.splitlines())]
+            if formula.kept != formula.probed:
+                said, seen = ", ".join(formula.kept) or "nothing", ", ".join(formula.probed) or "nothing"
+                lines.append(f"    note: the formula computes with {said}; the calls above kept {seen}")
+    lines += [f"note: {note}" for note in one.notes]
+    lines += ["", "After backward everything may be overwritten; a leaf that requires grad only under torch.no_grad()."]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def operators(pages: Iterable[OperatorPage], *, markdown: bool = False) -> str:
+    """A row for each call of each operator: what it keeps and what is free."""
+    rows = [("call", "requires grad", "kept", "free")]
+    rows += [_row(case) for one in pages for case in one.cases]
+    if not markdown:
+        return "".join(f"{line}\n" for line in _aligned(rows))
+    table = [f"| {' | '.join(_cell(one) for one in row)} |" for row in rows]
+    return "".join(f"{line}\n" for line in [table[0], "|---|---|---|---|", *table[1:]])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def _row(case: Case) -> tuple[str, str, str, str]:
+    kept = (", ".join(case.kept) or "nothing") + (" *" if case.copied else "")
+    return (case.call, ", ".join(case.needs) or "any", kept, ", ".join(case.free) or "nothing")
+
+
+def _row_in_place(case: Case) -> tuple[str, str, str, str]:
+    names = [*dict.fromkeys(case.kept), *(["a copy of self"] if case.copied else [])]
+    kept = f"{', '.join(names) or 'nothing'} ({'no memory' if case.copied else 'one tensor'} spared)"
+    return (case.call, ", ".join(case.needs) or "any", kept, ", ".join(case.free) or "nothing")
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _wrapped(sentences: Sequence[str]) -> list[str]:
+    return [line for sentence in sentences for line in textwrap.wrap(sentence, WIDTH)]

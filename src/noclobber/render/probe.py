@@ -1,0 +1,55 @@
+"""What a function keeps, as a table: in text, and for a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+
+from noclobber.model.probe import Operand, Probe
+from noclobber.render.kept import size
+from noclobber.render.text import one_line
+
+NAMED = 3
+"""How many keepers of one tensor are named."""
+
+
+def table(probe: Probe) -> str:
+    """A line for each tensor, then what is kept in all; every line ends in a newline."""
+    rows = [(one_line(one.name), _kind(one), _verdict(one)) for one in probe.operands]
+    widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+    lines = [f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {verdict}".rstrip() for name, kind, verdict in rows]
+    return "".join(f"{line}\n" for line in [one_line(probe.call), *(f"  {line}" for line in lines), *_sum(probe)])
+
+
+def html(probe: Probe) -> str:
+    """The same as a table of HTML."""
+    rows = "".join(
+        f"<tr><td><code>{escape(one_line(one.name))}</code></td><td>{escape(_kind(one))}</td>"
+        f"<td>{escape(_verdict(one))}</td></tr>"
+        for one in probe.operands
+    )
+    below = "".join(f"<p>{escape(line)}</p>" for line in _sum(probe))
+    return (
+        f"<table><caption>{escape(one_line(probe.call))}</caption><thead><tr><th>tensor</th><th>kind</th>"
+        f"<th>before backward</th></tr></thead><tbody>{rows}</tbody></table>{below}"
+    )
+
+
+def _kind(operand: Operand) -> str:
+    return f"{operand.role} {operand.dtype}[{', '.join(map(str, operand.shape))}]"
+
+
+def _verdict(operand: Operand) -> str:
+    also = f" (the memory of `{operand.also}`)" if operand.also else ""
+    if operand.free:
+        return f"free{also}"
+    by = ", ".join(operand.by[:NAMED]) + (f" and {len(operand.by) - NAMED} more" if len(operand.by) > NAMED else "")
+    silent = "" if operand.noticed else "; PyTorch does not notice a write"
+    return f"kept{f' by {by}' if by else ''}{silent}{also}"
+
+
+def _sum(probe: Probe) -> list[str]:
+    lines = []
+    if probe.differentiable:
+        own = f", {size(probe.own)} of them neither input nor output" if probe.own else ""
+        lines.append(f"  {size(probe.bytes)} kept for backward{own}")
+    return [*lines, *(f"  note: {one_line(note)}" for note in probe.notes)]

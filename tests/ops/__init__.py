@@ -1,0 +1,1 @@
+"""The catalogue: rules on hand-written events, and their pages by running them."""

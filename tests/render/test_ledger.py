@@ -1,0 +1,119 @@
+"""The ledger as a table and as a page. This test runs no PyTorch; one test runs a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.report import Report
+from noclobber.render import render
+from noclobber.render.ledger import MOST, table
+
+EVIL = "</script><script>document.title='taken'</script>\x1b[31m\u202e<b>"
+LEDGER = Ledger(
+    (
+        Entry("/x/train.py", 30, 9, "Net.fc", "AddmmBackward0", 3000, 2, source="h = self.fc(x)", op="linear (addmm)"),
+        Entry("/x/train.py", 31, 9, "", "ExpBackward0", 1000, 1, source="y = h.exp()", op="exp"),
+        Entry("/x/train.py", 30, 9, "Net.fc", "AddmmBackward0", 400, 1, parameter=True, op="linear (addmm)"),
+    ),
+    "/x/train.py",
+    31,
+    4,
+)
+
+
+def test_the_table() -> None:
+    assert table(LEDGER) == (
+        "kept for backward at the peak: 4.0 kB in 3 storages; reached at /x/train.py:31, before backward 5\n"
+        "parameters among the saves: 400 B, which live anyway\n"
+        " bytes  share  line            module  operator        source\n"
+        "3.0 kB  75.0%  /x/train.py:30  Net.fc  linear (addmm)  h = self.fc(x)\n"
+        "1.0 kB  25.0%  /x/train.py:31          exp             y = h.exp()\n"
+    )
+
+
+def test_nothing_saved() -> None:
+    assert table(Ledger()) == "kept for backward: nothing was saved\n"
+
+
+def test_the_rest_is_one_row() -> None:
+    entries = tuple(Entry("t.py", line, 1, "", "", 10, 1) for line in range(1, MOST + 6))
+    assert table(Ledger(entries)).splitlines()[-1].split() == ["50", "B", "14.3%", "5", "more"]
+
+
+def test_what_a_program_wrote_does_not_act_on_the_terminal() -> None:
+    text = table(Ledger((Entry(EVIL, 1, 1, EVIL, "", 10, 1, source=EVIL, op=EVIL),)))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_a_report_has_it_in_text_and_json_and_reads_it_back() -> None:
+    report = Report(ledger=LEDGER)
+    assert render(report, "full").endswith(table(LEDGER))
+    assert json.loads(render(report, "json"))["ledger"]["bytes"] == 4000
+    assert Report.from_json(render(report, "json")) == report
+    assert "ledger" not in json.loads(render(Report(), "json"))
+
+
+def test_the_page_loads_nothing_and_escapes_everything() -> None:
+    evil = Entry(EVIL, 1, 1, EVIL, "", 10, 1, source=EVIL, op=EVIL)
+    page = render(Report(ledger=Ledger((evil,))), "html")
+    assert page.count("<script") == 2
+    assert "<b>" not in page
+    assert "\x1b" not in page
+    assert not re.search(r"(src|href)=|url\(|@import|fetch\(", page)
+    assert "<script" not in render(Report(), "html")
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# fmt: off
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update", "--virtual-time-budget=2000", "--dump-dom"]
+# fmt: on
+
+
+def shown(page: str, folder: Path, act: str = "") -> str:
+    """The page as a browser has it after its own script, and then `act`, have run."""
+    path = folder / "page.html"
+    path.write_text(page.replace("</body>", f"<script>{act}</script></body>"), encoding="utf-8")
+    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    environ = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def labels(dom: str) -> list[str]:
+    return [html.unescape(one) for one in re.findall(r'<g tabindex="0" role="img" aria-label="([^"]*)"', dom)]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_draws_the_picture_and_groups_it(tmp_path: Path) -> None:
+    page = render(Report(ledger=LEDGER), "html")
+    by_line = ["/x/train.py:30: 3.0 kB, 75.0 %", "/x/train.py:31: 1.0 kB, 25.0 %"]
+    assert labels(shown(page, tmp_path)) == by_line
+    clicked = "document.querySelector('input[value=module]').click()"
+    assert labels(shown(page, tmp_path, clicked)) == ["Net.fc: 3.0 kB, 75.0 %", "no module: 1.0 kB, 25.0 %"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_reads_a_part_to_who_reaches_it_by_key(tmp_path: Path) -> None:
+    dom = shown(render(Report(ledger=LEDGER), "html"), tmp_path, "document.querySelector('svg g').focus()")
+    assert "aria-live" in dom
+    assert ">/x/train.py:30: 3.0 kB, 75.0 %: h = self.fc(x)</p>" in dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_runs_nothing_that_a_program_wrote(tmp_path: Path) -> None:
+    evil = Entry(EVIL, 1, 1, EVIL, "", 10, 1, source=EVIL, op=EVIL)
+    dom = shown(render(Report(ledger=Ledger((evil,))), "html"), tmp_path)
+    assert "<title>noclobber</title>" in dom
+    assert len(labels(dom)) == 1
