@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser(
         "run",
-        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] "
+        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
         "SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
@@ -106,12 +107,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--ledger", action="store_true", help="also say which lines, modules and operators keep bytes for backward"
     )
+    run.add_argument(
+        "--hints", action="store_true",
+        help="also say where an in-place write would lower the peak of memory, and where one lowers nothing",
+    )  # fmt: skip
     run.set_defaults(parser=run)
 
     fix = verbs.add_parser(
         "fix",
-        usage="noclobber fix [--diff | --write [--unproven]] [--backwards N] [--seconds S] SCRIPT [ARGS...] | "
-        "-m MODULE",
+        usage="noclobber fix [--hints] [--diff | --write [--unproven]] [--backwards N] [--seconds S] "
+        "SCRIPT [ARGS...] | -m MODULE",
         help="fix a program's in-place writes, with proof",
         description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
         "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it. "
@@ -133,6 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     fix.add_argument(
         "--seconds", type=_positive, default=60, metavar="S", help="end each run after S seconds (default 60)"
     )
+    fix.add_argument(
+        "--hints", action="store_true",
+        help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
+    )  # fmt: skip
     fix.set_defaults(carry_out=_fix, parser=fix)
 
     explain = verbs.add_parser(
@@ -206,7 +215,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
         options.parser.error(f"-o {options.output} keeps what each process finds; `noclobber report` has the formats")
     if output is not None and (why := _unusable(folder) if folder else _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
-    run = Run(options.on_write, options.contents, folder, ledger=options.ledger)
+    run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)
     try:
         run.carry_out(words, lambda: _reported(run, options, words, output))
     except NotAProgram as reason:
@@ -329,8 +338,10 @@ def _write(path: str, text: str) -> None:
 
 def _fix(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
-    from noclobber.fix.verb import CannotFix, fix
+    from noclobber.fix.verb import CannotFix, fix, fix_hints
 
+    if options.unproven and options.hints:
+        options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
     if options.unproven and not options.write:
         options.parser.error("`--unproven` needs `--write`: give both")
 
@@ -339,10 +350,10 @@ def _fix(options: argparse.Namespace) -> int:
             print(f"noclobber: {text} ...", file=sys.stderr, flush=True)
 
     try:
-        fixed = fix(
+        what = fix_hints if options.hints else partial(fix, unproven=options.unproven)
+        fixed = what(
             options.program,
             writing=options.write,
-            unproven=options.unproven,
             backwards=options.backwards,
             seconds=options.seconds,
             tell=tell,

@@ -39,6 +39,7 @@ class Run:
         folder: str | None = None,
         *,
         ledger: bool = False,
+        hints: bool = False,
     ) -> None:
         self.stderr = sys.stderr
         self.status = 0
@@ -46,7 +47,7 @@ class Run:
         self._on_write: Literal["record", "raise"] = on_write
         self._contents = contents
         self._kept = folder
-        self._ledger = ledger
+        self._ledger, self._hints = ledger, hints
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -62,7 +63,9 @@ class Run:
         loaded = program.load(words)
         self._argv = list(loaded.argv)
         with kept_apart(self.crashes):
-            session = Session(on_write=self._on_write, contents=self._contents, counting=self._ledger)
+            session = Session(
+                on_write=self._on_write, contents=self._contents, counting=self._ledger, hints=self._hints
+            )
             self._member = Member(
                 Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes
             )

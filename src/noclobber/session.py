@@ -23,6 +23,7 @@ from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
 
 if TYPE_CHECKING:
+    from noclobber.observe.allocations import Allocations
     from noclobber.observe.saved_bytes import SavedBytes
 
 OnWrite = Literal["record", "raise"]
@@ -50,6 +51,7 @@ class Session:
         keeping: bool = False,
         notes: bool = False,
         counting: bool = False,
+        hints: bool = False,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
@@ -58,7 +60,10 @@ class Session:
         self.journal: Journal | None = None
         self.account: SavedBytes | None = None
         """What counts the bytes of saves, once it has started."""
+        self.allocations: Allocations | None = None
+        """What follows every operator, for hints, once it has started."""
         self._counts_bytes = counting
+        self._hints = hints
         self._kept: Counter[Kept] = Counter()
         self._copies: Counter[Kept] = Counter()
         self._notes = notes
@@ -83,11 +88,13 @@ class Session:
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
         try:
-            from noclobber.observe import saved_bytes, subscription
+            from noclobber.observe import allocations, saved_bytes, subscription
         except (ImportError, AttributeError) as failure:
             raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
         if self._counts_bytes:
             self.account = saved_bytes.SavedBytes()
+        if self._hints:
+            self.allocations = allocations.Allocations()
         subscription.subscribe(self)
         self._started = True
 
@@ -98,6 +105,8 @@ class Session:
 
             self._started = False
             self._coverage = subscription.unsubscribe(self)
+            if self.allocations is not None:
+                self.allocations.stop()
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """The recorder saw saves that were overwritten."""
@@ -224,14 +233,23 @@ class Session:
         entries = (replace(one, op=node_in_words(one.node) if one.node else "") for one in ledger.entries)
         return replace(ledger, entries=tuple(entries))
 
+    def hints(self) -> tuple[Finding, ...]:
+        """Return what could be written in place, and what need not be, the most bytes first; empty if nobody asked."""
+        if self.allocations is None:
+            return ()
+        found = [(hint, self._explained(hint)) for hint in self.allocations.hints()]
+        ordered = sorted((one for _, one in found if one is not None), key=lambda one: one.code)
+        times = {id(one): hint.times for hint, one in found}
+        return tuple(one.repeated(times[id(one)]) for one in ordered)
+
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""
         findings = self.advised(self.findings)
-        return replace(self.proposed(program), findings=findings)
+        return replace(self.proposed(program), findings=(*findings, *self.hints()))
 
     def proposed(self, program: dict[str, Any] | None = None) -> Report:
         """Return the report with all that the rules propose, for `fix` to try."""
-        return Report(self.findings, self.coverage(), program or {})
+        return Report((*self.findings, *self.hints()), self.coverage(), program or {})
 
     def coverage(self) -> Coverage:
         """Return what is watched, or was until the end."""

@@ -12,7 +12,7 @@ class Heard:
     watching = True
     keeping = False
     on_write = "record"
-    account = None
+    account = allocations = None
 
     def __init__(self, contents):
         self.contents = contents

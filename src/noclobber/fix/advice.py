@@ -27,18 +27,27 @@ def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     Nothing is run. `words` is the program as `python` would be given it. Each finding is handled inside an `apart()`,
     so that an error there does not reach the report.
     """
-    findings, can_fix = list(report.findings), False
+    findings, can_fix, can_apply = list(report.findings), False, False
     run_by_fix = _run_by_fix(report, words)
     for number, finding in enumerate(findings):
+        if finding.severity == "hint":
+            can_apply |= finding.hint is not None and bool(finding.hint.get("alone"))
+            continue
         with apart():
             reached = not finding.processes or not run_by_fix.isdisjoint(finding.processes)
             findings[number], found = _advised(finding, number < MOST and not can_fix and reached)
             can_fix |= found and reached
     told = replace(report, findings=tuple(findings))
-    if words[0] in ("-", "-c") or not can_fix:
+    if words[0] in ("-", "-c") or not (can_fix or can_apply):
         return told
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
-    return replace(told, program={**report.program, "fix": {"command": ["noclobber", "fix", *script]}})
+    return replace(
+        told,
+        program={
+            **report.program,
+            "fix": {"command": ["noclobber", "fix", *([] if can_fix else ["--hints"]), *script]},
+        },
+    )
 
 
 def _run_by_fix(report: Report, words: Sequence[str]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from noclobber.fix.edits.patch import Patch
@@ -15,8 +15,10 @@ from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
 from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
+from noclobber.model.units import size
 
 if TYPE_CHECKING:
+    from noclobber.fix.proof.hints import AppliedHints
     from noclobber.fix.proof.search import Repair, Repairs
 
 
@@ -72,6 +74,49 @@ def fix(
     # Of what only another rank does, or only a larger world, this at least tells.
     done = repaired(words)
     return done if isinstance(done, Fixed) else told(done, words, writing, unproven)
+
+
+def fix_hints(
+    words: Sequence[str], *, writing: bool, backwards: int, seconds: float, tell: Callable[[str], None]
+) -> Fixed:
+    """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`."""
+    _require(words)
+    with Launcher(words) as launcher:
+        tell("looking for in-place writes that lower the peak of memory")
+        searching = launcher.start(Order("hints", backwards, seconds), fresh=True)
+        from noclobber.fix.proof.hints import HintTrials
+
+        search = searching.result()
+        if search.crash or search.ended is Ended.REFUSED or not search.went_through:
+            _nothing(replace(search, report=""), seconds)
+        if search.findings:
+            raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {shlex.join(words)}")
+        done = HintTrials(launcher, search, backwards, seconds).carry_out(tell)
+    return told_of_hints(done, words, writing)
+
+
+def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fixed:
+    """Return the report on hints. Write the patch if `writing`."""
+    fixed = Fixed(0)
+    for one in done.applied:
+        fixed.words += [_line(one.finding), f"  change: {one.title}"]
+        fell = f"the peak falls from {size(one.before)} to {size(one.after)}"
+        fixed.words.append(f"  proven: {one.proof}; measured: {fell}")
+    for hint, why in done.withdrawn:
+        fixed.words += [_line(hint), f"  withdrawn: {why}"]
+    peak = f" (measured: {size(done.peak)})" if done.peak is not None else ""
+    fixed.diff = "".join(_diffs(done.patch))
+    if not done.applied:
+        fixed.words.append(f"noclobber: no in-place write lowers the peak of memory{peak}")
+        return fixed
+    fell = size(done.applied[0].before - done.applied[-1].after)
+    changes = _counted(len(done.applied), "change")
+    fixed.words += ["", f"noclobber: {changes}, proven and measured: the peak falls by {fell}"]
+    if writing:
+        _write_patch(done.patch, fixed)
+    elif all(map(_is_ours, done.patch.after)):
+        fixed.words.append(f"next: noclobber fix --hints --write {shlex.join(words)}")
+    return fixed
 
 
 def _require(words: Sequence[str]) -> None:
@@ -169,29 +214,36 @@ def _line(finding: Finding) -> str:
 
 
 def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
-    """Write the patch, all of it or nothing."""
-    outside = [path for path in done.patch.after if not _is_ours(path)]
-    if outside:
+    """Write the patch if it may be written."""
+    if done.left and not _outside(done.patch):
+        fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
+    elif not may_be_written and not _outside(done.patch):
+        fixed.status = 1
+        fixed.words.append("noclobber: nothing written: not every fix is proven; `--write --unproven` writes them all")
+    else:
+        _write_patch(done.patch, fixed)
+
+
+def _outside(patch: Patch) -> list[str]:
+    return [path for path in patch.after if not _is_ours(path)]
+
+
+def _write_patch(patch: Patch, fixed: Fixed) -> None:
+    """Write the patch, all of it or nothing. Raises CannotFix."""
+    if outside := _outside(patch):
         fixed.status = 1
         names = ", ".join(f"`{_shown(path)}`" for path in outside)
         fixed.words.append(f"noclobber: nothing written: {names} is not in the current folder; the diff is above")
         return
-    if done.left:
-        fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
-        return
-    if not may_be_written:
-        fixed.status = 1
-        fixed.words.append("noclobber: nothing written: not every fix is proven; `--write --unproven` writes them all")
-        return
     try:
-        for path, source in done.patch.before.items():
+        for path, source in patch.before.items():
             if Source.read(path).text != source.text:
                 raise CannotFix(f"nothing written: `{_shown(path)}` has changed in the meantime")
-        for source in done.patch.after.values():
+        for source in patch.after.values():
             replace_file(source)
     except (OSError, Misfit) as error:
         raise CannotFix(f"cannot write the patch: {error}") from None
-    names = ", ".join(_shown(path) for path in done.patch.after)
+    names = ", ".join(_shown(path) for path in patch.after)
     fixed.words.append(f"noclobber: written: {names}")
 
 

@@ -70,6 +70,9 @@ class Finding:
     notes: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = field(default=())
     processes: tuple[str, ...] = ()
+    hint: dict[str, Any] | None = None
+    """Of a hint: "bytes" that the peak falls by, "peak", and how the operator is asked for ("op", "argument", "how",
+    "called"). All of it is empty or 0 where it does not apply."""
 
     @property
     def primary(self) -> Label | None:

@@ -172,6 +172,7 @@ def finding_out(finding: Finding) -> dict[str, Any]:
             }
             for one in finding.suggestions
         ],
+        **({} if finding.hint is None else {"hint": finding.hint}),
     }
 
 
@@ -192,6 +193,7 @@ def finding_in(data: dict[str, Any]) -> Finding:
         count=data["count"],
         processes=tuple(data.get("processes", ())),
         notes=tuple(data["notes"]),
+        hint=data.get("hint"),
         suggestions=tuple(
             Suggestion(one["message"], tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]))
             for one in data["suggestions"]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Refusal, Save, Tensor, Write
+from noclobber.model.hints import Hint
 from noclobber.model.source import Site
 
 
@@ -87,5 +88,5 @@ class LostHook:
     read: Read
 
 
-Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook
+Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | Hint
 """Whatever a rule may explain."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from noclobber.observe import saved_bytes, write_policy
+from noclobber.observe import allocations, saved_bytes, write_policy
+from noclobber.observe.allocations import Allocations
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
     custom_backwards,
@@ -113,6 +114,7 @@ def _composed() -> Context:
     context.detached = partial(write_policy.detached, context)
     context.detached_by_number = write_policy.detached_by_number
     context.make_hooks = partial(_hooks, context)
+    context.operator_mode = partial(allocations.enter, context)
     return context
 
 
@@ -204,6 +206,12 @@ def count(accounts: Sequence[SavedBytes]) -> None:
     context.accounts[:] = accounts
     if bool(accounts) != before:
         threads.renew_hooks(context)
+
+
+def follow(these: Sequence[Allocations]) -> None:
+    """Set who follows every operator from now on."""
+    CONTEXT.allocations[:] = these
+    threads.renew_modes(CONTEXT)
 
 
 def stop(writes: bool) -> None:

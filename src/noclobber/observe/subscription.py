@@ -12,6 +12,7 @@ from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
 from noclobber.observe import recorder
+from noclobber.observe.allocations import Allocations
 from noclobber.observe.core import boundary, threads
 from noclobber.observe.core.bus import Listener
 from noclobber.observe.describe import refusals
@@ -38,6 +39,10 @@ class Subscriber(Listener, Protocol):
     @property
     def account(self) -> SavedBytes | None:
         """What counts the bytes of saves for this listener, if it asks for that."""
+
+    @property
+    def allocations(self) -> Allocations | None:
+        """What follows every operator for this listener, if it asks for that."""
 
     @property
     def on_write(self) -> str:
@@ -95,6 +100,7 @@ def _settle() -> None:
     CONTEXT.bus.listeners = list(_subscribers)
     recorder.keep(keeping)
     recorder.count([one.account for one in _subscribers if one.account is not None])
+    recorder.follow([one.allocations for one in _subscribers if one.allocations is not None])
     recorder.stop(any(one.on_write == "raise" for one in _subscribers))
 
 

@@ -32,7 +32,7 @@ def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
     own = tuple(finding for finding in session.findings if finding.identity() not in written)
-    return replace(files, findings=session.advised(files.findings + own), program=program)
+    return replace(files, findings=(*session.advised(files.findings + own), *session.hints()), program=program)
 
 
 @dataclass(slots=True)

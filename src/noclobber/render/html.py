@@ -7,7 +7,7 @@ from html import escape
 
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
-from noclobber.render.kept import size
+from noclobber.model.units import size
 from noclobber.render.ledger import place_of
 from noclobber.render.text import one_line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noclobber.model.kept import Kept
+from noclobber.model.units import size
 from noclobber.render.text import one_line, place
 
 
@@ -27,13 +28,3 @@ def _where(row: Kept) -> str:
     write = f"{place(row.write.span())}: " if row.write else ""
     save = place(row.save.span()) if row.save else "a line that is not known"
     return f"{write}`{writer}` overwrites what {save} {'will read again' if row.again else 'saved'}"
-
-
-def size(count: int) -> str:
-    """A number of bytes for a reader: `96 B`, `1.5 kB`."""
-    number, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{count} B" if unit == "B" else f"{number:.1f} {unit}"

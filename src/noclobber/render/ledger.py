@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from noclobber.model.ledger import Entry, Ledger
-from noclobber.render.kept import size
+from noclobber.model.units import share, size
 from noclobber.render.text import one_line, shown_path
 
 MOST = 30
@@ -24,7 +24,7 @@ def table(ledger: Ledger) -> str:
     rows = [("bytes", "share", "line", "module", "operator", "source"), *(_row(one, ledger) for one in kept[:MOST])]
     if len(kept) > MOST:
         rest = sum(one.bytes for one in kept[MOST:])
-        rows.append((size(rest), _share(rest, ledger), f"{len(kept) - MOST} more", "", "", ""))
+        rows.append((size(rest), share(rest, ledger.bytes), f"{len(kept) - MOST} more", "", "", ""))
     widths = [max(len(row[at]) for row in rows) for at in range(5)]
     for row in rows:
         cells = [f"{row[0]:>{widths[0]}}", f"{row[1]:>{widths[1]}}", *(f"{row[at]:<{widths[at]}}" for at in (2, 3, 4))]
@@ -39,8 +39,4 @@ def place_of(one: Entry) -> str:
 
 def _row(one: Entry, ledger: Ledger) -> tuple[str, ...]:
     words = (place_of(one), one_line(one.module), one_line(one.op), one_line(one.source))
-    return (size(one.bytes), _share(one.bytes, ledger), *words)
-
-
-def _share(count: int, ledger: Ledger) -> str:
-    return f"{100 * count / ledger.bytes:.1f}%" if ledger.bytes else ""
+    return (size(one.bytes), share(one.bytes, ledger.bytes), *words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from noclobber.model.probe import Operand, Probe
-from noclobber.render.kept import size
+from noclobber.model.units import size
 from noclobber.render.text import one_line
 
 NAMED = 3

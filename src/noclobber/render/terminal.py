@@ -11,7 +11,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
-from noclobber.render.text import FIXING, broken, fix_command, one_line, visible
+from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
 
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
@@ -53,7 +53,8 @@ def footer(report: Report, *, color: bool = False) -> str:
         also = f" (also {', '.join(others)})" if others else ""
         rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
         if command := fix_command(report.program):
-            rows.append([("help", FIXING), ("", f": {command}")])
+            what = APPLYING if ranked[0].severity == "hint" else FIXING
+            rows.append([("help", what), ("", f": {command}")])
     return "".join(_painted(row, _STYLES if color else {}) for row in rows)
 
 

@@ -15,8 +15,8 @@ from noclobber.model.source import Span, source_line
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
-FIXING = "to fix this"
-"""What stands before the command of `fix_command`."""
+FIXING, APPLYING = "to fix this", "to apply and measure this"
+"""What stands before the command of `fix_command`: for errors and warnings, and for hints."""
 _ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _BREAK = re.compile(r"\r\n|[\r\n]")
 

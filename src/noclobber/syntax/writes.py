@@ -28,7 +28,7 @@ _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
     ast.Pow: ("**", 8),
 }
 """Symbol, and how tightly it binds."""
-_UNARY, _ATOM = 7, 9
+_UNARY, ATOM = 7, 9
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set, ast.JoinedStr)
 _METHODS: dict[str, type[ast.operator]] = {"add_": ast.Add, "sub_": ast.Sub, "mul_": ast.Mult, "div_": ast.Div}
 """Methods that an operator says as well."""
@@ -223,18 +223,18 @@ def _operation(file: File, left: str, operator: type[ast.operator], value: ast.e
     """`left * value`, the value in parentheses where it needs them."""
     symbol, strength = _OPERATORS[operator]
     text = file.source(value)
-    if _strength(value) < (_UNARY if strength > _UNARY else strength + 1) or "\n" in text:
+    if binding(value) < (_UNARY if strength > _UNARY else strength + 1) or "\n" in text:
         text = f"({text})"
     return f"{left} {symbol} {text}"
 
 
-def _strength(value: ast.expr) -> int:
+def binding(value: ast.expr) -> int:
     """Return how tightly the outermost operator of an expression binds; 0 if it always needs parentheses."""
     if isinstance(value, ast.BinOp):
         return _OPERATORS[type(value.op)][1]
     if isinstance(value, ast.UnaryOp) and not isinstance(value.op, ast.Not):
         return _UNARY
-    return _ATOM if isinstance(value, _ATOMS) else 0
+    return ATOM if isinstance(value, _ATOMS) else 0
 
 
 def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:

@@ -9,6 +9,7 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import after, replace, without_argument
+from noclobber.syntax.in_place import with_flag
 from noclobber.syntax.names import arguments, called, dotted, is_true, keyword
 from noclobber.syntax.tree import File, Place, walk
 from noclobber.syntax.writes import is_flagged
@@ -43,6 +44,18 @@ def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidat
     if not built:
         for place in places:
             yield from _switched_off(place, cost + 1)
+
+
+def flagged(scene: Scene, place: Place, name: str) -> Iterator[Candidate]:
+    """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
+    built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if called(one) == name]
+    names = _modules(place)
+    own = [(file, one) for file, one in built if _bound_to(file, one) & names]
+    for some in dict.fromkeys(tuple(one) for one in (own, built)):
+        edits = tuple(edit for file, one in some if (edit := with_flag(file, one)) is not None)
+        if edits:
+            more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
+            yield Candidate(f"build this module with `inplace=True`{more}", edits, len(edits))
 
 
 def _is_builder(call: ast.Call) -> bool:

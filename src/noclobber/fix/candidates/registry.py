@@ -26,6 +26,8 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
 from noclobber.fix.edits.candidate import Candidate
+from noclobber.model.hints import Spelling
+from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import last_line
 from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at, writes
 
@@ -233,6 +235,19 @@ def refused(scene: Scene) -> Iterator[Candidate]:
     yield from clones.at_save(scene, 5)
 
 
+def opportunity(scene: Scene) -> Iterator[Candidate]:
+    """An operator that could write into its input."""
+    hint = scene.finding.hint or {}
+    spelling = Spelling(hint.get("how", "expression"), hint.get("called", ""))
+    for place in scene.places("write")[:1]:
+        if spelling.how == "module":
+            yield from flags.flagged(scene, place, spelling.name)
+            continue
+        edit = in_place(place, hint.get("op", ""), hint.get("argument", 0), spelling, scene.name())
+        if edit is not None:
+            yield Candidate("write in place", (edit,), 1)
+
+
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
     last = last_line(write.statement)
@@ -272,5 +287,5 @@ KINDS: Mapping[str, Sequence[Kind]] = {
     "NC206": (gradient,), "NC207": (declared,), "NC208": (hidden,), "NC209": (overwritten,), "NC210": (overwritten,),
     "NC301": (leaf,), "NC302": (leaf,), "NC303": (view,), "NC304": (view,), "NC305": (view,), "NC306": (inference,),
     "NC307": (fitting,), "NC308": (fitting,), "NC309": (fitting,), "NC310": (fitting,), "NC311": (fitting,),
-    "NC312": (declared,), "NC313": (declared,), "NC399": (refused,),
+    "NC312": (declared,), "NC901": (opportunity,), "NC313": (declared,), "NC399": (refused,),
 }  # fmt: skip

@@ -11,11 +11,12 @@ from typing import Literal
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 
-Mode = Literal["search", "watch", "bare", "reference", "clones", "losses", "derivative", "updated"]
+Mode = Literal["search", "watch", "bare", "reference", "clones", "losses", "derivative", "updated", "hints", "memory"]
 """search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
 reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
 losses: with gradients off, for the loss that the first backward begins from; derivative, updated: and for its
-derivative by forward mode, where a write to a leaf is part of what is computed, or makes it another leaf."""
+derivative by forward mode, where a write to a leaf is part of what is computed, or makes it another leaf.
+hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
 FORWARD: tuple[Mode, ...] = ("losses", "derivative", "updated")
 """Those without reverse mode, which end where the first backward would begin."""
@@ -90,6 +91,8 @@ class Result:
     begun: int = 0
     found_at: int | None = None
     saved: int | None = None
+    peak: int | None = None
+    """The most bytes that the allocators had handed out at once, of a run for memory."""
     rewritten: bool = False
     """Whether the program wrote a leaf where gradients would have been recorded, of a run for the derivative."""
     given: bool = False
@@ -124,6 +127,12 @@ class Result:
         """What was found of severity error or warning."""
         found = Report.from_json(self.report).findings if self.report else ()
         return tuple(one for one in found if one.severity != "hint")
+
+    @property
+    def hints(self) -> tuple[Finding, ...]:
+        """What a run for hints says about memory."""
+        found = Report.from_json(self.report).findings if self.report else ()
+        return tuple(one for one in found if one.code == "NC901")
 
     @property
     def went_through(self) -> bool:

@@ -27,6 +27,7 @@ from noclobber.session import Session
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Evidence
     from noclobber.observe.gradient_trace.forward_mode import ForwardMode
+    from noclobber.observe.measured_peak import MeasuredPeak
 
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
@@ -45,6 +46,7 @@ class TrialProcess:
         self._lost = False
         self._tangents: ForwardMode | None = None
         self._member: Member | None = None
+        self._peak: MeasuredPeak | None = None
 
     def carry_out(self, words: list[str]) -> None:
         """Run the program and write what came of it; never returns."""
@@ -85,7 +87,7 @@ class TrialProcess:
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,
-            wanted="loss" if mode == "search" or mode in FORWARD else "gradients",
+            wanted="loss" if mode in ("search", "hints", "memory", *FORWARD) else "gradients",
             whole=order.whole,
             truncation=order.truncation,
             retaining=order.retaining,
@@ -101,6 +103,8 @@ class TrialProcess:
         if order.handing:
             right_gradients.hand_out_clones()
         seen.arm(self._watching())
+        if mode == "memory":
+            self._measure()
         if mode == "search" and self._session is not None:
             files = os.path.join(self._folder, "processes")
             os.mkdir(files)
@@ -110,6 +114,14 @@ class TrialProcess:
             self._tangents.begin()
         elif mode == "losses":
             right_gradients.gradients_off()
+
+    def _measure(self) -> None:
+        from noclobber.observe.measured_peak import MeasuredPeak
+
+        peak = MeasuredPeak()
+        with suppress(RuntimeError):  # the environment may have started a profiler
+            peak.begin()
+            self._peak = peak
 
     def _listen_to_warnings(self) -> None:
         """Note the warning for `.grad` of a non-leaf: it is None, and a patch that rebinds a name may cause it."""
@@ -127,9 +139,9 @@ class TrialProcess:
         mode = self._order.mode
         if mode == "clones":
             return right_gradients.clone_saves
-        if mode == "bare" or mode in FORWARD:
+        if mode in ("bare", "memory", *FORWARD):
             return lambda: None
-        self._session = Session(contents=True, keeping=mode == "reference")
+        self._session = Session(contents=True, keeping=mode == "reference", hints=mode == "hints")
         return self._session.start
 
     def _looked(self) -> None:
@@ -143,6 +155,9 @@ class TrialProcess:
         result = Result(
             ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules
         )
+        if self._peak is not None:
+            with suppress(RuntimeError):
+                result.peak = self._peak.end()
         if self._tangents is not None:
             result.rewritten, result.given = self._tangents.rewritten, self._tangents.given
             result.custom = self._tangents.custom

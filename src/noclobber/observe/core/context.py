@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
@@ -67,6 +68,27 @@ class Account(Protocol):
         """Called when a backward call begins."""
 
 
+class Operators(Protocol):
+    """What is told of every operator (allocations.py)."""
+
+    def before(self, context: Context, func: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Called before an operator runs, with the innermost frame of Python that asked for it."""
+
+    def after(
+        self,
+        context: Context,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        frame: FrameType,
+    ) -> None:
+        """Called with what the operator returned."""
+
+    def handed(self, key: int) -> None:
+        """Called when code outside of torch gets the memory of a storage."""
+
+
 class Context:
     """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
 
@@ -76,6 +98,7 @@ class Context:
         "_counting",
         "_states",
         "accounts",
+        "allocations",
         "armed",
         "armings",
         "attentive",
@@ -95,6 +118,7 @@ class Context:
         "make_hooks",
         "meet",
         "memory",
+        "operator_mode",
         "put_off",
         "python_in_backward",
         "stop_writes",
@@ -110,6 +134,8 @@ class Context:
     detached_by_number: Callable[[torch.Tensor], None]
     make_hooks: Callable[[private.Pair | None], Hooks]
     """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
+    operator_mode: Callable[[], TorchDispatchMode]
+    """Puts a mode that sees every operator on the calling thread's stack, and returns it."""
     untracked: UnseenWrites
     subscribe: Callable[[Any], object]
     """Begins to watch for a `subscription.Subscriber`, which says how much it needs; `unsubscribe` ends that."""
@@ -123,6 +149,8 @@ class Context:
         """Takes the fingerprints; None where the bytes of saves are not compared."""
         self.accounts: list[Account] = []
         """Those that count the bytes of saves; empty most of the time."""
+        self.allocations: list[Operators] = []
+        """Those that follow every operator; empty most of the time."""
         self.stop_writes = False
         self.keeping = False
         """True where the bytes that backward still needs are kept before a write changes them."""

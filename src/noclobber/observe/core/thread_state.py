@@ -7,6 +7,8 @@ from collections import deque
 from typing import Any, Protocol
 from weakref import ref
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from noclobber.model.events import Step
 from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.records import Backward
@@ -37,6 +39,8 @@ class Thread(threading.local):
         self.hooks: Pair | None = None
         """Noclobber's pair of hooks on this thread; None if there is none."""
         self.mode: WriteMode | None = None
+        self.operators: TorchDispatchMode | None = None
+        """The mode that sees every operator, if somebody asks for that."""
         self.entered = False
         self.apart = False
         """True while a trial of noclobber's own runs, which nobody watches."""

@@ -45,6 +45,7 @@ def enter(context: Context) -> None:
         thread.mode = write_kernels.enter_mode()
     if context.watching:
         push_hooks(context)
+    renew_modes(context)
 
 
 def leave(context: Context) -> None:
@@ -53,6 +54,7 @@ def leave(context: Context) -> None:
     if not thread.entered:
         return
     # First remove what PyTorch holds of noclobber, whatever may fail after that.
+    renew_modes(context, wanted=False)
     hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
     thread.entered = thread.muted = False
     thread.hooks = thread.withdrawn = thread.mode = thread.step = None
@@ -108,6 +110,16 @@ def renew_hooks(context: Context) -> None:
         thread.withdrawn = thread.hooks
     else:
         private.replace_hooks(save_hooks.are_ours, thread.hooks)
+
+
+def renew_modes(context: Context, *, wanted: bool = True) -> None:
+    """Put the mode that sees every operator on this thread's stack, or take it off, as is `wanted` and asked for."""
+    thread = context.thread
+    if wanted and thread.entered and context.allocations:
+        thread.operators = thread.operators or context.operator_mode()
+    elif thread.operators is not None:
+        mode, thread.operators = thread.operators, None
+        write_kernels.leave_mode(mode)
 
 
 def withdraw(context: Context) -> None:

@@ -393,8 +393,8 @@ def enter_mode() -> WriteMode:
     return cast(WriteMode, mode().__enter__())
 
 
-def leave_mode(mode: WriteMode) -> None:
-    """Take a WriteMode off the stack again."""
+def leave_mode(mode: TorchDispatchMode) -> None:
+    """Take a mode off the stack again."""
     leave: Any = mode.__exit__
     leave(None, None, None)
 

@@ -50,6 +50,8 @@ class ExportedSaves:
             key = private.storage_key(tensor)
             if key is None or not tensor.numel():
                 return
+            for one in self._context.allocations:
+                one.handed(key)
             storage = ref(private.storage(tensor), self._way.entry(partial(self._died, key)))
         kept = [one for one in self.handed.pop(key, ()) if one.storage() is not None]
         if len(kept) >= MOST_OF_ONE:

@@ -20,7 +20,7 @@ class _Silent:
     """A listener that ignores what it hears."""
 
     watching = keeping = True
-    account = None
+    account = allocations = None
     on_write = "record"
 
     def __init__(self, *, contents: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.source import Site
 from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, last_name
 from noclobber.syntax.tree import LOOP, Placed, place_of
@@ -26,6 +27,14 @@ def form(site: Site | None) -> Form:
     """The form of the text at a site; OTHER where the source is missing."""
     write = write_of(site)
     return write.form if write is not None else Form.OTHER
+
+
+def is_written_in_place(site: Site, op: str) -> bool:
+    """Return True if the text at a site says that it writes in place, or calls a module that may be built so."""
+    found = form(site)
+    if found is Form.CALL:
+        return op.partition("::")[2].removesuffix("_") in ACTIVATIONS
+    return found in (Form.AUGMENTED, Form.METHOD, Form.FLAG)
 
 
 def target_of(site: Site | None) -> ast.expr | None:

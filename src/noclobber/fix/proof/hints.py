@@ -1,0 +1,154 @@
+"""Applies hints: writes in place where that lowers the peak of memory, and keeps what a run proves and measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from noclobber.fix.candidates import candidates
+from noclobber.fix.edits.candidate import Candidate
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof import printed
+from noclobber.fix.proof.job import Mode, Order, Result
+from noclobber.fix.proof.launcher import Launcher, Trial
+from noclobber.model.finding import Finding
+from noclobber.model.units import size
+from noclobber.observe.gradient_trace import comparison, evidence
+
+WITHIN = 0.05
+"""How far the measured fall of the peak may be from what was announced, as a part of that."""
+ROUNDS = 16
+"""Hints that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A hint that was applied. `before` and `after` are the measured peaks in bytes, `proof` says what was compared."""
+
+    finding: Finding
+    title: str
+    before: int
+    after: int
+    proof: str
+
+
+@dataclass(slots=True)
+class AppliedHints:
+    """The result. `withdrawn` are the hints that were not kept, each with the reason. `peak` is None if unknown."""
+
+    patch: Patch = field(default_factory=Patch)
+    applied: list[Applied] = field(default_factory=list)
+    withdrawn: list[tuple[Finding, str]] = field(default_factory=list)
+    peak: int | None = None
+
+
+class HintTrials:
+    """Goes from hint to hint: the one that lowers the peak the furthest first, then again with that one applied."""
+
+    def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
+        self._launcher = launcher
+        self._search = search
+        self._backwards, self._seconds = backwards, seconds
+        self._done = AppliedHints()
+        self._bare: Result | None = None
+
+    def carry_out(self, tell: Callable[[str], None]) -> AppliedHints:
+        """Apply what can be applied."""
+        done, search = self._done, self._search
+        tell("measuring the peak of the program as it is")
+        self._bare, done.peak = self._run("bare", Patch()), self._run("memory", Patch()).peak
+        for _ in range(ROUNDS):
+            hint = next((one for one in _hints(search) if not self._is_withdrawn(one)), None)
+            if hint is None:
+                break
+            if (why := self._try(hint, tell)) is None:
+                search = self._run("hints", done.patch)
+            else:
+                done.withdrawn.append((hint, why))
+        return done
+
+    def _is_withdrawn(self, hint: Finding) -> bool:
+        return any(_spelled(hint) == _spelled(one) for one, _ in self._done.withdrawn)
+
+    def _try(self, hint: Finding, tell: Callable[[str], None]) -> str | None:
+        """Apply a hint. Return None if it was kept, else why not."""
+        done = self._done
+        found = candidates(hint, done.patch.read)
+        why = "no change of the source is known for it"
+        for candidate in found:
+            tell(f"trying: {candidate.title}")
+            try:
+                patch = done.patch.edited(candidate.edits)
+                verdict = self._judged(hint, candidate, patch)
+            except (Misfit, OSError) as reason:
+                why = str(reason)
+                continue
+            if isinstance(verdict, Applied):
+                done.applied.append(verdict)
+                done.patch, done.peak = patch, verdict.after
+                return None
+            why = verdict
+        return why
+
+    def _judged(self, hint: Finding, candidate: Candidate, patch: Patch) -> Applied | str:
+        watched, memory, bare = (self._start(mode, patch) for mode in ("watch", "memory", "bare"))
+        if why := self._differs(bare.result()):
+            watched.end()
+            memory.end()
+            return why
+        result = watched.result()
+        if result.findings or not result.went_through:
+            return "in place, a gradient is wrong" if result.findings else f"the program raises {result.error}"
+        before, after = self._done.peak, memory.result().peak
+        if before is None or after is None:
+            return "the peak cannot be measured: the program uses a profiler"
+        promised = (hint.hint or {}).get("alone", 0)
+        if abs(before - after - promised) > WITHIN * promised:
+            return f"the peak falls by {size(before - after)}, and not by {size(promised)}"
+        return Applied(hint, candidate.title, before, after, self._proof())
+
+    def _differs(self, result: Result) -> str:
+        """Return how a patched run under PyTorch alone differs from the program as it is; empty if it does not."""
+        right = self._bare
+        assert right is not None
+        if result.crash or result.ended is not right.ended or result.calls != right.calls:
+            return result.crash or result.error or "the program ends otherwise"
+        one, other = _events(right), _events(result)
+        compared = comparison.compare(one, other)
+        if compared.difference or not compared.exact:
+            return compared.difference or "gradients differ in the last bits"
+        if not compared.calls and not right.printed:
+            return "nothing can be compared: the program runs no backward and prints nothing"
+        return comparison.besides(one, other, exact=True) or printed.difference(right, result)
+
+    def _proof(self) -> str:
+        calls = self._bare.calls if self._bare is not None else 0
+        if not calls:
+            return "the output is the same"
+        return f"{calls} backward call{'s' * (calls > 1)} compared, all gradients the same to the last bit"
+
+    def _run(self, mode: Mode, patch: Patch) -> Result:
+        return self._start(mode, patch).result()
+
+    def _start(self, mode: Mode, patch: Patch) -> Trial:
+        order = Order(mode, self._backwards, self._seconds, self._backwards, patch.served)
+        return self._launcher.start(order, fresh=mode == "bare")
+
+
+def _hints(search: Result) -> list[Finding]:
+    """The hints that lower the peak, whatever becomes of the others; the one that lowers it the furthest first."""
+    found = [one for one in search.hints if one.hint is not None and one.hint.get("alone")]
+    return sorted(found, key=lambda one: -(one.hint or {})["alone"])
+
+
+def _spelled(finding: Finding) -> tuple[object, ...]:
+    """What a hint is about. Its line may have moved by a patch, its text may not."""
+    label, hint = finding.primary, finding.hint or {}
+    where = None if label is None else (label.span.path, label.source, label.span.column)
+    return (where, hint.get("op"), hint.get("called"))
+
+
+def _events(result: Result) -> list[dict[str, Any]]:
+    return evidence.read(result.evidence) if result.evidence else []

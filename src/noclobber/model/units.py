@@ -1,0 +1,18 @@
+"""Numbers with their units, as readers see them."""
+
+from __future__ import annotations
+
+
+def size(count: int) -> str:
+    """A number of bytes: `96 B`, `1.5 kB`."""
+    number, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{count} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def share(part: int, whole: int) -> str:
+    """A part in percent: `1.5%`; empty where there is no whole."""
+    return f"{100 * part / whole:.1f}%" if whole else ""

@@ -1,0 +1,92 @@
+"""NC901 inplace-opportunity: an operator could write into its input, and the peak of memory would fall
+
+What happens
+    An operator makes a new tensor although nothing needs its input any more: no later line reads the input, and
+    autograd does not keep it. Both tensors are in memory at the moment when the program needs the most.
+
+Why
+    Written in place, the result takes the memory of the input. That helps only if both are alive at the peak: the
+    report says by how many bytes the peak falls, and lists nothing that would not lower it.
+
+Example
+    import torch
+
+    x = torch.ones(1000, 1000, requires_grad=True)
+    h = x.sigmoid() - 1
+    y = h * 3
+    y.sum().backward()
+
+Instead
+    import torch
+
+    x = torch.ones(1000, 1000, requires_grad=True)
+    h = x.sigmoid() - 1
+    h *= 3
+    h.sum().backward()
+
+Notes
+    `noclobber run --hints` shows hints, the most bytes first. Each is counted after those before it.
+    `noclobber fix --hints` applies them: it runs the program before and after, and keeps a change only if results and
+    gradients are the same to the last bit and the measured peak falls as announced.
+    Bytes that operators use for themselves while they run are not counted here. The measured peak has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from noclobber.model.events import Write
+from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.hints import Opportunity
+from noclobber.model.silent import Event
+from noclobber.model.units import share, size
+from noclobber.rules.shared.story import account
+from noclobber.rules.shared.wording import name_in_words, op_in_words
+from noclobber.syntax.in_place import in_place
+from noclobber.syntax.tree import place_of
+
+CODE = "NC901"
+NAME = "inplace-opportunity"
+SEVERITY: Severity = "hint"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """The finding for an operator that could write in place; None where its text cannot be rewritten."""
+    if not isinstance(event, Opportunity):
+        return None
+    words = _rewritten(event)
+    if not words:
+        return None
+    op, what = event.spelling.name or op_in_words(event.op), name_in_words(event.tensor, "its input")
+    fall = f"{size(event.bytes)} ({share(event.bytes, event.peak)})"
+    found = account(
+        (CODE, NAME, SEVERITY),
+        f"`{op}` could write into {what}: the peak of memory falls by {fall}",
+        [label("write", event.write, f"{what} is not needed after this line, and could hold the result")],
+        event.tensor,
+        (Write(event.op, event.write, tensor=event.tensor),),
+        notes=["nothing read or kept the input afterwards"],
+        suggestions=[Suggestion(words)],
+    )
+    how = {"op": event.op, "argument": event.argument, "how": event.spelling.how, "called": event.spelling.name}
+    return replace(found, hint={"bytes": event.bytes, "alone": event.alone, "peak": event.peak, **how})
+
+
+def _rewritten(event: Opportunity) -> str:
+    if event.spelling.how == "module":
+        return f"build the module with the flag: `{event.spelling.name}(..., inplace=True)`"
+    place = place_of(event.write)
+    edit = in_place(place, event.op, event.argument, event.spelling, event.tensor.name) if place is not None else None
+    if place is None or edit is None:
+        return ""
+    span = place.file.span(place.statement) if place.statement is not None else edit.span
+    if not (span.line <= edit.span.line and edit.span.end_line <= span.end_line):
+        return ""
+    begin, end = place.file.offset(span.line, span.column), place.file.offset(span.end_line, span.end_column)
+    cut = [
+        place.file.offset(edit.span.line, edit.span.column),
+        place.file.offset(edit.span.end_line, edit.span.end_column),
+    ]
+    text = place.file.text[begin : cut[0]] + edit.replacement + place.file.text[cut[1] : end]
+    return f"write in place: `{' '.join(text.split())}`"

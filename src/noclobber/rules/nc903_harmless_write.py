@@ -1,0 +1,66 @@
+"""NC903 harmless-write: a call writes in place, breaks no gradient, and lowers the peak of memory
+
+What happens
+    A call writes in place. When it did, no save held the memory that it overwrites, and out of place the program would
+    need more memory at its peak.
+
+Why
+    An in-place write is dangerous only if somebody still needs the old bytes. Nobody saved them here, so backward
+    cannot read them. And both tensors would have been in memory at the peak.
+
+Example
+    import torch
+
+    x = torch.ones(1000, 1000, requires_grad=True)
+    h = x + 1
+    h += 1
+    h.sum().backward()
+
+Instead
+    import torch
+
+    x = torch.ones(1000, 1000, requires_grad=True)
+    h = x + 1
+    y = h.exp()
+    y.sum().backward()
+
+Notes
+    The hint holds for what this run did. Another path through the program may save the tensor first: keep
+    `noclobber run` among the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from noclobber.model.events import Write
+from noclobber.model.finding import Finding, Severity, label
+from noclobber.model.hints import InPlaceCall
+from noclobber.model.silent import Event
+from noclobber.model.units import size
+from noclobber.rules.shared.story import account
+from noclobber.rules.shared.wording import name_in_words, op_in_words
+from noclobber.rules.shared.writetext import is_written_in_place
+
+CODE = "NC903"
+NAME = "harmless-write"
+SEVERITY: Severity = "hint"
+MESSAGES = ()
+
+
+def find(event: Event) -> Finding | None:
+    """The finding for a call in place that is safe and pays; None for any other."""
+    if not isinstance(event, InPlaceCall) or event.saved or event.copied or not event.rise:
+        return None
+    if not is_written_in_place(event.write, event.op):
+        return None
+    op, what = op_in_words(event.op), name_in_words(event.tensor)
+    found = account(
+        (CODE, NAME, SEVERITY),
+        f"`{op}` overwrites {what} safely, and saves {size(event.rise)} at the peak",
+        [label("write", event.write, f"nobody saved {what} before `{op}` overwrites it here")],
+        event.tensor,
+        (Write(event.op, event.write, tensor=event.tensor),),
+        notes=[f"out of place, the program would need {size(event.rise)} more at its peak"],
+    )
+    return replace(found, hint={"bytes": event.rise, "op": event.op})
