@@ -25,7 +25,7 @@ class Opportunity:
 
     `argument` is the position of that input, `tensor` is one of them. `peak` is the most bytes that tensors took.
     `bytes` says how far it falls if this operator writes in place after those that were listed before, and `alone` how
-    far if it is the only one.
+    far if it is the only one. `numbers`: the other operands are plain numbers. Tensors have no names here.
     """
 
     op: str
@@ -37,6 +37,7 @@ class Opportunity:
     peak: int
     times: int
     spelling: Spelling
+    numbers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

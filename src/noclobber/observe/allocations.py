@@ -23,6 +23,7 @@ from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.sites import Place, place_of, site_of
+from noclobber.observe.core.write_kernels import Written, move_versions, versions_of_lists, what_is_written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
@@ -73,6 +74,9 @@ class _Line:
     """Which argument may hold the result."""
     uses: list[_Use] = field(default_factory=list)
     tensor: Tensor | None = None
+    """The first such input. To look for its name in the program's variables would keep those alive for longer."""
+    numbers: bool = False
+    """Whether the other operands are plain numbers."""
     spoiled: bool = False
     """Whether the result did not fit, or the input was needed, at least once."""
 
@@ -144,7 +148,7 @@ class Allocations:
             name = func._schema.name
             known = self._calls.get((place, name))
             if known is None:
-                known = self._calls[place, name] = _InPlace(place, name, clobbers.tensor_of(tensor, key))
+                known = self._calls[place, name] = _InPlace(place, name, clobbers.unnamed(tensor))
             known.times += 1
             known.bytes = max(known.bytes, storage.bytes)
             number, source, clone = self._cloned
@@ -237,7 +241,7 @@ class Allocations:
                     line.position = position
                     line.uses.append(_Use(found, output, self._number))
                     if line.tensor is None:
-                        line.tensor = clobbers.tensor_of(value, private.storage_key(value))
+                        line.tensor, line.numbers = clobbers.unnamed(value), not _others(args, position)
                     return
         line.spoiled = True
         line.uses.clear()
@@ -253,7 +257,6 @@ class Allocations:
     ) -> bool:
         """Return True if a value could hold the result, and nobody keeps it so far."""
         key = private.storage_key(value)
-        others = (one for index, one in enumerate(args) if index != position)
         return (
             type(value) is torch.Tensor
             and found.made >= 0
@@ -263,7 +266,7 @@ class Allocations:
             and not (value.is_leaf and value.requires_grad)
             and value.is_inference() == result.is_inference()
             and private.creation_of(value) in ("", "DEFAULT")
-            and all(private.storage_key(one) != key for one in _tensors(others))
+            and all(private.storage_key(one) != key for one in _others(args, position))
             and not context.live.at(cast(int, key))
         )
 
@@ -291,7 +294,15 @@ class Allocations:
             site = site_of(line.place)
             assert site is not None
             yield Opportunity(
-                line.op, site, line.tensor or Tensor(), line.position, *fall, peak, len(line.uses), line.spelling
+                line.op,
+                site,
+                line.tensor or Tensor(),
+                line.position,
+                *fall,
+                peak,
+                len(line.uses),
+                line.spelling,
+                line.numbers,
             )
 
     def _in_place(self) -> Iterator[InPlaceCall]:
@@ -314,6 +325,10 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+def _others(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:
+    return list(_tensors(one for index, one in enumerate(args) if index != position))
 
 
 def _is_aside(context: Context) -> bool:
@@ -390,7 +405,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # the alias that noclobber itself makes of a save
         for one in context.allocations:
             context.core.guarded(partial(one.before, context, func, args, frame))
+        written = what_is_written(func)
+        before = versions_of_lists(written, args, kwargs) if isinstance(written, Written) else []
         result = func(*args, **kwargs)
+        move_versions(before)
         for one in context.allocations:
             context.core.guarded(partial(one.after, context, func, args, kwargs, result, frame))
         return result

@@ -36,14 +36,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
 from noclobber.model.hints import Opportunity
 from noclobber.model.silent import Event
 from noclobber.model.units import share, size
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
-from noclobber.syntax.in_place import in_place
-from noclobber.syntax.tree import place_of
+from noclobber.syntax.in_place import first_argument, in_place
+from noclobber.syntax.names import dotted
+from noclobber.syntax.tree import Place, place_of
 
 CODE = "NC901"
 NAME = "inplace-opportunity"
@@ -55,38 +56,39 @@ def find(event: Event) -> Finding | None:
     """The finding for an operator that could write in place; None where its text cannot be rewritten."""
     if not isinstance(event, Opportunity):
         return None
-    words = _rewritten(event)
-    if not words:
+    place = place_of(event.write)
+    if place is None:
         return None
-    op, what = event.spelling.name or op_in_words(event.op), name_in_words(event.tensor, "its input")
+    by_flag = event.spelling.how == "module"
+    texts = in_place(place, event.op, event.argument, event.spelling, numbers=event.numbers)
+    if not texts and not by_flag:
+        return None
+    target = first_argument(place.node) if by_flag else texts[0].target if len(texts) == 1 else None
+    tensor = replace(event.tensor, name=dotted(target) or None)
+    op, what = event.spelling.name or op_in_words(event.op), name_in_words(tensor, "its input")
     fall = f"{size(event.bytes)} ({share(event.bytes, event.peak)})"
+    if by_flag:
+        words = f"build the module with the flag: `{op}(..., inplace=True)`"
+    else:
+        words = f"write in place: `{_after(place, texts[0].edit)}`" if len(texts) == 1 else f"write in place: `{op}_`"
     found = account(
         (CODE, NAME, SEVERITY),
         f"`{op}` could write into {what}: the peak of memory falls by {fall}",
         [label("write", event.write, f"{what} is not needed after this line, and could hold the result")],
-        event.tensor,
-        (Write(event.op, event.write, tensor=event.tensor),),
+        tensor,
+        (Write(event.op, event.write, tensor=tensor),),
         notes=["nothing read or kept the input afterwards"],
         suggestions=[Suggestion(words)],
     )
     how = {"op": event.op, "argument": event.argument, "how": event.spelling.how, "called": event.spelling.name}
-    return replace(found, hint={"bytes": event.bytes, "alone": event.alone, "peak": event.peak, **how})
+    falls = {"bytes": event.bytes, "alone": event.alone, "peak": event.peak}
+    return replace(found, hint={**falls, **how, "numbers": event.numbers})
 
 
-def _rewritten(event: Opportunity) -> str:
-    if event.spelling.how == "module":
-        return f"build the module with the flag: `{event.spelling.name}(..., inplace=True)`"
-    place = place_of(event.write)
-    edit = in_place(place, event.op, event.argument, event.spelling, event.tensor.name) if place is not None else None
-    if place is None or edit is None:
-        return ""
-    span = place.file.span(place.statement) if place.statement is not None else edit.span
-    if not (span.line <= edit.span.line and edit.span.end_line <= span.end_line):
-        return ""
-    begin, end = place.file.offset(span.line, span.column), place.file.offset(span.end_line, span.end_column)
-    cut = [
-        place.file.offset(edit.span.line, edit.span.column),
-        place.file.offset(edit.span.end_line, edit.span.end_column),
-    ]
-    text = place.file.text[begin : cut[0]] + edit.replacement + place.file.text[cut[1] : end]
-    return f"write in place: `{' '.join(text.split())}`"
+def _after(place: Place, edit: Edit) -> str:
+    """The statement at a place as it is after an edit, on one line."""
+    file = place.file
+    whole = file.span(place.statement) if place.statement is not None else edit.span
+    begin, cut = (file.offset(one.line, one.column) for one in (whole, edit.span))
+    until, end = (file.offset(one.end_line, one.end_column) for one in (edit.span, whole))
+    return " ".join((file.text[begin:cut] + edit.replacement + file.text[until:end]).split())

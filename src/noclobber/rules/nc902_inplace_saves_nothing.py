@@ -44,7 +44,8 @@ from noclobber.model.silent import Event
 from noclobber.model.units import size
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
-from noclobber.rules.shared.writetext import is_written_in_place
+from noclobber.rules.shared.writetext import is_written_in_place, target_of
+from noclobber.syntax.names import dotted
 
 CODE = "NC902"
 NAME = "inplace-saves-nothing"
@@ -58,7 +59,8 @@ def find(event: Event) -> Finding | None:
         return None
     if not is_written_in_place(event.write, event.op):
         return None
-    op, what = op_in_words(event.op), name_in_words(event.tensor)
+    tensor = replace(event.tensor, name=dotted(target_of(event.write)) or None)
+    op, what = op_in_words(event.op), name_in_words(tensor)
     if event.copied:
         why, text = (
             f"autograd keeps a clone of {what}",
@@ -72,8 +74,8 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"`{op}` saves no memory: {why}",
         [label("write", event.write, text)],
-        event.tensor,
-        (Write(event.op, event.write, tensor=event.tensor),),
+        tensor,
+        (Write(event.op, event.write, tensor=tensor),),
         notes=notes,
         suggestions=[Suggestion("write out of place: that takes no more memory, and no save can be overwritten")],
     )

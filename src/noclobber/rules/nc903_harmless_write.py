@@ -40,7 +40,8 @@ from noclobber.model.silent import Event
 from noclobber.model.units import size
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
-from noclobber.rules.shared.writetext import is_written_in_place
+from noclobber.rules.shared.writetext import is_written_in_place, target_of
+from noclobber.syntax.names import dotted
 
 CODE = "NC903"
 NAME = "harmless-write"
@@ -54,13 +55,14 @@ def find(event: Event) -> Finding | None:
         return None
     if not is_written_in_place(event.write, event.op):
         return None
-    op, what = op_in_words(event.op), name_in_words(event.tensor)
+    tensor = replace(event.tensor, name=dotted(target_of(event.write)) or None)
+    op, what = op_in_words(event.op), name_in_words(tensor)
     found = account(
         (CODE, NAME, SEVERITY),
         f"`{op}` overwrites {what} safely, and saves {size(event.rise)} at the peak",
         [label("write", event.write, f"nobody saved {what} before `{op}` overwrites it here")],
-        event.tensor,
-        (Write(event.op, event.write, tensor=event.tensor),),
+        tensor,
+        (Write(event.op, event.write, tensor=tensor),),
         notes=[f"out of place, the program would need {size(event.rise)} more at its peak"],
     )
     return replace(found, hint={"bytes": event.rise, "op": event.op})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from noclobber.model.finding import Edit
 from noclobber.model.hints import Spelling
 from noclobber.model.operators import ACTIVATIONS
 from noclobber.syntax.edits import insert, replace
-from noclobber.syntax.names import called, dotted, first_name, has_stars, keyword
-from noclobber.syntax.tree import File, Place
+from noclobber.syntax.names import called, definition, dotted, first_name, has_stars, keyword
+from noclobber.syntax.tree import File, Place, Placed
 from noclobber.syntax.writes import ATOM, NAMESPACES, binding, is_namespace
 
 _OPERATORS: dict[type[ast.operator], str] = {
@@ -21,6 +23,7 @@ _OPERATORS: dict[type[ast.operator], str] = {
     ast.Mod: "remainder",
     ast.Pow: "pow",
 }
+_COMMUTE = ("add", "mul")
 _AUGMENTED: dict[type[ast.operator], str] = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}
 _ALIASES = {
     "absolute": "abs", "clip": "clamp", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub",
@@ -29,74 +32,90 @@ _ALIASES = {
 """Names of methods and functions for operators of another name."""
 
 
-def in_place(place: Place, op: str, argument: int, spelling: Spelling, name: str | None) -> Edit | None:
-    """Return the edit that makes an operator write into one of its operands; None where the text allows none.
+class InPlace(NamedTuple):
+    """An edit, and the expression that is then written into."""
 
-    `op` is such as "aten::relu", `argument` the position of the operand, and `name` what the program calls that.
-    `h = h * 2` becomes `h *= 2`, `y = h * 2` becomes `y = h.mul_(2)`, `torch.relu(h)` becomes `torch.relu_(h)`,
-    `h.exp()` becomes `h.exp_()`, and `F.relu(h)` becomes `F.relu(h, inplace=True)`.
+    edit: Edit
+    target: ast.expr | None
+
+
+def in_place(place: Place, op: str, argument: int, spelling: Spelling, *, numbers: bool = False) -> list[InPlace]:
+    """Return the edits that make an operator write into one of its operands; several where the text leaves it open.
+
+    `op` is such as "aten::relu", `argument` the position of the operand, and `numbers` says that the others are plain
+    numbers. `h = h * 2` becomes `h *= 2`, `y = h * 2` becomes `y = h.mul_(2)`, `torch.relu(h)` becomes
+    `torch.relu_(h)`, `h.exp()` becomes `h.exp_()`, and `F.relu(h)` becomes `F.relu(h, inplace=True)`.
     """
     file, node, op = place.file, place.node, op.partition("::")[2]
     if spelling.how == "function":
-        return _flagged(file, node, spelling.name)
-    if spelling.how == "module":
-        return None
+        edit = with_flag(file, node) if isinstance(node, ast.Call) and called(node) == spelling.name else None
+        return [InPlace(edit, first_argument(node))] if edit is not None else []
     if isinstance(node, ast.BinOp) and _OPERATORS.get(type(node.op)) == op:
-        return _of_operator(file, node, op, argument, name)
+        return list(_of_operator(file, node, op, argument, numbers))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and op == "neg":
-        return replace(file, node, f"{_operand(file, node.operand)}.neg_()")
+        return [InPlace(replace(file, node, f"{_operand(file, node.operand)}.neg_()"), node.operand)]
     if isinstance(node, ast.Call) and _ALIASES.get(called(node), called(node)) == op and not has_stars(node):
-        return _of_call(file, node, argument)
-    return None
+        found = _of_call(file, node, argument)
+        return [found] if found is not None else []
+    return []
 
 
-def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, name: str | None) -> Edit | None:
-    left, right = node.left, node.right
-    turned = argument == 1 or isinstance(left, ast.Constant) or (name and dotted(right) == name != dotted(left))
-    if turned and op not in ("add", "mul"):
-        return None
-    target, value = (right, left) if turned else (left, right)
-    if isinstance(target, ast.Constant):
-        return None
-    row = file.statement(node)
-    symbol = _AUGMENTED.get(type(node.op))
-    if isinstance(row, ast.Assign) and row.value is node and len(row.targets) == 1 and symbol and dotted(target):
-        text = file.source(target)
-        if file.source(row.targets[0]) == text:
-            return replace(file, row, f"{text} {symbol} {file.source(value)}")
-    return replace(file, node, f"{_operand(file, target)}.{op}_({file.source(value)})")
+def first_argument(node: ast.AST) -> ast.expr | None:
+    """The first argument of a call that is given without a name."""
+    return node.args[0] if isinstance(node, ast.Call) and node.args else None
 
 
-def _of_call(file: File, call: ast.Call, argument: int) -> Edit | None:
+def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, numbers: bool) -> Iterator[InPlace]:
+    sides = [(node.left, node.right), (node.right, node.left)]
+    if op not in _COMMUTE:
+        sides = sides[:1]
+    elif not numbers:
+        sides = [sides[argument]]
+    else:  # `k * h` calls the operator with `h` first, as `h * k` does
+        sides = [(target, value) for target, value in sides if not _is_number(file, target)]
+    for target, value in sides:
+        row, symbol = file.statement(node), _AUGMENTED.get(type(node.op))
+        if isinstance(row, ast.Assign) and row.value is node and len(row.targets) == 1 and symbol and dotted(target):
+            text = file.source(target)
+            if file.source(row.targets[0]) == text:
+                yield InPlace(replace(file, row, f"{text} {symbol} {file.source(value)}"), target)
+                continue
+        yield InPlace(replace(file, node, f"{_operand(file, target)}.{op}_({file.source(value)})"), target)
+
+
+def _is_number(file: File, node: ast.expr) -> bool:
+    value = definition(file, node, node) or node
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    return isinstance(value, ast.Constant)
+
+
+def _of_call(file: File, call: ast.Call, argument: int) -> InPlace | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     end = file.span(call.func)
     underscore = insert(file, end.end_line, end.end_column, "_")
-    if not is_namespace(call.func.value):
+    owner, name = call.func.value, call.func.attr
+    if not is_namespace(owner):
         if argument == 0:
-            return underscore
-        owner = call.func.value
+            return InPlace(underscore, owner)
         if len(call.args) != 1 or call.keywords:
             return None
-        return replace(file, call, f"{_operand(file, call.args[0])}.{call.func.attr}_({file.source(owner)})")
+        text = f"{_operand(file, call.args[0])}.{name}_({file.source(owner)})"
+        return InPlace(replace(file, call, text), call.args[0])
     if first_name(call.func) not in NAMESPACES or argument >= len(call.args):
         return None
-    if call.func.attr in ACTIVATIONS:  # most of these are no methods
-        return underscore if argument == 0 else None
-    target = call.args[argument]
-    rest = [*(one for one in call.args if one is not target), *call.keywords]
+    target: ast.expr = call.args[argument]
+    if name in ACTIVATIONS:  # most of these are no methods
+        return InPlace(underscore, target) if argument == 0 else None
+    rest: list[Placed] = [*(one for one in call.args if one is not target), *call.keywords]
     texts = ", ".join(file.source(one) for one in rest)
-    return replace(file, call, f"{_operand(file, target)}.{call.func.attr}_({texts})")
-
-
-def _flagged(file: File, node: ast.AST, name: str) -> Edit | None:
-    if not isinstance(node, ast.Call) or called(node) != name or has_stars(node):
-        return None
-    return with_flag(file, node)
+    return InPlace(replace(file, call, f"{_operand(file, target)}.{name}_({texts})"), target)
 
 
 def with_flag(file: File, call: ast.Call) -> Edit | None:
-    """Return the edit that adds `inplace=True` to a call; None where it has another value than a plain one."""
+    """Return the edit that adds `inplace=True` to a call; None where that cannot be added."""
+    if has_stars(call):
+        return None
     flag = keyword(call, "inplace")
     if flag is not None:
         return replace(file, flag.value, "True") if isinstance(flag.value, ast.Constant) else None

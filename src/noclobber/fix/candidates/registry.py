@@ -243,9 +243,9 @@ def opportunity(scene: Scene) -> Iterator[Candidate]:
         if spelling.how == "module":
             yield from flags.flagged(scene, place, spelling.name)
             continue
-        edit = in_place(place, hint.get("op", ""), hint.get("argument", 0), spelling, scene.name())
-        if edit is not None:
-            yield Candidate("write in place", (edit,), 1)
+        numbers = bool(hint.get("numbers"))
+        for one in in_place(place, hint.get("op", ""), hint.get("argument", 0), spelling, numbers=numbers):
+            yield Candidate("write in place", (one.edit,), 1)
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:

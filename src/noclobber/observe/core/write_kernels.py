@@ -345,7 +345,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sink is None:
             return func(*args, **kwargs)
         try:
-            written = _written_cache(func)
+            written = what_is_written(func)
         except Exception as failure:
             sink.lost(failure)
         if written is None:
@@ -370,21 +370,38 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         except Exception as failure:
             sink.lost(failure)
+        unmoved = versions_of_lists(written, args, kwargs)
         try:
             with private.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
             raise
-        if written.op.startswith("aten::_foreach_"):
-            # Under a mode these do not move the version (torch 2.13; test_the_stand_in_mode_sees_the_same): PyTorch's
-            # check would stay silent.
-            torch.autograd.graph.increment_version(list(tensors(written, args, kwargs)))
+        move_versions(unmoved)
         if filled is not None and torch.is_grad_enabled():
             sink.filled(filled, private.next_node() - 1, len(written.arguments) == 1)
         if after is not None:
             after()
         return result
+
+
+def versions_of_lists(
+    written: Written, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[tuple[torch.Tensor, int | None]]:
+    """Return the versions of what an operator on lists of tensors is about to write, for `move_versions`."""
+    if not written.op.startswith("aten::_foreach_"):
+        return []
+    return [(tensor, private.version_of(tensor)) for tensor in tensors(written, args, kwargs)]
+
+
+def move_versions(before: list[tuple[torch.Tensor, int | None]]) -> None:
+    """Move the versions that PyTorch has left as they were: it does so under a mode, and its check then stays silent.
+
+    (torch 2.13; test_the_stand_in_mode_sees_the_same)
+    """
+    unmoved = [tensor for tensor, version in before if version is not None and private.version_of(tensor) == version]
+    if unmoved:
+        torch.autograd.graph.increment_version(unmoved)
 
 
 def enter_mode() -> WriteMode:
@@ -403,7 +420,7 @@ _cache: dict[OpOverload[..., object], Written | str | None] = {}
 """What an overload writes, or its name if it makes many views."""
 
 
-def _written_cache(func: OpOverload[..., object]) -> Written | str | None:
+def what_is_written(func: OpOverload[..., object]) -> Written | str | None:
     if func not in _cache:
         written = written_by(func._schema)
         _cache[func] = written or (func._schema.name if makes_many_views(func._schema) else None)
