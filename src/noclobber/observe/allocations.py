@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import ref
 
 import torch
@@ -26,6 +25,7 @@ from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.write_kernels import Written, move_versions, versions_of_lists, what_is_written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.frames import frame_above
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -135,7 +135,7 @@ class Allocations:
 
     def before(self, context: Context, func: OpOverload[..., object], args: tuple[Any, ...], frame: FrameType) -> None:
         """Note a call that will write in place, before it does."""
-        if self.full or not args or not _writes_first(func) or not isinstance(args[0], torch.Tensor):
+        if self.full or not args or not _writes_first(func) or not _is_plain(args[0]):
             return
         tensor, key = args[0], private.storage_key(args[0])
         with self._lock:
@@ -176,10 +176,10 @@ class Allocations:
                     self._known(tensor, key).used = self._number
             for tensor in _tensors((result,)):
                 self._made(tensor, frame)
-            if func._schema.name == "aten::clone" and isinstance(result, torch.Tensor):
+            if func._schema.name == "aten::clone" and _is_plain(result) and _is_plain(args[0]):
                 keys = private.storage_key(args[0]), private.storage_key(result)
                 self._cloned = (self._number, keys[0] or 0, keys[1] or 0)
-            elif isinstance(result, torch.Tensor) and (positions := _could_write(func)):
+            elif _is_plain(result) and (positions := _could_write(func)):
                 self._out_of_place(context, func._schema.name, positions, args, result, frame)
             self.full = len(self.live) > MOST_EVENTS
 
@@ -192,7 +192,7 @@ class Allocations:
 
     def _made(self, tensor: torch.Tensor, frame: FrameType) -> None:
         key = private.storage_key(tensor)
-        if key is None or key in self._storages or type(tensor) not in _PLAIN or tensor.device.type == "meta":
+        if key is None or key in self._storages:
             return
         size = private.storage(tensor).nbytes()
         if size:
@@ -235,7 +235,7 @@ class Allocations:
             return
         for position in positions:
             value = args[position] if position < len(args) else None
-            if isinstance(value, torch.Tensor) and (not line.uses or position == line.position):
+            if _is_plain(value) and (not line.uses or position == line.position):
                 found = self._storages.get(private.storage_key(value) or 0)
                 if found is not None and self._fits(context, value, found, result, args, position):
                     line.position = position
@@ -258,8 +258,7 @@ class Allocations:
         """Return True if a value could hold the result, and nobody keeps it so far."""
         key = private.storage_key(value)
         return (
-            type(value) is torch.Tensor
-            and found.made >= 0
+            found.made >= 0
             and not found.handed
             and (value.shape, value.dtype, value.stride()) == (result.shape, result.dtype, result.stride())
             and _is_whole(value)
@@ -319,10 +318,22 @@ def _end(storage: _Storage, end: int) -> int:
     return end if storage.freed is None else storage.freed
 
 
+def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Return True for a tensor that has memory and strides of its own."""
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in _PLAIN
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type != "meta"
+    )
+
+
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            if _is_plain(value):
+                yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
 
@@ -399,19 +410,39 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, context, nearest = kwargs or {}, self._context, sys._getframe(1)
+        kwargs, core = kwargs or {}, self._context.core
+        after = core.guarded(partial(self._before, func, args, kwargs))
+        result = func(*args, **kwargs)
+        if after is not None:
+            core.guarded(partial(after, result))
+        return result
+
+    def _before(
+        self, func: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None] | None:
+        """Tell that an operator is about to run. Return what to call with its result; None for one of noclobber's."""
+        nearest = frame_above(3)
         frame = _caller(nearest)
         if frame is not nearest and func._schema.name == "aten::detach":
-            return func(*args, **kwargs)  # the alias that noclobber itself makes of a save
-        for one in context.allocations:
-            context.core.guarded(partial(one.before, context, func, args, frame))
+            return None  # the alias that noclobber itself makes of a save
+        for one in self._context.allocations:
+            one.before(self._context, func, args, frame)
         written = what_is_written(func)
-        before = versions_of_lists(written, args, kwargs) if isinstance(written, Written) else []
-        result = func(*args, **kwargs)
-        move_versions(before)
-        for one in context.allocations:
-            context.core.guarded(partial(one.after, context, func, args, kwargs, result, frame))
-        return result
+        versions = versions_of_lists(written, args, kwargs) if isinstance(written, Written) else []
+        return partial(self._after, func, args, kwargs, frame, versions)
+
+    def _after(
+        self,
+        func: OpOverload[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+        versions: list[tuple[torch.Tensor, int | None]],
+        result: object,
+    ) -> None:
+        move_versions(versions)
+        for one in self._context.allocations:
+            one.after(self._context, func, args, kwargs, result, frame)
 
 
 def _caller(frame: FrameType) -> FrameType:

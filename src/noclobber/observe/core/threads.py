@@ -54,13 +54,14 @@ def leave(context: Context) -> None:
     if not thread.entered:
         return
     # First remove what PyTorch holds of noclobber, whatever may fail after that.
-    renew_modes(context, wanted=False)
-    hooks, withdrawn, mode = thread.hooks, thread.withdrawn, thread.mode
+    hooks, withdrawn, mode, operators = thread.hooks, thread.withdrawn, thread.mode, thread.operators
     thread.entered = thread.muted = False
-    thread.hooks = thread.withdrawn = thread.mode = thread.step = None
+    thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
     if context.by_key:
         private.include(private.KEY, False)
-    elif mode is not None:
+    if operators is not None:
+        write_kernels.leave_mode(operators)
+    if mode is not None:
         write_kernels.leave_mode(mode)
     if hooks is not None and not withdrawn:
         if private.top_hooks(True) == hooks:
@@ -112,10 +113,10 @@ def renew_hooks(context: Context) -> None:
         private.replace_hooks(save_hooks.are_ours, thread.hooks)
 
 
-def renew_modes(context: Context, *, wanted: bool = True) -> None:
-    """Put the mode that sees every operator on this thread's stack, or take it off, as is `wanted` and asked for."""
+def renew_modes(context: Context) -> None:
+    """Put the mode that sees every operator on this thread's stack, if anybody asks for that; else take it off."""
     thread = context.thread
-    if wanted and thread.entered and context.allocations:
+    if thread.entered and context.allocations:
         thread.operators = thread.operators or context.operator_mode()
     elif thread.operators is not None:
         mode, thread.operators = thread.operators, None

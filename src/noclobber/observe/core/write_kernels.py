@@ -391,7 +391,8 @@ def versions_of_lists(
     """Return the versions of what an operator on lists of tensors is about to write, for `move_versions`."""
     if not written.op.startswith("aten::_foreach_"):
         return []
-    return [(tensor, private.version_of(tensor)) for tensor in tensors(written, args, kwargs)]
+    plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in (torch.Tensor, torch.nn.Parameter))
+    return [(tensor, private.version_of(tensor)) for tensor in plain]
 
 
 def move_versions(before: list[tuple[torch.Tensor, int | None]]) -> None:
