@@ -59,15 +59,14 @@ def leave(context: Context) -> None:
     thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
     if context.by_key:
         private.include(private.KEY, False)
-    if operators is not None:
-        write_kernels.leave_mode(operators)
-    if mode is not None:
-        write_kernels.leave_mode(mode)
     if hooks is not None and not withdrawn:
         if private.top_hooks(True) == hooks:
             private.pop_hooks()
         else:
             private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
+    for one in (operators, mode):  # the last one entered first
+        if one is not None:
+            write_kernels.leave_mode(one)
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
 
