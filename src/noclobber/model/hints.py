@@ -12,11 +12,13 @@ from noclobber.model.source import Site
 class Spelling(NamedTuple):
     """How a program asks for an operator: by an expression, by a function with a flag `inplace`, or by a module.
 
-    `name` is that of the function or of the module's class, and empty for an expression.
+    `name` is that of the function or of the module's class, and empty for an expression. `inner`: the program calls the
+    module as a part of another module.
     """
 
     how: Literal["expression", "function", "module"]
     name: str = ""
+    inner: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,8 +393,16 @@ def _spelling(frame: FrameType) -> Spelling | None:
         return Spelling("function", code.co_name)
     module = above.f_locals.get("self")
     if above.f_code.co_name == "forward" and isinstance(module, torch.nn.Module) and hasattr(module, "inplace"):
-        return Spelling("module", type(module).__name__)
+        return Spelling("module", type(module).__name__, inner=not _is_called_by_program(above))
     return None
+
+
+def _is_called_by_program(forward: FrameType) -> bool:
+    """Return True if the program's own code called the module whose `forward` this is."""
+    frame = forward.f_back
+    while frame is not None and frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
+        frame = frame.f_back
+    return frame is not None and owner_of(frame.f_code.co_filename) is Owner.USER
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -63,7 +63,10 @@ def find(event: Event) -> Finding | None:
     texts = in_place(place, event.op, event.argument, event.spelling, numbers=event.numbers)
     if not texts and not by_flag:
         return None
-    target = first_argument(place.node) if by_flag else texts[0].target if len(texts) == 1 else None
+    if by_flag:
+        target = None if event.spelling.inner else first_argument(place.node)
+    else:
+        target = texts[0].target if len(texts) == 1 else None
     tensor = replace(event.tensor, name=dotted(target) or None)
     op, what = event.spelling.name or op_in_words(event.op), name_in_words(tensor, "its input")
     fall = f"{size(event.bytes)} ({share(event.bytes, event.peak)})"

@@ -44,8 +44,7 @@ from noclobber.model.silent import Event
 from noclobber.model.units import size
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
-from noclobber.rules.shared.writetext import is_written_in_place, target_of
-from noclobber.syntax.names import dotted
+from noclobber.rules.shared.writetext import is_written_in_place, written_name
 
 CODE = "NC902"
 NAME = "inplace-saves-nothing"
@@ -59,7 +58,7 @@ def find(event: Event) -> Finding | None:
         return None
     if not is_written_in_place(event.write, event.op):
         return None
-    tensor = replace(event.tensor, name=dotted(target_of(event.write)) or None)
+    tensor = replace(event.tensor, name=written_name(event.write))
     op, what = op_in_words(event.op), name_in_words(tensor)
     if event.copied:
         why, text = (

@@ -52,10 +52,16 @@ def flagged(scene: Scene, place: Place, name: str) -> Iterator[Candidate]:
     names = _modules(place)
     own = [(file, one) for file, one in built if _bound_to(file, one) & names]
     for some in dict.fromkeys(tuple(one) for one in (own, built)):
-        edits = tuple(edit for file, one in some if (edit := with_flag(file, one)) is not None)
+        edits = tuple(edit for file, one in some if (edit := _with_flag(file, one)) is not None)
         if edits:
             more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
             yield Candidate(f"build this module with `inplace=True`{more}", edits, len(edits))
+
+
+def _with_flag(file: File, call: ast.Call) -> Edit | None:
+    name = called(call)
+    most = 0 if name in _FIRST else 1 if name in _SECOND else len(call.args)
+    return with_flag(file, call) if len(call.args) <= most and not is_flagged(call) else None
 
 
 def _is_builder(call: ast.Call) -> bool:

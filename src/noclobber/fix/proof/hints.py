@@ -106,7 +106,8 @@ class HintTrials:
             return "the peak cannot be measured: the program uses a profiler"
         promised = (hint.hint or {}).get("alone", 0)
         if abs(before - after - promised) > WITHIN * promised:
-            return f"the peak falls by {size(before - after)}, and not by {size(promised)}"
+            fell = f"the measured peak falls by {size(max(before - after, 0))}, and not by {size(promised)}"
+            return f"{fell}: it counts what operators take for themselves"
         return Applied(hint, candidate.title, before, after, self._proof())
 
     def _differs(self, result: Result) -> str:

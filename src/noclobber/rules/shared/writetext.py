@@ -37,6 +37,11 @@ def is_written_in_place(site: Site, op: str) -> bool:
     return found in (Form.AUGMENTED, Form.METHOD, Form.FLAG)
 
 
+def written_name(site: Site) -> str | None:
+    """What the text at a site says that it writes, such as "h"; None for the call of a module, which may have parts."""
+    return None if form(site) is Form.CALL else dotted(target_of(site)) or None
+
+
 def target_of(site: Site | None) -> ast.expr | None:
     """What is written, as an expression: `h` of `h += e`, `h[i]` of `h[i] = e`, `t` of `t.add_(x)`."""
     write = write_of(site)
