@@ -87,8 +87,9 @@ def fix_hints(
         from noclobber.fix.proof.hints import HintTrials
 
         search = searching.result()
-        if search.crash or search.ended is Ended.REFUSED or not search.went_through:
-            _nothing(replace(search, report=""), seconds)
+        nothing = None if search.torch and search.went_through else _nothing(replace(search, report=""), seconds)
+        if nothing is not None:
+            return nothing
         if search.findings:
             raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {shlex.join(words)}")
         done = HintTrials(launcher, search, backwards, seconds).carry_out(tell)

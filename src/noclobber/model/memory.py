@@ -33,6 +33,8 @@ def falls(live: Sequence[int], groups: Mapping[Key, Sequence[Interval]]) -> dict
     The group that makes it fall the furthest comes first. Each further one is counted after those before it: the sum of
     all is what they bring together. Intervals of one group may overlap.
     """
+    if not live:
+        return {}
     spans = _Spans(live, [one for group in groups.values() for one in group])
     left = {key: spans.relief(group) for key, group in groups.items()}
     highest = max(spans.most, default=0)
@@ -59,7 +61,7 @@ class _Spans:
 
     def __init__(self, live: Sequence[int], intervals: Sequence[Interval]) -> None:
         cuts = {0, *(one.begin for one in intervals), *(min(one.end, len(live)) for one in intervals)} - {len(live)}
-        starts = sorted(cuts) if live else []
+        starts = sorted(cuts)
         self._index = {start: index for index, start in enumerate(starts)}
         self._index[len(live)] = len(starts)
         self.most = [max(live[start:end]) for start, end in zip(starts, [*starts[1:], len(live)], strict=True)]

@@ -209,7 +209,7 @@ class Allocations:
             if self._storages.get(key) is one:
                 del self._storages[key]
             one.freed, one.reference = len(self.live), None
-            if one.made >= 0:
+            if one.made >= 0 and not self.full:
                 self.live.append(self.live[-1] - one.bytes)
 
     def _out_of_place(

@@ -12,7 +12,7 @@ Example
     import torch
 
     x = torch.ones(1000, 1000, requires_grad=True)
-    h = x.sigmoid() - 1
+    h = x + 1
     y = h * 3
     y.sum().backward()
 
@@ -20,9 +20,9 @@ Instead
     import torch
 
     x = torch.ones(1000, 1000, requires_grad=True)
-    h = x.sigmoid() - 1
-    h *= 3
-    h.sum().backward()
+    h = x + 1
+    y = h.mul_(3)
+    y.sum().backward()
 
 Notes
     `noclobber run --hints` shows hints, the most bytes first. Each is counted after those before it.

@@ -11,18 +11,17 @@ Why
 Example
     import torch
 
-    x = torch.ones(1000, 1000, requires_grad=True)
-    h = x + 1
-    h += 1
+    x = torch.ones(1000, requires_grad=True)
+    h = x.expand(1000, 1000) - 1
+    h += x
     h.sum().backward()
 
 Instead
     import torch
 
-    x = torch.ones(1000, 1000, requires_grad=True)
-    h = x + 1
-    y = h.exp()
-    y.sum().backward()
+    x = torch.ones(1000, requires_grad=True)
+    h = x.expand(1000, 1000) - 1
+    h.sum().backward()
 
 Notes
     The hint holds for what this run did. Another path through the program may save the tensor first: keep

@@ -1,0 +1,121 @@
+"""`noclobber fix --hints` from outside: what it changes is the same to the last bit, and takes less memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import noclobber, write
+
+NET = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.act, self.last = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)
+
+        def forward(self, x):
+            h = self.first(x)
+            y = self.act(h)
+            z = self.last(y)
+            scaled = z * 2
+            shifted = scaled + 1
+            return shifted.sum()
+
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x = torch.randn(1000, 64)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = net(x)
+        loss.backward()
+        optimizer.step()
+    print([one.sum().item() for one in net.parameters()])
+    """
+MEASURE = """
+import sys
+from noclobber.observe.measured_peak import MeasuredPeak
+peak = MeasuredPeak()
+peak.begin()
+exec(compile(open("train.py").read(), "train.py", "exec"))
+print(peak.end())
+"""
+
+
+def measured(folder: Path) -> tuple[str, int]:
+    """What a program prints, and its peak in a process of its own."""
+    said = subprocess.run([sys.executable, "-c", MEASURE], cwd=folder, capture_output=True, text=True, check=True)
+    *lines, peak = said.stdout.splitlines()
+    return "\n".join(lines), int(peak)
+
+
+def test_the_peak_falls_and_nothing_else_changes(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": NET})
+    before = measured(tmp_path)
+    done = noclobber(["fix", "--hints", "--write", "train.py"], tmp_path)
+    assert done.status == 0, done.stderr
+    assert "nn.ReLU(inplace=True)" in done.stdout
+    assert "+        scaled = z.mul_(2)" in done.stdout
+    assert done.stderr.count("all gradients the same to the last bit; measured: the peak falls from") == 2
+    announced = [float(one) for one in re.findall(r"memory falls by ([\d.]+) kB", done.stderr)]
+    after = measured(tmp_path)
+    assert after[0] == before[0]
+    assert before[1] - after[1] == pytest.approx(1000 * sum(announced), rel=0.05)
+    assert done.stderr.endswith("noclobber: written: train.py\n")
+
+
+def test_what_changes_a_result_is_withdrawn(tmp_path: Path) -> None:
+    """`tolist` reads the memory without an operator, so that nothing seems to need `h` afterwards."""
+    program = """
+        import torch
+        x = torch.full((1000,), 0.5, requires_grad=True)
+        h = x + 1
+        y = h * 3
+        torch.empty(9000)
+        print(h.tolist()[0])
+        y.sum().backward()
+        """
+    write(tmp_path, {"train.py": program})
+    done = noclobber(["fix", "--hints", "train.py"], tmp_path)
+    assert (done.status, done.stdout) == (0, "")
+    assert "  withdrawn: line 1 of what it prints is `4.5`, and was `1.5`" in done.stderr
+
+
+def test_a_program_with_a_wrong_gradient_is_fixed_first(tmp_path: Path) -> None:
+    program = """
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.data.mul_(2)
+        y.sum().backward()
+        """
+    write(tmp_path, {"train.py": program})
+    done = noclobber(["fix", "--hints", "train.py"], tmp_path)
+    assert done.status == 2
+    assert done.stderr == ("noclobber: error: an in-place write breaks a gradient; first run: noclobber fix train.py\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import torch\ntorch.ones(9)", "noclobber: no in-place write lowers the peak of memory (measured: 36 B)"),
+        ("print(1)", "noclobber: nothing to fix: torch was never imported"),
+        ("import torch\nraise SystemExit(3)", "noclobber: error: the program failed, but not because"),
+    ],
+)
+def test_a_program_without_hints(program: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": program})
+    assert said in noclobber(["fix", "--hints", "train.py"], tmp_path).stderr
+
+
+def test_only_what_is_proven_is_written(tmp_path: Path) -> None:
+    done = noclobber(["fix", "--hints", "--write", "--unproven", "train.py"], tmp_path)
+    assert done.status == 2
+    assert done.stderr.endswith("error: `--hints` writes only what is proven: leave out `--unproven`\n")
