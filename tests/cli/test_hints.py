@@ -42,7 +42,7 @@ def test_a_saved_report_holds_them(tmp_path: Path) -> None:
 
 
 def test_errors_come_first(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": PROGRAM.rstrip() + "\n    z = y.exp(); z.data.mul_(2); z.sum().backward()\n"})
+    write(tmp_path, {"train.py": PROGRAM.rstrip() + "\n    z = x.exp(); z.data.mul_(2); z.sum().backward()\n"})
     ended = noclobber(["run", "--hints", "--format", "concise", "train.py"], tmp_path)
     assert ended.status == 1
     codes = [line.split(": ")[1].split(" ")[0] for line in ended.stderr.splitlines()]

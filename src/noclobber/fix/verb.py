@@ -92,6 +92,8 @@ def fix_hints(
             return nothing
         if search.findings:
             raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {shlex.join(words)}")
+        if search.dynamo:
+            launcher.prepare(DYNAMO)
         done = HintTrials(launcher, search, backwards, seconds).carry_out(tell)
     return told_of_hints(done, words, writing)
 

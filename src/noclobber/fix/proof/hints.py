@@ -134,8 +134,7 @@ class HintTrials:
         return self._start(mode, patch).result()
 
     def _start(self, mode: Mode, patch: Patch) -> Trial:
-        order = Order(mode, self._backwards, self._seconds, self._backwards, patch.served)
-        return self._launcher.start(order, fresh=mode == "bare")
+        return self._launcher.start(Order(mode, self._backwards, self._seconds, self._backwards, patch.served))
 
 
 def _hints(search: Result) -> list[Finding]:
