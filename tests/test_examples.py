@@ -34,9 +34,16 @@ BROKEN = (
     ),
 )
 RIGHT = (
-    ("gan_digits", 10, r"distance (\S+)", 2.0, 5.0),  # 6.1 before training
-    ("residual_network", 5, r"accuracy (\S+)", 0.85, 1.0),
-    ("carried_lstm", 1, r"loss (\S+)", 1.0, 3.0),  # 4.5 before training, the logarithm of the size of the alphabet
+    ("gan_digits_right", 10, r"distance (\S+)", 2.0, 5.0),  # 6.1 before training
+    ("residual_network_right", 5, r"accuracy (\S+)", 0.85, 1.0),
+    ("coordinate_network", 100, r"loss (\S+)", 0.0, 0.2),  # 0.39 before training
+    (
+        "carried_lstm_right",
+        1,
+        r"loss (\S+)",
+        1.0,
+        3.0,
+    ),  # 4.5 before training, the logarithm of the size of the alphabet
 )
 
 
@@ -83,7 +90,7 @@ def test_broken_program_is_explained_by_its_lines(broken: Broken, tmp_path: Path
 def test_right_program_learns_and_nothing_is_found(
     name: str, epochs: int, measure: str, least: float, most: float, tmp_path: Path
 ) -> None:
-    script, output = EXAMPLES / f"{name}_right.py", tmp_path / "report.json"
+    script, output = EXAMPLES / f"{name}.py", tmp_path / "report.json"
     done = execute("-m", "noclobber", "run", "--format", "json", "-o", str(output), str(script), str(epochs))
     assert done.returncode == 0, done.stderr
     assert least <= float(re.findall(measure, done.stdout)[-1]) <= most

@@ -3,6 +3,9 @@
 recorder        attaches all that watches, and takes it off: the list of ways of seeing
 subscription    who wants to see what: the first listener attaches, the last detaches
 write_policy    what happens to a write that meets live saves: it is noted, stopped, or the bytes are copied
+saved_bytes     counts the bytes that saves keep, for the ledger
+allocations     follows every operator, for hints: the memory of tensors over time, and who reads what last
+measured_peak   the peak of memory by PyTorch's allocators, with which `fix` checks a hint
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
 core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
 describe/       from records to the model: clobbers, refusals, names of tensors, PyTorch's own words
