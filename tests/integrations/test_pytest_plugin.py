@@ -1,0 +1,226 @@
+"""`pytest --noclobber` on small suites, run as their authors would."""
+
+from __future__ import annotations
+
+import warnings
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+import noclobber
+from noclobber.render import render
+
+pytest_plugins = ["pytester"]
+
+SILENT = """
+    import torch
+
+    def wrong():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.data.mul_(2)
+        y.sum().backward()
+
+    def right():
+        x = torch.ones(3, requires_grad=True)
+        (x.exp() * 2).sum().backward()
+
+    def cut_off():
+        x = torch.ones(3, requires_grad=True)
+        h = x * 2
+        with torch.no_grad():
+            h.mul_(3)
+        h.sum().backward()
+
+    def test_right():
+        right()
+    """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_is_imported() -> None:
+    """A run inside this process drops what it has imported, and torch cannot be imported twice."""
+    program: dict[str, Any] = {}
+    exec(dedent(SILENT), program)
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as seen:
+        warnings.simplefilter("ignore")
+        for name in ("wrong", "cut_off"):
+            program[name]()
+    assert render(seen.report, "concise")
+
+
+def suite(pytester: pytest.Pytester, tests: str = "", *options: str) -> pytest.RunResult:
+    pytester.makepyfile(test_net=SILENT + tests)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options)
+
+
+def test_it_does_nothing_unless_asked(pytester: pytest.Pytester) -> None:
+    done = suite(pytester, "\n    def test_wrong():\n        wrong()\n")
+    done.assert_outcomes(passed=2)
+    done.stdout.no_fnmatch_line("*noclobber*watch*")
+
+
+def test_a_silent_error_fails_its_test_with_the_report(pytester: pytest.Pytester) -> None:
+    done = suite(pytester, "\n    def test_wrong():\n        wrong()\n", "--noclobber")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "noclobber: watches every test",
+            "noclobber: silent in-place write: backward reads other bytes than were saved",
+            "*- noclobber -*",
+            "error[[]NC201[]]: silent in-place write*",
+            " --> test_net.py:*",
+            "*y.data.mul_(2)*",
+            "noclobber: watched 2 tests (* s): 1 error",
+        ]
+    )
+
+
+def test_the_setting_asks_too_and_the_option_wins(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nnoclobber = true\n")
+    wrong = "\n    def test_wrong():\n        wrong()\n"
+    suite(pytester, wrong).assert_outcomes(passed=1, failed=1)
+    suite(pytester, wrong, "--no-noclobber").assert_outcomes(passed=2)
+
+
+def test_a_warning_is_listed(pytester: pytest.Pytester) -> None:
+    done = suite(pytester, "\n    def test_cut_off():\n        cut_off()\n", "--noclobber")
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines(
+        [
+            "test_net.py::test_cut_off: warning: *test_net.py:*: NC208 [[]untracked-write[]]*",
+            "noclobber: watched 2 tests (* s): 1 warning",
+        ]
+    )
+
+
+def test_an_error_that_pytorch_raises_is_explained_once(pytester: pytest.Pytester) -> None:
+    stale = """
+    def test_stale():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.mul_(2)
+        y.sum().backward()
+
+    def test_leaf():
+        torch.ones(3, requires_grad=True).mul_(2)
+    """
+    done = suite(pytester, stale, "--noclobber")
+    done.assert_outcomes(passed=1, failed=2)
+    assert str(done.stdout).count("error[NC101]") == 1
+    assert str(done.stdout).count("error[NC301]") == 1
+
+
+def test_a_mark_ignores_codes_and_turns_contents_off(pytester: pytest.Pytester) -> None:
+    marked = """
+    import pytest
+
+    @pytest.mark.noclobber(ignore=["NC201"])
+    def test_ignored():
+        wrong()
+
+    def by_numpy():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.detach().numpy()[:] = 0
+        y.sum().backward()
+
+    @pytest.mark.noclobber(contents=False)
+    def test_versions_only():
+        by_numpy()
+
+    def test_contents():
+        by_numpy()
+    """
+    done = suite(pytester, marked, "--noclobber", "--strict-markers")
+    done.assert_outcomes(passed=3, failed=1)
+    done.stdout.fnmatch_lines(["FAILED test_net.py::test_contents*"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ('ignore=["silent"]', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'silent'"),
+        ('ignore="NC201"', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'NC201'"),
+        ("content=False", "the mark `noclobber` takes `ignore=[[]...]` and `contents=False`"),
+    ],
+)
+def test_a_mark_that_says_something_else_is_refused(mark: str, said: str, pytester: pytest.Pytester) -> None:
+    done = suite(pytester, f"\n    import pytest\n\n    @pytest.mark.noclobber({mark})\n    def test_it(): pass\n")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"ERROR: test_net.py::test_it: {said}"])
+
+
+def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pytester) -> None:
+    using = """
+    def test_found(noclobber):
+        assert noclobber.findings == ()
+        wrong()
+        assert [one.code for one in noclobber.findings] == ["NC201"]
+        assert noclobber.report.coverage.contents
+    """
+    done = suite(pytester, using)
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): 1 error"])
+
+
+def test_fixtures_and_unittest_classes_are_watched(pytester: pytest.Pytester) -> None:
+    more = """
+    import unittest
+    import pytest
+
+    @pytest.fixture
+    def saved():
+        x = torch.ones(3, requires_grad=True)
+        return x.exp()
+
+    def test_of_a_fixture(saved):
+        saved.data.mul_(2)
+        saved.sum().backward()
+
+    class TestOld(unittest.TestCase):
+        def setUp(self):
+            self.y = torch.ones(3, requires_grad=True).exp()
+
+        def test_old(self):
+            self.y.data.mul_(2)
+            self.y.sum().backward()
+
+    @pytest.fixture
+    def late():
+        yield
+        wrong()
+
+    def test_torn_down(late):
+        pass
+    """
+    done = suite(pytester, more, "--noclobber")
+    done.assert_outcomes(passed=2, failed=2, errors=1)
+    done.stdout.fnmatch_lines(["noclobber: watched 4 tests (* s): 3 errors"])
+
+
+def test_what_is_expected_to_fail_stays_so(pytester: pytest.Pytester) -> None:
+    expected = (
+        "\n    import pytest\n\n    @pytest.mark.xfail\n    def test_wrong():\n        wrong()\n        assert False\n"
+    )
+    suite(pytester, expected, "--noclobber").assert_outcomes(passed=1, xfailed=1)
+
+
+def test_the_workers_of_xdist_report_too(pytester: pytest.Pytester) -> None:
+    tests = "\n    def test_wrong():\n        wrong()\n\n    def test_cut_off():\n        cut_off()\n"
+    pytester.makepyfile(test_net=SILENT + tests)
+    done = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber", "-n", "2"
+    )
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(
+        ["*test_cut_off: warning: *NC208*", "noclobber: watched 3 tests (* s): 1 error, 1 warning"]
+    )
+
+
+def test_a_test_without_torch_imports_none(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): nothing found"])
