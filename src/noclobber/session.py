@@ -237,7 +237,14 @@ class Session:
         """Return what could be written in place, and what need not be, the most bytes first; empty if nobody asked."""
         if self.allocations is None:
             return ()
-        found = [(hint, self._explained(hint)) for hint in self.allocations.hints()]
+        try:
+            hints = self.allocations.hints()
+        except Exception as failure:
+            from noclobber.observe.core.boundary import lost
+
+            self.failed(lost("hints", failure))
+            return ()
+        found = [(hint, self._explained(hint)) for hint in hints]
         ordered = sorted((one for _, one in found if one is not None), key=lambda one: one.code)
         times = {id(one): hint.times for hint, one in found}
         return tuple(one.repeated(times[id(one)]) for one in ordered)

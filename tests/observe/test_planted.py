@@ -24,6 +24,7 @@ AROUND = {
     "contents": partial(noclobber.watch, contents=True),
     "preserve": noclobber.preserve,
     "watch": noclobber.watch,
+    "hints": partial(noclobber.watch, hints=True),
     "install": noclobber.install,
 }
 OF_FIX = ("comparison.py", "evidence.py", "older_weights.py", "right_gradients.py", "forward_mode.py")
