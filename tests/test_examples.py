@@ -95,3 +95,12 @@ def test_right_program_learns_and_nothing_is_found(
     assert done.returncode == 0, done.stderr
     assert least <= float(re.findall(measure, done.stdout)[-1]) <= most
     assert json.loads(output.read_text())["findings"] == []
+
+
+def test_the_workflow_runs_what_there_is() -> None:
+    """What a workflow asks for must be options of the command line."""
+    text = (EXAMPLES / "noclobber.yml").read_text()
+    words = re.findall(r"run: noclobber (.*)", text)
+    assert len(words) == 1
+    done = execute("-m", "noclobber", *words[0].replace("train.py", "missing.py").split())
+    assert (done.returncode, done.stderr) == (2, "noclobber: error: cannot open `missing.py`: No such file or directory\n")

@@ -28,10 +28,10 @@ def matches(shown: str, printed: str) -> bool:
 
 def run(command: str, folder: Path) -> str:
     program, *rest = shlex.split(command)
-    assert program == "noclobber"
+    assert program in ("noclobber", "pytest")
     environ = os.environ | {"NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "noclobber", *rest],
+        [sys.executable, "-m", program, *rest],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
@@ -44,6 +44,9 @@ def run(command: str, folder: Path) -> str:
 @pytest.mark.parametrize("block", CONSOLE, ids=[text.splitlines()[0] for text in CONSOLE])
 def test_a_console_block_shows_what_is_printed(block, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for kind, text in BLOCKS:
+        if kind == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+            (tmp_path / name[1]).write_text(text)
     for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
         printed = run(command, tmp_path)
         assert matches(shown, printed), printed

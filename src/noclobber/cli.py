@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from noclobber.model.report import Report
     from noclobber.run import Run
+    from noclobber.selection import Selection
 
-FORMATS = ("full", "concise", "github", "json", "html")
+FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
 REFUSED = 2
 """The exit status for a command that cannot be carried out; argparse uses the same."""
 
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+_WITH_VALUE = ("-o", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
+"""Options whose value is the next word."""
+
+
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Split a command line into our options and the program. The program begins at the first word that is no option."""
     index = 1
@@ -65,7 +70,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
             return words[:index], joined + words[index + 1 :]
         if word == "-" or not word.startswith("-"):
             break
-        index += 2 if word in ("-o", "--format", "--backwards", "--seconds") else 1
+        index += 2 if word in _WITH_VALUE else 1
     return words[:index], words[index:]
 
 
@@ -111,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--hints", action="store_true",
         help="also say where an in-place write would lower the peak of memory, and where one lowers nothing",
     )  # fmt: skip
+    _add_selection(run)
     run.set_defaults(parser=run)
 
     fix = verbs.add_parser(
@@ -173,14 +179,55 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     _add_format(report)
+    _add_selection(report)
     report.set_defaults(carry_out=_report, parser=report)
     return parser
 
 
-def _add_format(parser: argparse.ArgumentParser) -> None:
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--select", metavar="CODES", help="show only these, such as NC101,NC2: a beginning names many")
+    parser.add_argument("--ignore", metavar="CODES", help="leave these out")
     parser.add_argument(
-        "--format", choices=FORMATS, default="full", help="full (default), concise, github, json or html"
+        "--baseline", metavar="FILE", help="leave out what is in FILE: what was there before does not count"
     )
+    parser.add_argument(
+        "--update-baseline", action="store_true", help="write what counts now to the file of --baseline"
+    )
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
+    from noclobber.selection import codes, from_project
+
+    chosen = from_project(os.getcwd())
+    if options.select is not None:
+        chosen = replace(chosen, select=codes(options.select, "--select"))
+    if options.ignore is not None:
+        chosen = replace(chosen, ignore=codes(options.ignore, "--ignore"))
+    if options.baseline is not None:
+        chosen = replace(chosen, baseline=os.path.realpath(options.baseline))
+    if options.update_baseline and not chosen.baseline:
+        options.parser.error("`--update-baseline` needs `--baseline FILE`, or `baseline` in [tool.noclobber]")
+    return chosen
+
+
+def _selected(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
+    """Return the report with what counts, and update the baseline if that is asked for. Raises SelectionError."""
+    from noclobber.selection import SelectionError, selected, write_baseline
+
+    left = selected(report, selection, must_exist=not options.update_baseline)
+    if not options.update_baseline:
+        return left
+    try:
+        _write(selection.baseline, write_baseline(left, selection.baseline))
+    except OSError as error:
+        raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
+    return selected(report, selection)
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    known = f"full (default), {', '.join(FORMATS[1:-1])} or {FORMATS[-1]}"
+    parser.add_argument("--format", choices=FORMATS, default="full", metavar="FORMAT", help=known)
 
 
 def _positive(text: str) -> int:
@@ -208,6 +255,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     """`noclobber run`: the program, then its report on stderr or in a file."""
     from noclobber.program import NotAProgram
     from noclobber.run import Run
+    from noclobber.selection import SelectionError
 
     output = os.path.realpath(options.output) if options.output else None
     folder = output if output and (os.path.isdir(output) or options.output.endswith(_SEPARATORS)) else None
@@ -215,21 +263,37 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
         options.parser.error(f"-o {options.output} keeps what each process finds; `noclobber report` has the formats")
     if output is not None and (why := _unusable(folder) if folder else _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
+    try:
+        selection = _selection(options)
+        if selection.baseline and not options.update_baseline:
+            from noclobber.selection import require
+
+            require(selection.baseline)
+    except SelectionError as reason:
+        return _refuse(str(reason))
     run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)
     try:
-        run.carry_out(words, lambda: _reported(run, options, words, output))
+        run.carry_out(words, lambda: _reported(run, options, words, output, selection))
     except NotAProgram as reason:
         return _refuse(str(reason))
-    status = run.status if run.in_child else _reported(run, options, words, output)
+    status = run.status if run.in_child else _reported(run, options, words, output, selection)
     run.leave()
     return status
 
 
-def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None) -> int:
+def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None, selection: Selection) -> int:
     """Report on a program that is over; return the exit status."""
+    from noclobber.selection import SelectionError, unused
+
     status = run.status
     with run.surroundings(), run.kept_apart():
         report = run.report()
+        try:
+            report = _selected(report, options, selection)
+        except SelectionError as reason:
+            _tell(run, f"noclobber: {reason}; all findings follow")
+        if notes := unused(report, selection, run.files()):
+            report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *notes)))
         if report.findings and options.format != "concise":
             with run.kept_apart():
                 from noclobber.fix.advice import advised
@@ -448,6 +512,7 @@ def _report(options: argparse.Namespace) -> int:
     from noclobber.model.report import Report, ReportError
     from noclobber.render import WIDTH, render
     from noclobber.render.color import wanted, width_of
+    from noclobber.selection import SelectionError
 
     try:
         if options.file == "-":
@@ -461,8 +526,11 @@ def _report(options: argparse.Namespace) -> int:
         else:
             with open(options.file, encoding="utf-8") as file:
                 report = Report.from_json(file.read())
+        report = _selected(report, options, _selection(options))
         color = wanted(sys.stdout, os.environ)
         print(render(report, options.format, color=color, width=width_of(sys.stdout, WIDTH)), end="")
+    except SelectionError as reason:
+        return _refuse(str(reason))
     except (OSError, UnicodeDecodeError, ReportError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         return _refuse(f"cannot read `{options.file}`: {why}")

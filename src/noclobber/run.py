@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from noclobber import program
 from noclobber.model.report import Coverage, Report, ReportError
+from noclobber.model.source import Owner, owner_of
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
 from noclobber.processes.merging import report_of, with_own
 from noclobber.session import Session
@@ -128,6 +129,15 @@ class Run:
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         member.session.stop()
         return replace(with_own(files, member.session, about), ledger=member.session.ledger())
+
+    def files(self) -> list[str]:
+        """Return the program's own files: the script, and the modules that it has imported."""
+        paths = [os.path.realpath(self._argv[0])] if self._argv and os.path.isfile(self._argv[0]) else []
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and path.endswith(".py") and owner_of(path) is Owner.USER:
+                paths.append(path)
+        return paths
 
     def close(self) -> None:
         """Remove the files of the processes, if nobody asked for them."""

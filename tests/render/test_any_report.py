@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import example, given, settings
@@ -67,6 +68,10 @@ def test_nothing_in_a_report_acts_on_a_terminal(format: str, report: Report, wid
     if format == "json":  # data, not a page: what JSON may hold unescaped stays
         acting = {one for one in acting if unicodedata.category(one) != "Cf" and one != "\u2028"}
     assert acting <= {"\n"}
+    if format == "junit":
+        assert ElementTree.fromstring(text.encode()).tag == "testsuites"
+    if format in ("sarif", "json"):
+        assert json.loads(text)
     assert text == "" or text.endswith("\n")
 
 

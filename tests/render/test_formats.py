@@ -41,8 +41,8 @@ def test_the_example_of_the_design() -> None:
 
 
 def test_formats_by_name() -> None:
-    assert list(FORMATS) == ["full", "concise", "github", "json", "html"]
-    with pytest.raises(ValueError, match="unknown format 'xml'; there are full, concise, github, json, html"):
+    assert list(FORMATS) == ["full", "concise", "github", "sarif", "junit", "json", "html"]
+    with pytest.raises(ValueError, match=f"unknown format 'xml'; there are {', '.join(FORMATS)}"):
         render(Report(), "xml")
 
 

@@ -28,6 +28,8 @@ SEVERAL = tuple(
         "control_characters",
     )
 )
+KEPT = ("full", "concise", "github", "sarif", "junit", "json")
+"""The formats that have a golden file."""
 REPORTS = {
     "one": Report((FINDINGS["stale_save"],)),
     "several": Report(
@@ -76,7 +78,7 @@ def test_narrow_window(name: str) -> None:
     check(f"{name}.80", window(FINDINGS[name], width=80))
 
 
-@pytest.mark.parametrize("format", ["full", "concise", "github", "json"])
+@pytest.mark.parametrize("format", KEPT)
 def test_several(format: str) -> None:
     check(f"report.{format}", render(REPORTS["several"], format))
 
@@ -87,7 +89,7 @@ def test_footers() -> None:
 
 def test_no_golden_file_is_left_over() -> None:
     expected = {*FINDINGS, "footers", "long_lines.80", "words_beneath.80", "wide_characters.80"}
-    expected |= {f"report.{format}" for format in ("full", "concise", "github", "json")}
+    expected |= {f"report.{format}" for format in KEPT}
     assert {path.stem for path in GOLDEN.iterdir()} == expected
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
@@ -48,6 +48,18 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class Suppressed:
+    """A finding that does not count, by a comment in the source or by a baseline, and the reason that is given.
+
+    The kinds are named as in SARIF.
+    """
+
+    finding: Finding
+    kind: Literal["inSource", "external"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything a renderer needs. `program` holds "argv", "status", "torch" and "python"; `processes`, the first one
     and its children."""
@@ -58,6 +70,8 @@ class Report:
     processes: tuple[Process, ...] = ()
     ledger: Ledger | None = None
     """Who kept the most bytes for backward in the first process, if that was asked for."""
+
+    suppressed: tuple[Suppressed, ...] = ()
 
     def count(self, severity: str) -> int:
         """How many different findings have a severity."""
@@ -72,6 +86,10 @@ class Report:
             "program": self.program,
             "processes": [asdict(process) for process in self.processes],
         }
+        if self.suppressed:
+            document["suppressed"] = [
+                {"kind": one.kind, "reason": one.reason, "finding": finding_out(one.finding)} for one in self.suppressed
+            ]
         if self.ledger is not None:
             document["ledger"] = ledger_out(self.ledger)
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -95,6 +113,10 @@ class Report:
                 document["program"],
                 tuple(_process_in(process) for process in document.get("processes", ())),
                 ledger_in(document["ledger"]) if "ledger" in document else None,
+                tuple(
+                    Suppressed(finding_in(one["finding"]), one["kind"], one["reason"])
+                    for one in document.get("suppressed", ())
+                ),
             )
             require_types(report)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

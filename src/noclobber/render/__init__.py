@@ -1,4 +1,4 @@
-"""A Report in, a string out: full, concise, github, json, html. To add an output: one file that takes a Report."""
+"""A Report in, a string out, in the formats of FORMATS. To add an output: one file that takes a Report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from noclobber.render.data import json
 from noclobber.render.html import html
+from noclobber.render.junit import junit
 from noclobber.render.kept import kept as kept
 from noclobber.render.ledger import table
 from noclobber.render.lines import concise, github
+from noclobber.render.sarif import sarif
 
 if TYPE_CHECKING:
     from noclobber.model.finding import Finding
@@ -53,7 +55,7 @@ def footer(report: Report, *, color: bool = False) -> str:
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {"full": full, "concise": concise, "github": github, "json": json, "html": html}
+    {"full": full, "concise": concise, "github": github, "sarif": sarif, "junit": junit, "json": json, "html": html}
 )
 
 

@@ -44,6 +44,8 @@ def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
 def footer(report: Report, *, color: bool = False) -> str:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     summary = _counts(report) if report.findings else _watched(report)
+    if report.suppressed:
+        summary += f" ({len(report.suppressed)} suppressed)"
     rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
     rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
     rows += [[("note", "note"), ("", f": {one_line(note)}")] for note in report.coverage.notes]

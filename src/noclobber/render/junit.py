@@ -1,0 +1,38 @@
+"""JUnit XML: a test case for each finding, for systems that show the results of tests."""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape, quoteattr
+
+from noclobber.model.report import Report
+from noclobber.render.text import one_line, place, shown_path
+
+_NOT_XML = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report, *, color: bool = False, width: int = 120) -> str:
+    """One suite. Errors are failures, warnings and hints are cases with their text as output; nothing found, one case
+    that passes."""
+    from noclobber.render import terminal
+
+    cases = []
+    for finding in report.findings:
+        primary = finding.primary
+        where = place(primary.span) if primary is not None else "a place that is not known"
+        title = quoteattr(f"{one_line(finding.code)} {one_line(finding.rule)} at {where}")
+        file = quoteattr(shown_path(primary.span.path) if primary is not None else "")
+        text = escape(terminal.window(finding, width=width))
+        message = quoteattr(one_line(finding.message))
+        if finding.severity == "error":
+            inner = f"<failure type={quoteattr(one_line(finding.code))} message={message}>{text}</failure>"
+        else:
+            inner = f"<system-out>{text}</system-out>"
+        cases.append(f"    <testcase classname={quoteattr('noclobber')} name={title} file={file}>{inner}</testcase>\n")
+    if not cases:
+        cases.append('    <testcase classname="noclobber" name="no in-place write breaks a gradient"/>\n')
+    failures = report.count("error")
+    head = f'<testsuite name="noclobber" tests="{len(cases)}" failures="{failures}" errors="0" skipped="0">'
+    body = "".join(cases)
+    text = f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites>\n  {head}\n{body}  </testsuite>\n</testsuites>\n'
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,198 @@
+"""Which findings count: by code, by a comment on the line, and by a baseline of what was there before."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from noclobber.model.finding import Finding
+from noclobber.model.report import Report, Suppressed
+from noclobber.render.text import shown_path
+
+FORMAT = "noclobber-baseline/1"
+_COMMENT = re.compile(r"#\s*noclobber:\s*ignore\[([^\]]*)\][ \t]*(.*)")
+_CODE = re.compile(r"NC\d{0,3}")
+_KEYS = ("select", "ignore", "baseline")
+
+
+class SelectionError(ValueError):
+    """A setting, an option or a baseline that cannot be used. Its text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What counts: codes that begin with one of `select`, if there are any, and with none of `ignore`.
+
+    `baseline` is the path of a file; empty for none.
+    """
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    baseline: str = ""
+
+    def has(self, code: str) -> bool:
+        """Return True if findings of a code count."""
+        return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
+
+
+def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
+    """Return codes and beginnings of codes ("NC2"), from a list or from a text with commas. Raises SelectionError."""
+    parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else list(text)
+    for part in parts:
+        if not isinstance(part, str) or not _CODE.fullmatch(part):
+            raise SelectionError(f"{where}: {part!r} is no code such as NC208, and no beginning of one such as NC2")
+    return tuple(parts)
+
+
+def from_project(folder: str) -> Selection:
+    """Return what `[tool.noclobber]` in the nearest pyproject.toml says. Raises SelectionError."""
+    path = next((one for one in _upwards(folder) if one.is_file()), None)
+    if path is None:
+        return Selection()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("noclobber", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+        raise SelectionError(f"cannot read `{shown_path(str(path))}`: {error}") from None
+    where = f"[tool.noclobber] of {shown_path(str(path))}"
+    if not isinstance(table, dict) or (unknown := [key for key in table if key not in _KEYS]):
+        what = f"`{unknown[0]}` is unknown" if isinstance(table, dict) else "it is no table"
+        raise SelectionError(f"{where}: {what}; there are {', '.join(_KEYS)}")
+    for key, kind in (("select", list), ("ignore", list), ("baseline", str)):
+        if key in table and not isinstance(table[key], kind):
+            raise SelectionError(f"{where}: `{key}` is no {'list' if kind is list else 'text'}")
+    baseline = str(path.parent / table["baseline"]) if table.get("baseline") else ""
+    return Selection(codes(table.get("select", []), where), codes(table.get("ignore", []), where), baseline)
+
+
+def _upwards(folder: str) -> Iterator[Path]:
+    here = Path(folder).absolute()
+    yield from (one / "pyproject.toml" for one in (here, *here.parents))
+
+
+def selected(report: Report, selection: Selection, *, must_exist: bool = True) -> Report:
+    """Return the report with what counts; what a comment or the baseline keeps out is among `suppressed`.
+
+    Raises SelectionError where the baseline cannot be read.
+    """
+    known = _read(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
+    left, out = [], list(report.suppressed)
+    for finding in report.findings:
+        if not selection.has(finding.code):
+            continue
+        if (reason := _commented(finding)) is not None:
+            out.append(Suppressed(finding, "inSource", reason))
+        elif known[key := _key(finding, selection.baseline)] > 0:
+            known[key] -= 1
+            out.append(Suppressed(finding, "external", "in the baseline"))
+        else:
+            left.append(finding)
+    notes = report.coverage.notes
+    if gone := sum(known.values()):
+        what = f"{gone} finding{'s' * (gone != 1)} of the baseline did not show up"
+        notes = (*notes, f"{what}; `--update-baseline` takes {'them' if gone != 1 else 'it'} out")
+    coverage = replace(report.coverage, notes=notes)
+    return replace(report, findings=tuple(left), suppressed=tuple(out), coverage=coverage)
+
+
+def _commented(finding: Finding) -> str | None:
+    """Return the reason of a comment that keeps a finding out; empty if it gives none, None if there is no comment."""
+    primary = finding.primary
+    for line in primary.source if primary is not None else ():
+        for found in _COMMENT.finditer(line):
+            if finding.code in [one.strip() for one in found[1].split(",")]:
+                return found[2].strip()
+    return None
+
+
+def is_commented(finding: Finding) -> bool:
+    """Return True if a comment on the line of a finding says that it does not count."""
+    return _commented(finding) is not None
+
+
+def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return in words the comments in some files that kept nothing out in this run, though their codes count."""
+    used = set()
+    for one in report.suppressed:
+        if one.kind == "inSource" and (primary := one.finding.primary) is not None:
+            lines = range(primary.span.line, primary.span.end_line + 1)
+            used |= {(os.path.realpath(primary.span.path), line, one.finding.code) for line in lines}
+    found = []
+    for path in sorted(set(paths)):
+        for line, names in _comments(path):
+            for name in names:
+                if (os.path.realpath(path), line, name) not in used and selection.has(name):
+                    found.append(
+                        f"`noclobber: ignore[{name}]` at {shown_path(path)}:{line} kept nothing out in this run"
+                    )
+    return tuple(found)
+
+
+def _comments(path: str) -> Iterator[tuple[int, list[str]]]:
+    try:
+        with tokenize.open(path) as file:
+            text = file.read()
+        if "noclobber:" not in text:
+            return
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT and (found := _COMMENT.match(token.string)):
+                yield token.start[0], [one.strip() for one in found[1].split(",")]
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        return
+
+
+# -- the baseline ----------------------------------------------------------------------------------------------------
+
+
+def write_baseline(report: Report, path: str) -> str:
+    """Return the text of a baseline of all that counts now, or that the old baseline kept out."""
+    findings = [*report.findings, *(one.finding for one in report.suppressed if one.kind == "external")]
+    keys = Counter(_key(one, path) for one in findings)
+    entries = [
+        {"code": code, "path": where, "source": source, "count": count}
+        for (code, where, source), count in sorted(keys.items())
+    ]
+    return json.dumps({"format": FORMAT, "findings": entries}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
+    """What stays the same if lines are added above: the code, the file from the folder of the baseline, the text."""
+    primary = finding.primary
+    if primary is None:
+        return finding.code, "", finding.message
+    folder = os.path.dirname(os.path.realpath(baseline))
+    path = primary.span.path
+    if os.path.isabs(path) or os.path.exists(path):
+        real = os.path.realpath(path)
+        path = os.path.relpath(real, folder) if real.startswith(folder + os.sep) else real
+    return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
+
+
+def require(path: str) -> None:
+    """Raise SelectionError where a baseline cannot be read."""
+    _read(path, must_exist=True)
+
+
+def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            document: Any = json.load(file)
+        if document["format"] != FORMAT:
+            raise ValueError(f"expected a document of format {FORMAT!r}")
+        return Counter({(one["code"], one["path"], one["source"]): int(one["count"]) for one in document["findings"]})
+    except FileNotFoundError:
+        if must_exist:
+            raise SelectionError(f"there is no baseline `{shown_path(path)}`; `--update-baseline` makes it") from None
+        return Counter()
+    except OSError as error:
+        raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise SelectionError(f"`{shown_path(path)}` is no baseline: {type(error).__name__}: {error}") from None

@@ -1,0 +1,70 @@
+"""`--select`, `--ignore`, comments and baselines, from outside: what is shown, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .running import noclobber, write
+
+PROGRAM = """
+    import torch
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y.data.mul_(2)
+    y.sum().backward()
+    """
+
+
+def test_what_is_ignored_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": PROGRAM})
+    assert noclobber(["run", "--ignore", "NC201", "train.py"], tmp_path).status == 0
+    write(tmp_path, {"pyproject.toml": '[tool.noclobber]\nignore = ["NC2"]\n'})
+    assert noclobber(["run", "train.py"], tmp_path).status == 0
+    shown = noclobber(["run", "--ignore", "NC1", "--format", "concise", "train.py"], tmp_path)
+    assert (shown.status, shown.stderr[:20]) == (1, "train.py:4:1: NC201 ")
+    refused = noclobber(["run", "--select", "x", "train.py"], tmp_path)
+    assert (refused.status, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("noclobber: error: --select: 'x' is no code")
+
+
+def test_a_comment_is_used_or_told(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": PROGRAM.replace("mul_(2)", "mul_(2)  # noclobber: ignore[NC201, NC104] as meant")})
+    ended = noclobber(["run", "train.py"], tmp_path)
+    assert ended.status == 0
+    first, second = ended.stderr.splitlines()
+    assert first.startswith("noclobber: nothing found; watched: ")
+    assert first.endswith(" (1 suppressed)")
+    assert second == "note: `noclobber: ignore[NC104]` at train.py:4 kept nothing out in this run"
+
+
+def test_an_old_code_base_begins_green_and_stays_so(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": PROGRAM})
+    missing = noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path)
+    assert (missing.status, missing.stderr) == (
+        2,
+        "noclobber: error: there is no baseline `known.json`; `--update-baseline` makes it\n",
+    )
+    assert noclobber(["run", "--baseline", "known.json", "--update-baseline", "train.py"], tmp_path).status == 0
+    assert noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path).status == 0
+    write(
+        tmp_path,
+        {
+            "train.py": "import sys\n"
+            + PROGRAM.replace("    ", "")
+            + "z = x.exp()\nz.data.add_(1)\nz.sum().backward()\n"
+        },
+    )
+    ended = noclobber(["run", "--baseline", "known.json", "--format", "sarif", "-o", "out.sarif", "train.py"], tmp_path)
+    assert ended.status == 1
+    results = json.loads((tmp_path / "out.sarif").read_text())["runs"][0]["results"]
+    assert [(one["ruleId"], one.get("suppressions", [{}])[0].get("kind")) for one in results] == [
+        ("NC201", None),
+        ("NC201", "external"),
+    ]
+
+
+def test_a_baseline_is_not_updated_without_a_file(tmp_path: Path) -> None:
+    ended = noclobber(["run", "--update-baseline", "train.py"], tmp_path)
+    assert ended.status == 2
+    assert "`--update-baseline` needs `--baseline FILE`" in ended.stderr

@@ -1,0 +1,136 @@
+"""Which findings count: codes, comments, baselines, settings; on hand-written findings, without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from noclobber.model.finding import Finding, Label
+from noclobber.model.report import Coverage, Report
+from noclobber.model.source import Span
+from noclobber.selection import Selection, SelectionError, codes, from_project, selected, unused, write_baseline
+
+
+def at(path: str, line: int, source: str, code: str = "NC201") -> Finding:
+    made = Label("write", Span(path, line, 1, line, len(source) + 1), "", True, (source,))
+    return Finding(code, "silent-write", "error", "silent in-place write", (made,))
+
+
+def left(report: Report, selection: Selection) -> list[str]:
+    return [one.code for one in selected(report, selection).findings]
+
+
+def test_codes_and_beginnings_of_codes() -> None:
+    report = Report(tuple(at("a.py", 1, "", code) for code in ("NC101", "NC201", "NC208", "NC301")))
+    assert left(report, Selection()) == ["NC101", "NC201", "NC208", "NC301"]
+    assert left(report, Selection(select=("NC2",))) == ["NC201", "NC208"]
+    assert left(report, Selection(ignore=("NC208", "NC3"))) == ["NC101", "NC201"]
+    assert left(report, Selection(select=("NC2",), ignore=("NC208",))) == ["NC201"]
+
+
+def test_codes_are_read_from_a_text_and_a_list() -> None:
+    assert codes("NC101, NC2", "--select") == codes(["NC101", "NC2"], "here") == ("NC101", "NC2")
+    with pytest.raises(SelectionError, match="--select: 'F401' is no code such as NC208"):
+        codes("F401", "--select")
+
+
+@pytest.mark.parametrize(
+    ("comment", "reason"),
+    [
+        ("# noclobber: ignore[NC201] known, see #12", "known, see #12"),
+        ("#noclobber:ignore[NC101,NC201]", ""),
+        ("# type: ignore  # noclobber: ignore[NC201]", ""),
+    ],
+)
+def test_a_comment_keeps_its_codes_out(comment: str, reason: str) -> None:
+    found = selected(Report((at("a.py", 1, f"h.data.mul_(2)  {comment}"),)), Selection())
+    assert found.findings == ()
+    assert [(one.kind, one.reason) for one in found.suppressed] == [("inSource", reason)]
+    assert Report.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("comment", ["# noclobber: ignore[NC101]", "# noclobber: ignore", "# ignore[NC201]"])
+def test_a_comment_about_something_else_keeps_nothing_out(comment: str) -> None:
+    assert left(Report((at("a.py", 1, f"h.data.mul_(2)  {comment}"),)), Selection()) == ["NC201"]
+
+
+def test_comments_that_kept_nothing_out_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "h.data.mul_(2)  # noclobber: ignore[NC201]\n"
+        "y = 1  # noclobber: ignore[NC101, NC208] why\n"
+        "text = '# noclobber: ignore[NC301]'\n"
+    )
+    found = selected(Report((at(str(path), 1, path.read_text().splitlines()[0]),)), Selection())
+    said = [f"`noclobber: ignore[{code}]` at {path}:2 kept nothing out in this run" for code in ("NC101", "NC208")]
+    assert list(unused(found, Selection(), [str(path), str(tmp_path / "missing.py")])) == said
+    assert list(unused(found, Selection(ignore=("NC208",)), [str(path)])) == said[:1]
+
+
+def test_a_baseline_knows_a_line_by_its_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    source, baseline = str(tmp_path / "a.py"), str(tmp_path / "baseline.json")
+    old = Report((at(source, 3, "h.data.mul_(2)"), at(source, 9, "h.data.mul_(2)")))
+    Path(baseline).write_text(write_baseline(old, baseline))
+    assert json.loads(Path(baseline).read_text())["findings"] == [
+        {"code": "NC201", "path": "a.py", "source": "h.data.mul_(2)", "count": 2}
+    ]
+    moved = Report((at(source, 5, "    h.data.mul_(2)"), at(source, 11, "h.data.mul_(2)")))
+    found = selected(moved, Selection(baseline=baseline))
+    assert (found.findings, len(found.suppressed), found.coverage.notes) == ((), 2, ())
+    assert write_baseline(found, baseline) == Path(baseline).read_text()
+    more = replace(
+        moved, findings=(*moved.findings, at(source, 20, "h.data.mul_(2)"), at(source, 21, "h.data.add_(1)"))
+    )
+    assert len(selected(more, Selection(baseline=baseline)).findings) == 2
+    fewer = selected(Report(coverage=Coverage()), Selection(baseline=baseline))
+    assert fewer.coverage.notes == ("2 findings of the baseline did not show up; `--update-baseline` takes them out",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no baseline `.*`; `--update-baseline` makes it"),
+        ("[]", "is no baseline: TypeError"),
+        ("{", "is no baseline: JSONDecodeError"),
+        ('{"format": "other", "findings": []}', "expected a document of format 'noclobber-baseline/1'"),
+        ("[" * 100_000, "is no baseline: RecursionError"),
+    ],
+)
+def test_a_baseline_that_cannot_be_used(text: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SelectionError, match=said):
+        selected(Report(), Selection(baseline=str(path)))
+
+
+def test_the_nearest_project_says_what_counts(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.noclobber]\nselect = ["NC1"]\nignore = ["NC105"]\nbaseline = "known.json"\n'
+    )
+    (tmp_path / "below").mkdir()
+    expected = Selection(("NC1",), ("NC105",), str(tmp_path / "known.json"))
+    assert from_project(str(tmp_path / "below")) == from_project(str(tmp_path)) == expected
+    (tmp_path / "below" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert from_project(str(tmp_path / "below")) == Selection()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.noclobber]\nselekt = []", "`selekt` is unknown; there are select, ignore, baseline"),
+        ("[tool.noclobber]\nselect = 'NC1'", "`select` is no list"),
+        ("[tool.noclobber]\nbaseline = 3", "`baseline` is no text"),
+        ("[tool.noclobber]\nignore = ['x']", "'x' is no code such as NC208"),
+        ("[tool]\nnoclobber = 3", "it is no table"),
+        ("[tool", "cannot read"),
+    ],
+)
+def test_settings_that_cannot_be_used(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(SelectionError, match=said):
+        from_project(str(tmp_path))
