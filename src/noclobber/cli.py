@@ -1,4 +1,4 @@
-"""The command line: the verbs `run`, `fix`, `explain` and `report`. All that noclobber prints, it prints here."""
+"""The command line: `run`, `fix`, `explain`, `report` and `doctor`. All that noclobber prints, it prints here."""
 
 from __future__ import annotations
 
@@ -167,6 +167,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--markdown", action="store_true", help="with --operators: print a table of Markdown")
     explain.set_defaults(carry_out=_explain, parser=explain)
+
+    doctor = verbs.add_parser(
+        "doctor",
+        help="say what works here",
+        description="Say which versions are installed, which ways of seeing work with them, and whether a small silent "
+        "error is found: what a bug report needs. The exit status is 0 if it is found.",
+        allow_abbrev=False,
+    )
+    doctor.set_defaults(carry_out=_doctor, parser=doctor)
 
     report = verbs.add_parser(
         "report",
@@ -431,6 +440,15 @@ def _fix(options: argparse.Namespace) -> int:
     for line in fixed.words:
         print(line, file=sys.stderr)
     return fixed.status
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """`noclobber doctor`: one screen on stdout."""
+    from noclobber.doctor import examine
+
+    done = examine()
+    print(done.text(), end="")
+    return 0 if done.works else 1
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -1,0 +1,117 @@
+"""What works here: versions, the ways of seeing, and a small program whose silent error must be found."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from noclobber.model.error import UnsupportedTorch
+from noclobber.session import Session
+
+OPTIONAL = ("numpy", "pytest", "pytest-xdist", "lightning", "accelerate", "transformers")
+"""Packages that noclobber works with where they are installed."""
+_PTH = "noclobber-processes.pth"
+"""The file by which a new Python of a watched program takes part."""
+
+
+@dataclass(slots=True)
+class Examination:
+    """What was found out: `rows` are a name and what is said of it, `works` says whether errors are found here."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    works: bool = False
+
+    def text(self) -> str:
+        """One screen of text; what a bug report needs."""
+        width = max(len(name) for name, _ in self.rows)
+        return "".join(f"{name:<{width}}  {said}".rstrip() + "\n" for name, said in self.rows)
+
+
+def examine() -> Examination:
+    """Look at this environment. Nothing is changed, and nothing stays armed."""
+    done = Examination()
+    rows = done.rows
+    rows.append(("noclobber", _version("noclobber") or "run from its source"))
+    rows.append(("python", f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}"))
+    rows.append(("", sys.executable))
+    try:
+        import torch
+    except Exception as failure:
+        rows.append(("torch", f"cannot be imported: {type(failure).__name__}: {failure}"))
+        return done
+    rows.append(("torch", f"{torch.__version__}, {Path(torch.__file__).parent}"))
+    rows += [("", said) for said in _devices(torch)]
+    rows += _seeing(done)
+    rows.append(("children", _children()))
+    installed = [f"{name} {known}" for name in OPTIONAL if (known := _version(name))]
+    missing = [name for name in OPTIONAL if not _version(name)]
+    rows.append(("optional", ", ".join(installed) or "nothing"))
+    if missing:
+        rows.append(("", f"not installed: {', '.join(missing)}"))
+    return done
+
+
+def _devices(torch: Any) -> Iterator[str]:
+    if torch.cuda.is_available():
+        yield f"cuda {torch.version.cuda}: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    if torch.backends.mps.is_available():
+        yield "mps"
+
+
+def _seeing(done: Examination) -> Iterator[tuple[str, str]]:
+    """Watch a small program with a silent error, and say what was found and what could not be watched."""
+    session = Session(contents=True)
+    try:
+        session.start()
+    except UnsupportedTorch as reason:
+        yield "watching", f"does not work: {reason}"
+        return
+    from noclobber.observe.recorder import SEEN
+
+    try:
+        _silent_error()
+    finally:
+        session.stop()
+    coverage = session.coverage()
+    codes = [one.code for one in session.findings]
+    done.works = codes == ["NC201"]
+    yield "a silent error", "is found" if done.works else f"is not found: {', '.join(codes) or 'nothing was'}"
+    yield "writes", f"by {coverage.writes}"
+    lost = coverage.lost
+    yield "ways of seeing", f"{len(SEEN) - len(lost)} of {len(SEEN)} work"
+    for one in lost:
+        yield "", f"{one.way}: {one.why}"
+    for note in coverage.notes:
+        yield "note", note
+
+
+def _silent_error() -> None:
+    import torch
+
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        leaf = torch.ones(3, requires_grad=True)
+        kept = leaf.exp()
+        kept.data.mul_(2)
+        kept.sum().backward()
+
+
+def _children() -> str:
+    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    if any((Path(folder) / _PTH).exists() for folder in folders if folder):
+        return "are watched, forked ones and new Pythons"
+    return f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed (pip install noclobber)"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
