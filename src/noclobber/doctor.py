@@ -100,7 +100,7 @@ def _silent_error() -> None:
         leaf = torch.ones(3, requires_grad=True)
         kept = leaf.exp()
         kept.data.mul_(2)
-        kept.sum().backward()
+        torch.autograd.backward([kept.sum()])
 
 
 def _children() -> str:
