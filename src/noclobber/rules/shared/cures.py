@@ -12,21 +12,12 @@ from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, form, in_loop, is_rebindable, target_of, text_at
+from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import statement_of
-from noclobber.syntax.writes import Form
+from noclobber.syntax.writes import Form, base_of
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
-
-
-_QUESTION = (
-    Suggestion(
-        "autograd does not see this write: decide whether it is part of the function or the gradient should ignore it"
-    ),
-    Suggestion(
-        "if it is part of the function, write out of place with gradients on; if not, `h = h + (new - h).detach()`"
-    ),
-)
 
 
 def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
@@ -37,7 +28,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     if not write.in_forward:
         return _in_backward(clobber)
     if write.untracked:
-        return _QUESTION
+        return _question(write)
     if write.via == "set_data":
         return (Suggestion("give the new tensor its own name, or assign to `.data` after the last backward"),)
     if write.via == "swap":
@@ -55,6 +46,18 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     if clobber.save.tensor.kind == "buffer":
         return _buffer(clobber, write)
     return _activation(clobber, write)
+
+
+def _question(write: Write) -> tuple[Suggestion, ...]:
+    name = dotted(base_of(target_of(write.site))) or write.tensor.name or "h"
+    unchanged = f"`{name} = {name} + (new - {name}).detach()`"
+    return (
+        Suggestion(
+            "autograd does not see this write: decide whether it is part of the function or the gradient should "
+            "ignore it"
+        ),
+        Suggestion(f"if it is part of the function, write out of place with gradients on; if not, {unchanged}"),
+    )
 
 
 def _is_rebindable(clobber: Clobber, write: Write) -> bool:
