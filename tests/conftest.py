@@ -10,13 +10,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def no_saved_tensor_hooks_left():
-    """A pair that is left over would change what all later tests of the process save; taken off, the next may pass."""
+def no_hooks_and_modes_left():
+    """What is left over would change what all later tests of the process see; taken off, the next may pass."""
     yield
     if (torch := sys.modules.get("torch")) is None:
         return
     left = 0
     while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
+        left += 1
+    while torch._C._len_torch_dispatch_stack():
+        torch.utils._python_dispatch._pop_mode()
         left += 1
     assert left == 0

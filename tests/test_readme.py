@@ -69,8 +69,11 @@ def test_a_python_block_prints_what_stands_below_it(program, shown, tmp_path):
     assert done.stdout.rstrip() == shown.rstrip()
 
 
-def test_each_python_block_has_its_output_below_it():
-    assert len(PYTHON) == sum(kind == "python" for kind, _ in BLOCKS)
+def test_each_python_block_is_run():
+    """It has its output below it, or the name of a file that a console block runs."""
+    named = [name[1] for kind, text in BLOCKS if kind == "python" and (name := re.match(r"# (\w+\.py)\n", text))]
+    assert len(PYTHON) + len(named) == sum(kind == "python" for kind, _ in BLOCKS)
+    assert [name for name in named if not any(f"{name}\n" in block for block in CONSOLE)] == []
 
 
 def test_matches_can_fail():

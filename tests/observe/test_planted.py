@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import _pop_mode
 
 import noclobber
 import noclobber.observe
@@ -106,6 +107,9 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
             while private.top_hooks(True) is not None:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: hooks are left")
                 private.pop_hooks()
+            while private._modes_on_stack():
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: a mode is left")
+                _pop_mode()
             if private.key_is_set():
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: the key is left")
                 private.set_key(False)

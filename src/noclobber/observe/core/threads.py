@@ -59,14 +59,16 @@ def leave(context: Context) -> None:
     thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
     if context.by_key:
         private.include(private.KEY, False)
-    if hooks is not None and not withdrawn:
-        if private.top_hooks(True) == hooks:
-            private.pop_hooks()
-        else:
-            private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
-    for one in (operators, mode):  # the last one entered first
-        if one is not None:
-            write_kernels.leave_mode(one)
+    try:
+        if hooks is not None and not withdrawn:
+            if private.top_hooks(True) == hooks:
+                private.pop_hooks()
+            else:
+                private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
+    finally:
+        for one in (operators, mode):  # the last one entered first
+            if one is not None:
+                one.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
 
@@ -119,7 +121,7 @@ def renew_modes(context: Context) -> None:
         thread.operators = thread.operators or context.operator_mode()
     elif thread.operators is not None:
         mode, thread.operators = thread.operators, None
-        write_kernels.leave_mode(mode)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def withdraw(context: Context) -> None:

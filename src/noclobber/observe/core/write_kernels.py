@@ -411,12 +411,6 @@ def enter_mode() -> WriteMode:
     return cast(WriteMode, mode().__enter__())
 
 
-def leave_mode(mode: TorchDispatchMode) -> None:
-    """Take a mode off the stack again."""
-    leave: Any = mode.__exit__
-    leave(None, None, None)
-
-
 _cache: dict[OpOverload[..., object], Written | str | None] = {}
 """What an overload writes, or its name if it makes many views."""
 
