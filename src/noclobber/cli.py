@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also write fixes that are only checked, or unproven because the program differs from run to run",
     )  # fmt: skip
     fix.add_argument(
-        "--backwards", type=_positive, default=3, metavar="N",
+        "--backwards", type=_positive, metavar="N",
         help="compare the gradients of N backward calls, starting at the first finding (default 3)",
     )  # fmt: skip
     fix.add_argument(
@@ -415,6 +415,8 @@ def _fix(options: argparse.Namespace) -> int:
 
     if options.unproven and options.hints:
         options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
+    if options.backwards and options.hints:
+        options.parser.error("`--hints` runs the whole program: leave out `--backwards`")
     if options.unproven and not options.write:
         options.parser.error("`--unproven` needs `--write`: give both")
 
@@ -423,11 +425,10 @@ def _fix(options: argparse.Namespace) -> int:
             print(f"noclobber: {text} ...", file=sys.stderr, flush=True)
 
     try:
-        what = fix_hints if options.hints else partial(fix, unproven=options.unproven)
+        what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
         fixed = what(
             options.program,
             writing=options.write,
-            backwards=options.backwards,
             seconds=options.seconds,
             tell=tell,
         )

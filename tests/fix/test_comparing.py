@@ -2,8 +2,9 @@
 
 import torch
 
-from noclobber.observe.gradient_trace.comparison import besides, compare
+from noclobber.observe.gradient_trace.comparison import besides, compare, identical
 from noclobber.observe.gradient_trace.evidence import sketch
+from noclobber.observe.torch_api import private
 
 
 def call(*leaves, loss=1.0, kind="backward", returned=()):
@@ -175,3 +176,13 @@ def test_what_modules_hold_in_the_end_counts_up_to_rounding():
     assert not besides(ends[:1], ends[1:2], exact=False)
     assert besides(ends[:1], ends[1:2], exact=True) == "in the end `Linear.weight` holds something else"
     assert besides(ends[:1], ends[2:], exact=False)
+
+
+def test_identical_is_to_the_last_bit():
+    """Also where only a sketch was kept, and where numbers that are equal have other bits."""
+    private.require()
+    for one, other in ((G, G * (1 + 2**-23)), (torch.zeros(2), -torch.zeros(2))):
+        for kept in (torch.clone, sketch):
+            assert identical([call((W, kept(one)))], [call((W, kept(one.clone())))])
+            assert not identical([call((W, kept(one)))], [call((W, kept(other)))])
+    assert not identical([call((W, G))], [call((W, G)), {"kind": "end", "leaves": {}, "held": {}}])

@@ -88,12 +88,79 @@ def test_what_changes_a_result_is_withdrawn(tmp_path: Path) -> None:
     assert "  withdrawn: line 1 of what it prints is `4.5`, and was `1.5`" in done.stderr
 
 
-def test_a_program_with_a_wrong_gradient_is_fixed_first(tmp_path: Path) -> None:
-    program = """
+LATE = """
+    import torch
+
+    def f(x):
+        h = x + 1
+        y = h * 3
+        torch.empty(9000)
+        return h, y
+
+    x = torch.full((1000,), 0.5, requires_grad=True)
+    """
+READ_LATER = {
+    "in a later step": """
+    for step in range(9):
+        h, y = f(x)
+        (y.sum() + (h.sum() if step == 8 else 0)).backward()
+    print(x.grad.sum().item())
+    """,
+    "when training is over": """
+    for step in range(9):
+        f(x)[1].sum().backward()
+    with torch.no_grad():
+        print(f(x)[0].sum().item())
+    """,
+    "without an operator, when training is over": """
+    for step in range(9):
+        f(x)[1].sum().backward()
+    print(f(x)[0].detach().numpy()[0])
+    """,
+}
+
+
+@pytest.mark.parametrize("how", READ_LATER)
+def test_what_is_read_later_stays(how: str, tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": LATE + READ_LATER[how]})
+    done = noclobber(["fix", "--hints", "train.py"], tmp_path)
+    assert (done.status, done.stdout) == (0, "")
+    assert done.stderr.startswith("noclobber: no in-place write lowers the peak of memory")
+
+
+def test_a_program_that_does_not_end_in_time_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": LATE + "\n    while True:\n        f(x)[1].sum().backward()\n"})
+    done = noclobber(["fix", "--hints", "--seconds", "1", "train.py"], tmp_path)
+    assert done.status == 2
+    still = "the program still runs after 1 s, and what it reads later is not known"
+    assert done.stderr == f"noclobber: error: {still}: give it less to do, or more time with `--seconds`\n"
+
+
+def test_lines_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
+    """`act` is built above `forward`, and a line longer afterwards."""
+    write(tmp_path, {"train.py": NET.replace("nn.ReLU(),", "nn.ReLU(\n                ),")})
+    done = noclobber(["fix", "--hints", "train.py"], tmp_path)
+    lines = (tmp_path / "train.py").read_text().splitlines()
+    places = [int(one) for one in re.findall(r"^NC901 train.py:(\d+)", done.stderr, re.MULTILINE)]
+    assert sorted(lines[place - 1].strip() for place in places) == ["scaled = z * 2", "y = self.act(h)"]
+
+
+def test_compiled_functions_are_said_to_run_as_written(tmp_path: Path) -> None:
+    compiled = LATE + "\n    g = torch.compile(f, backend='eager')\n    g(x)[1].sum().backward()\n"
+    write(tmp_path, {"train.py": compiled})
+    said = "not watched: compiled functions in their compiled form: here they run uncompiled"
+    assert said in noclobber(["fix", "--hints", "train.py"], tmp_path).stderr
+    assert said in noclobber(["run", "--hints", "train.py"], tmp_path).stderr
+    assert said not in noclobber(["run", "train.py"], tmp_path).stderr
+
+
+@pytest.mark.parametrize("how", ["y.data.mul_(2)", "y.mul_(2)"])
+def test_a_program_with_a_wrong_gradient_is_fixed_first(how: str, tmp_path: Path) -> None:
+    program = f"""
         import torch
         x = torch.ones(3, requires_grad=True)
         y = x.exp()
-        y.data.mul_(2)
+        {how}
         y.sum().backward()
         """
     write(tmp_path, {"train.py": program})
@@ -119,3 +186,9 @@ def test_only_what_is_proven_is_written(tmp_path: Path) -> None:
     done = noclobber(["fix", "--hints", "--write", "--unproven", "train.py"], tmp_path)
     assert done.status == 2
     assert done.stderr.endswith("error: `--hints` writes only what is proven: leave out `--unproven`\n")
+
+
+def test_the_whole_program_is_run(tmp_path: Path) -> None:
+    done = noclobber(["fix", "--hints", "--backwards", "3", "train.py"], tmp_path)
+    assert done.status == 2
+    assert done.stderr.endswith("error: `--hints` runs the whole program: leave out `--backwards`\n")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from noclobber.fix.edits.patch import Patch
@@ -76,31 +77,34 @@ def fix(
     return done if isinstance(done, Fixed) else told(done, words, writing, unproven)
 
 
-def fix_hints(
-    words: Sequence[str], *, writing: bool, backwards: int, seconds: float, tell: Callable[[str], None]
-) -> Fixed:
-    """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`."""
+def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Callable[[str], None]) -> Fixed:
+    """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`.
+
+    Each run goes to the program's own end: any later line may read what would be overwritten.
+    """
     _require(words)
     with Launcher(words) as launcher:
         tell("looking for in-place writes that lower the peak of memory")
-        searching = launcher.start(Order("hints", backwards, seconds), fresh=True)
+        searching = launcher.start(Order("hints", sys.maxsize, seconds), fresh=True)
         from noclobber.fix.proof.hints import HintTrials
 
         search = searching.result()
-        nothing = None if search.torch and search.went_through else _nothing(replace(search, report=""), seconds)
-        if nothing is not None:
-            return nothing
         if search.findings:
             raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {shlex.join(words)}")
+        if search.ended in (Ended.LIMIT, Ended.TIMEOUT):
+            still = f"the program still runs after {seconds:g} s, and what it reads later is not known"
+            raise CannotFix(f"{still}: give it less to do, or more time with `--seconds`")
+        if search.ended is not Ended.WELL or not search.torch:
+            return _nothing(search, seconds) or Fixed(0)
         if search.dynamo:
             launcher.prepare(DYNAMO)
-        done = HintTrials(launcher, search, backwards, seconds).carry_out(tell)
-    return told_of_hints(done, words, writing)
+        done = HintTrials(launcher, search, seconds).carry_out(tell)
+    return told_of_hints(done, search, words, writing)
 
 
-def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fixed:
+def told_of_hints(done: AppliedHints, search: Result, words: Sequence[str], writing: bool) -> Fixed:
     """Return the report on hints. Write the patch if `writing`."""
-    fixed = Fixed(0)
+    fixed = Fixed(0, words=[f"not watched: {one}" for one in search.unseen])
     for one in done.applied:
         fixed.words += [_line(one.finding), f"  change: {one.title}"]
         fell = f"the peak falls from {size(one.before)} to {size(one.after)}"

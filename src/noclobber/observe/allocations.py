@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -106,6 +107,8 @@ class Allocations:
         """The bytes that are alive after each storage made or freed."""
         self.full = False
         """Whether there were more events than are written down."""
+        self.uncompiled = False
+        """Whether a compiled function ran as it is written: torch compiles nothing under a dispatch mode."""
         self._storages: dict[int, _Storage] = {}
         self._number = 0
         self._lines: dict[Hashable, _Line] = {}
@@ -171,6 +174,7 @@ class Allocations:
             return
         with self._lock:
             self._number += 1
+            self.uncompiled = self.uncompiled or _is_compiled(frame)
             for tensor in _tensors((*args, *kwargs.values())):
                 if (key := private.storage_key(tensor)) is not None:
                     self._known(tensor, key).used = self._number
@@ -182,6 +186,11 @@ class Allocations:
             elif _is_plain(result) and (positions := _could_write(func)):
                 self._out_of_place(context, func._schema.name, positions, args, result, frame)
             self.full = len(self.live) > MOST_EVENTS
+
+    def unseen(self) -> list[str]:
+        """Return in words what was not followed, or not as it is without noclobber."""
+        words = [f"operators after the first {MOST_EVENTS:,} storages made and freed"] if self.full else []
+        return words + ["compiled functions in their compiled form: here they run uncompiled"] * self.uncompiled
 
     def _known(self, tensor: torch.Tensor, key: int) -> _Storage:
         known = self._storages.get(key)
@@ -403,6 +412,16 @@ def _is_called_by_program(forward: FrameType) -> bool:
     while frame is not None and frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
         frame = frame.f_back
     return frame is not None and owner_of(frame.f_code.co_filename) is Owner.USER
+
+
+def _is_compiled(frame: FrameType | None) -> bool:
+    """Return True if `frame` belongs to a call of what the program had compiled by torch.compile."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:
+        return False
+    while frame is not None and frame.f_code.co_filename != compiler.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

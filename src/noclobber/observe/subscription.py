@@ -112,6 +112,8 @@ def coverage() -> Coverage:
         counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
     if regions := _compiled():
         counts["the inside of compiled regions"] = regions
+    for one in _subscribers:
+        counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))

@@ -28,6 +28,7 @@ Notes
     `noclobber run --hints` shows hints, the most bytes first. Each is counted after those before it.
     `noclobber fix --hints` applies them: it runs the program before and after, and keeps a change only if results and
     gradients are the same to the last bit and the measured peak falls as announced.
+    What would lower the peak by less than one percent is not shown.
     Bytes that operators use for themselves while they run are not counted here. The measured peak has them.
 """
 
@@ -50,11 +51,13 @@ CODE = "NC901"
 NAME = "inplace-opportunity"
 SEVERITY: Severity = "hint"
 MESSAGES = ()
+LEAST = 0.01
+"""The smallest part of the peak that is worth a change."""
 
 
 def find(event: Event) -> Finding | None:
     """The finding for an operator that could write in place; None where its text cannot be rewritten."""
-    if not isinstance(event, Opportunity):
+    if not isinstance(event, Opportunity) or event.bytes < LEAST * event.peak:
         return None
     place = place_of(event.write)
     if place is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
-from noclobber.model.finding import Edit
+from noclobber.model.finding import Edit, Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,19 @@ class Patch:
         if all(after[path].text == self._source(path).text for path in by_path):
             raise Misfit("the edits change nothing")
         return Patch(before, after)
+
+    def unpatched(self, finding: Finding) -> Finding:
+        """Return a finding of the patched program with its line number in the unpatched file."""
+        primary = finding.primary
+        path = os.path.realpath(primary.span.path) if primary is not None else ""
+        if primary is None or path not in self.after:
+            return finding
+        span = primary.span
+        line = line_before(self.before[path].plain, self.after[path].plain, span.line)
+        if line is None:
+            return finding
+        there = replace(primary, span=replace(span, line=line, end_line=line + span.end_line - span.line))
+        return replace(finding, labels=tuple(there if one is primary else one for one in finding.labels))
 
     @property
     def served(self) -> dict[str, bytes]:

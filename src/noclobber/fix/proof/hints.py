@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
-from noclobber.fix.proof.job import Mode, Order, Result
+from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.model.finding import Finding
 from noclobber.model.units import size
@@ -47,10 +48,10 @@ class AppliedHints:
 class HintTrials:
     """Goes from hint to hint: the one that lowers the peak the furthest first, then again with that one applied."""
 
-    def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
+    def __init__(self, launcher: Launcher, search: Result, seconds: float) -> None:
         self._launcher = launcher
         self._search = search
-        self._backwards, self._seconds = backwards, seconds
+        self._seconds = seconds
         self._done = AppliedHints()
         self._bare: Result | None = None
 
@@ -66,7 +67,7 @@ class HintTrials:
             if (why := self._try(hint, tell)) is None:
                 search = self._run("hints", done.patch)
             else:
-                done.withdrawn.append((hint, why))
+                done.withdrawn.append((done.patch.unpatched(hint), why))
         return done
 
     def _is_withdrawn(self, hint: Finding) -> bool:
@@ -99,7 +100,7 @@ class HintTrials:
             memory.end()
             return why
         result = watched.result()
-        if result.findings or not result.went_through:
+        if result.findings or result.ended is not Ended.WELL:
             return "in place, a gradient is wrong" if result.findings else f"the program raises {result.error}"
         before, after = self._done.peak, memory.result().peak
         if before is None or after is None:
@@ -108,21 +109,24 @@ class HintTrials:
         if abs(before - after - promised) > WITHIN * promised:
             fell = f"the measured peak falls by {size(max(before - after, 0))}, and not by {size(promised)}"
             return f"{fell}: it counts what operators take for themselves"
-        return Applied(hint, candidate.title, before, after, self._proof())
+        return Applied(self._done.patch.unpatched(hint), candidate.title, before, after, self._proof())
 
     def _differs(self, result: Result) -> str:
         """Return how a patched run under PyTorch alone differs from the program as it is; empty if it does not."""
         right = self._bare
         assert right is not None
-        if result.crash or result.ended is not right.ended or result.calls != right.calls:
+        if result.crash or result.ended is not Ended.WELL or result.calls != right.calls:
             return result.crash or result.error or "the program ends otherwise"
         one, other = _events(right), _events(result)
         compared = comparison.compare(one, other)
-        if compared.difference or not compared.exact:
-            return compared.difference or "gradients differ in the last bits"
         if not compared.calls and not right.printed:
             return "nothing can be compared: the program runs no backward and prints nothing"
-        return comparison.besides(one, other, exact=True) or printed.difference(right, result)
+        differing = (
+            compared.difference or comparison.besides(one, other, exact=True) or printed.difference(right, result)
+        )
+        if not differing and not comparison.identical(one, other):
+            return "gradients, parameters or buffers differ in the last bits"
+        return differing
 
     def _proof(self) -> str:
         calls = self._bare.calls if self._bare is not None else 0
@@ -134,7 +138,7 @@ class HintTrials:
         return self._start(mode, patch).result()
 
     def _start(self, mode: Mode, patch: Patch) -> Trial:
-        return self._launcher.start(Order(mode, self._backwards, self._seconds, self._backwards, patch.served))
+        return self._launcher.start(Order(mode, sys.maxsize, self._seconds, served=patch.served))
 
 
 def _hints(search: Result) -> list[Finding]:

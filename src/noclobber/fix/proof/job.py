@@ -135,6 +135,11 @@ class Result:
         return tuple(one for one in found if one.code == "NC901")
 
     @property
+    def unseen(self) -> tuple[str, ...]:
+        """What a run under watch could not see."""
+        return Report.from_json(self.report).coverage.unseen if self.report else ()
+
+    @property
     def went_through(self) -> bool:
         """Whether nothing stopped the program."""
         return self.ended in (Ended.WELL, Ended.LIMIT)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.candidate import Candidate, is_of_intent
-from noclobber.fix.edits.patch import Patch, line_before
+from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.readings import Reading, readings
@@ -125,7 +124,7 @@ class RepairSearch:
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
-        done.left = [(self._as_before(one), tried) for one, tried in done.left]
+        done.left = [(self._done.patch.unpatched(one), tried) for one, tried in done.left]
         last = done.repairs[-1] if done.repairs and not done.left else None
         proven = all(one.proven for one in done.repairs)
         proof, compared = (last.proof, last.compared) if last is not None else (_UNPROVEN, False)
@@ -141,7 +140,7 @@ class RepairSearch:
         done = self._done
         if is_of_intent(finding):
             self._tell("running each possible meaning of the write")
-            done.asked.append((self._as_before(finding), readings(self._prover, finding, done.patch)))
+            done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))
             return None
         self._prover.meet(finding, findings)
@@ -159,7 +158,8 @@ class RepairSearch:
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = attempt.differing[0]
-            told = Repair(self._as_before(finding), offered.candidate.title, None, why, proven=False, compared=False)
+            there = done.patch.unpatched(finding)
+            told = Repair(there, offered.candidate.title, None, why, proven=False, compared=False)
             if self._unproven:
                 done.repairs.append(told)
                 done.patch = offered.patch
@@ -206,19 +206,6 @@ class RepairSearch:
         )
         return None if alone.right else alone.why
 
-    def _as_before(self, finding: Finding) -> Finding:
-        """Return a finding of the patched program with its line number in the unpatched file."""
-        primary, patch = finding.primary, self._done.patch
-        path = os.path.realpath(primary.span.path) if primary is not None else ""
-        if primary is None or path not in patch.after:
-            return finding
-        span = primary.span
-        line = line_before(patch.before[path].plain, patch.after[path].plain, span.line)
-        if line is None:
-            return finding
-        there = replace(primary, span=replace(span, line=line, end_line=line + span.end_line - span.line))
-        return replace(finding, labels=tuple(there if one is primary else one for one in finding.labels))
-
     def _repair(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Repair:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
@@ -227,7 +214,7 @@ class RepairSearch:
         note = (
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )
-        verdict, there = best.verdict, self._as_before(finding)
+        verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.gradient_trace import forward_mode
+from noclobber.observe.gradient_trace import evidence, forward_mode
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Event, Seen, Sketch
@@ -87,6 +87,22 @@ def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: boo
     )
 
 
+def identical(right: list[Event], found: list[Event]) -> bool:
+    """Return True if all that was recorded is equal bit for bit, to the ends of both programs."""
+    return _bits(right) == _bits(found)
+
+
+def _bits(seen: object) -> object:
+    """Return what was recorded with the fingerprint of each tensor in its place, or its numbers where there is none."""
+    if isinstance(seen, torch.Tensor):
+        return _bits(evidence.sketch(seen))
+    if isinstance(seen, evidence.Sketch):
+        return (seen.shape, seen.dtype, seen.numbers if seen.bits is None else seen.bits)
+    if isinstance(seen, dict):
+        return {key: _bits(value) for key, value in seen.items() if key != "along"}
+    return list(map(_bits, seen)) if isinstance(seen, (list, tuple)) else seen
+
+
 def _same_call(calls: list[Event], index: int, other: Event, truncated: bool) -> bool | str:
     """Compare a call with the call at an index.
 
@@ -164,7 +180,7 @@ def _calls(events: list[Event]) -> list[Event]:
 def _same(right: Seen, found: Seen) -> bool | None:
     """Compare two tensors or two sketches: True if equal bit for bit, False if equal within tolerance, else None."""
     if not isinstance(right, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return True if right == found else False if _alike(right, found) else None
+        return True if _bits(right) == _bits(found) else False if _alike(right, found) else None
     if right.shape != found.shape or right.dtype != found.dtype:
         return None
     if torch.equal(right, found):
@@ -290,13 +306,14 @@ def _stepped_differ(right: list[Event], found: list[Event], within: float) -> st
 
 def _alike(one: Seen, other: Seen, within: float = _SKETCHES) -> bool:
     """Return True if two sketches are of equal tensors, up to rounding; also if both are None."""
-    if not isinstance(one, tuple) or not isinstance(other, tuple):
+    if not isinstance(one, evidence.Sketch) or not isinstance(other, evidence.Sketch):
         return one is None and other is None
     if one[:2] != other[:2]:
         return False
-    scale = max(abs(one[2]), abs(other[2]))
+    scale = max(abs(one.numbers[0]), abs(other.numbers[0]))
     return all(
-        a == b or (a != a and b != b) or abs(a - b) <= within * scale for a, b in zip(one[2:], other[2:], strict=True)
+        a == b or (a != a and b != b) or abs(a - b) <= within * scale
+        for a, b in zip(one.numbers, other.numbers, strict=True)
     )
 
 
@@ -316,7 +333,7 @@ def _is_zero(gradient: Seen) -> bool:
     """Return True if a gradient, or the sketch of one, is all zeros; also for None."""
     if isinstance(gradient, torch.Tensor):
         return not bool((gradient != 0).any())
-    return gradient is None or gradient[2] == 0
+    return gradient is None or gradient.numbers[0] == 0
 
 
 def _steps(

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.nn.modules.module import (
@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe.core import save_hooks
+from noclobber.observe.core import fingerprints, save_hooks
 from noclobber.observe.core.records import Geometry, geometry, tensor_on
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.older_weights import Fresh
@@ -33,8 +33,19 @@ Truncation = Literal["", "step", "backward"]
 last stepped it ("step"), or since the last backward call ("backward")."""
 Wanted = Literal["gradients", "loss"]
 """What is recorded: all gradients, or only the loss of the first backward call."""
-Sketch = tuple[tuple[int, ...], str, float, float, float]
-"""A short form of a tensor: its shape, its dtype, its norm and two weighted sums of its numbers."""
+
+
+class Sketch(NamedTuple):
+    """A short form of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """The norm, and two weighted sums of the numbers."""
+    bits: object = None
+    """The fingerprint of the bytes; None if they cannot be read."""
+
+
 Seen = torch.Tensor | Sketch | None
 """A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
 Event = dict[str, Any]
@@ -339,20 +350,21 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     plain = tensor.detach()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
-    about = (tuple(plain.shape), str(plain.dtype))
+    shape, dtype = tuple(plain.shape), str(plain.dtype)
     if not plain.numel() or plain.device.type == "meta":
-        return (*about, 0.0, 0.0, 0.0)
+        return Sketch(shape, dtype)
     flat = plain.reshape(-1).to("cpu")
+    bits = fingerprints.fingerprint(flat)
     flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
     norm, flat = flat.norm(), flat[:: -(-flat.numel() // _WEIGHED)]
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
     sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
-    return (*about, float(sums[0]), float(sums[1]), float(sums[2]))
+    return Sketch(shape, dtype, (float(sums[0]), float(sums[1]), float(sums[2])), bits)
 
 
 def norm(gradient: torch.Tensor | Sketch) -> float:
     """Return the norm of a gradient that was recorded whole or as a sketch."""
-    return float(gradient.norm() if isinstance(gradient, torch.Tensor) else gradient[2])
+    return float(gradient.norm() if isinstance(gradient, torch.Tensor) else gradient.numbers[0])
 
 
 def saved_bytes(roots: list[Node]) -> int:
