@@ -220,6 +220,17 @@ def _selection(options: argparse.Namespace) -> Selection:
     return chosen
 
 
+def _require_baseline(selection: Selection, *, updating: bool) -> None:
+    """Raise SelectionError where a baseline cannot be read, or not be written if it is to be updated."""
+    from noclobber.selection import SelectionError, require
+
+    path = selection.baseline
+    if path and updating and (why := _unwritable(path)):
+        raise SelectionError(f"cannot write the baseline `{path}`: {why}")
+    if path and not updating:
+        require(path)
+
+
 def _selected(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
     """Return the report with what counts, and update the baseline if that is asked for. Raises SelectionError."""
     from noclobber.selection import SelectionError, selected, write_baseline
@@ -274,10 +285,7 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
         return _refuse(f"cannot write `{options.output}`: {why}")
     try:
         selection = _selection(options)
-        if selection.baseline and not options.update_baseline:
-            from noclobber.selection import require
-
-            require(selection.baseline)
+        _require_baseline(selection, updating=options.update_baseline)
     except SelectionError as reason:
         return _refuse(str(reason))
     run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)

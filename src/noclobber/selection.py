@@ -20,7 +20,8 @@ from noclobber.render.text import shown_path
 
 FORMAT = "noclobber-baseline/1"
 _COMMENT = re.compile(r"#\s*noclobber:\s*ignore\[([^\]]*)\][ \t]*(.*)")
-_CODE = re.compile(r"NC\d{0,3}")
+_MEANT = re.compile(r"#\s*noclobber:.*")
+_FORM = "`# noclobber: ignore[NC208] reason`"
 _KEYS = ("select", "ignore", "baseline")
 
 
@@ -45,12 +46,21 @@ class Selection:
 
 
 def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
-    """Return codes and beginnings of codes ("NC2"), from a list or from a text with commas. Raises SelectionError."""
+    """Return codes and beginnings of codes ("NC2"), from a list or from a text with commas. Raises SelectionError.
+
+    Names of rules ("untracked-write") stand for their codes; small letters do too.
+    """
+    from noclobber.rules import catalogue, rule_of
+
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else list(text)
+    found = []
     for part in parts:
-        if not isinstance(part, str) or not _CODE.fullmatch(part):
+        rule = rule_of(part) if isinstance(part, str) else None
+        code = rule.CODE if rule is not None else str(part).upper()
+        if not code.startswith("NC") or not any(one.CODE.startswith(code) for one in catalogue()):
             raise SelectionError(f"{where}: {part!r} is no code such as NC208, and no beginning of one such as NC2")
-    return tuple(parts)
+        found.append(code)
+    return tuple(found)
 
 
 def from_project(folder: str) -> Selection:
@@ -108,7 +118,7 @@ def _commented(finding: Finding) -> str | None:
     primary = finding.primary
     for line in primary.source if primary is not None else ():
         for found in _COMMENT.finditer(line):
-            if finding.code in [one.strip() for one in found[1].split(",")]:
+            if finding.code in _listed(found):
                 return found[2].strip()
     return None
 
@@ -119,7 +129,13 @@ def is_commented(finding: Finding) -> bool:
 
 
 def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return in words the comments in some files that kept nothing out in this run, though their codes count."""
+    """Return in words the comments in some files that kept nothing out in this run, though their codes count.
+
+    Comments that look like one, and cannot be understood, are among them.
+    """
+    from noclobber.rules import catalogue
+
+    known = {rule.CODE for rule in catalogue()}
     used = set()
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
@@ -127,24 +143,33 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
             used |= {(os.path.realpath(primary.span.path), line, one.finding.code) for line in lines}
     found = []
     for path in sorted(set(paths)):
-        for line, names in _comments(path):
-            for name in names:
-                if (os.path.realpath(path), line, name) not in used and selection.has(name):
-                    found.append(
-                        f"`noclobber: ignore[{name}]` at {shown_path(path)}:{line} kept nothing out in this run"
-                    )
+        for line, comment in _comments(path):
+            there = f"{shown_path(path)}:{line}"
+            understood = _COMMENT.match(comment)
+            if understood is None:
+                found.append(f"`{comment}` at {there} is not understood; write {_FORM}")
+            for name in _listed(understood) if understood is not None else ():
+                if name not in known:
+                    found.append(f"`{comment}` at {there}: there is no rule {name or '``'}")
+                elif (os.path.realpath(path), line, name) not in used and selection.has(name):
+                    found.append(f"`noclobber: ignore[{name}]` at {there} kept nothing out in this run")
     return tuple(found)
 
 
-def _comments(path: str) -> Iterator[tuple[int, list[str]]]:
+def _listed(comment: re.Match[str]) -> list[str]:
+    return [one.strip().upper() for one in comment[1].split(",")]
+
+
+def _comments(path: str) -> Iterator[tuple[int, str]]:
+    """The comments of a file that are for noclobber, with their lines."""
     try:
         with tokenize.open(path) as file:
             text = file.read()
         if "noclobber:" not in text:
             return
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and (found := _COMMENT.match(token.string)):
-                yield token.start[0], [one.strip() for one in found[1].split(",")]
+            if token.type == tokenize.COMMENT and (found := _MEANT.search(token.string)):
+                yield token.start[0], found[0]
     except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
         return
 
@@ -186,7 +211,7 @@ def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
         with open(path, encoding="utf-8") as file:
             document: Any = json.load(file)
         if document["format"] != FORMAT:
-            raise ValueError(f"expected a document of format {FORMAT!r}")
+            raise ValueError(document["format"])
         return Counter({(one["code"], one["path"], one["source"]): int(one["count"]) for one in document["findings"]})
     except FileNotFoundError:
         if must_exist:
@@ -194,5 +219,5 @@ def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
         return Counter()
     except OSError as error:
         raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise SelectionError(f"`{shown_path(path)}` is no baseline: {type(error).__name__}: {error}") from None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise SelectionError(f"`{shown_path(path)}` is no baseline that `--update-baseline` has written") from None

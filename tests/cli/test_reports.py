@@ -186,3 +186,22 @@ def test_bytes_are_compared_unless_it_is_told_not_to(tmp_path: Path, options: li
     assert [finding["code"] for finding in document["findings"]] == codes
     assert document["coverage"]["contents"] == bool(codes)
     assert ended.status == len(codes)
+
+
+def test_errors_that_the_program_catches(tmp_path: Path) -> None:
+    """Of a backward they are in the report: its gradients are missing. A refused write has changed nothing."""
+    program = """
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.mul_(2)
+        for fails in (lambda: y.sum().backward(), lambda: x.mul_(2)):
+            try:
+                fails()
+            except RuntimeError:
+                print("caught")
+        """
+    write(tmp_path, {"train.py": program})
+    ended = noclobber(["run", "--format", "concise", "train.py"], tmp_path)
+    assert (ended.status, ended.stdout) == (1, "caught\ncaught\n")
+    assert [line.split(": ")[1][:5] for line in ended.stderr.splitlines()] == ["NC101"]

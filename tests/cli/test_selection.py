@@ -45,6 +45,9 @@ def test_an_old_code_base_begins_green_and_stays_so(tmp_path: Path) -> None:
         2,
         "noclobber: error: there is no baseline `known.json`; `--update-baseline` makes it\n",
     )
+    nowhere = noclobber(["run", "--baseline", "no/known.json", "--update-baseline", "train.py"], tmp_path)
+    assert (nowhere.status, nowhere.stdout) == (2, "")
+    assert "error: cannot write the baseline `" in nowhere.stderr
     assert noclobber(["run", "--baseline", "known.json", "--update-baseline", "train.py"], tmp_path).status == 0
     assert noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path).status == 0
     write(

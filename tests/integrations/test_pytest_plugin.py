@@ -148,8 +148,49 @@ def test_a_mark_ignores_codes_and_turns_contents_off(pytester: pytest.Pytester) 
 )
 def test_a_mark_that_says_something_else_is_refused(mark: str, said: str, pytester: pytest.Pytester) -> None:
     done = suite(pytester, f"\n    import pytest\n\n    @pytest.mark.noclobber({mark})\n    def test_it(): pass\n")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines([f"ERROR: test_net.py::test_it: {said}"])
+    done.assert_outcomes(passed=1, errors=1)
+    done.stdout.fnmatch_lines(["*ERROR at setup of test_it*", said])
+
+
+def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None:
+    tests = """
+    def test_wrong():
+        wrong()
+
+    def test_commented():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.data.mul_(2)  # noclobber: ignore[NC201] meant
+        y.sum().backward()
+    """
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests (* s): 1 error, 1 suppressed"])
+    pytester.makefile(".toml", pyproject='[tool.noclobber]\nignore = ["silent-write"]\n')
+    suite(pytester, tests, "--noclobber").assert_outcomes(passed=3)
+    pytester.makefile(".toml", pyproject='[tool.noclobber]\nignored = ["NC201"]\n')
+    refused = suite(pytester, tests, "--noclobber")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["ERROR: noclobber: [[]tool.noclobber[]] of *: `ignored` is unknown; there are *"])
+    suite(pytester, tests).assert_outcomes(passed=3)
+
+
+def test_an_error_that_a_test_expects_does_not_fail_it(pytester: pytest.Pytester) -> None:
+    expecting = """
+    import pytest
+
+    def test_expected():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            y.sum().backward()
+        with pytest.raises(RuntimeError, match="a leaf Variable"):
+            x.mul_(2)
+    """
+    done = suite(pytester, expecting, "--noclobber")
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines(["noclobber: watched 2 tests (* s): nothing found"])
 
 
 def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pytester) -> None:
@@ -163,6 +204,7 @@ def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pyt
     done = suite(pytester, using)
     done.assert_outcomes(passed=2)
     done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): 1 error"])
+    suite(pytester, using, "--noclobber").assert_outcomes(passed=2)
 
 
 def test_fixtures_and_unittest_classes_are_watched(pytester: pytest.Pytester) -> None:
@@ -201,10 +243,19 @@ def test_fixtures_and_unittest_classes_are_watched(pytester: pytest.Pytester) ->
 
 
 def test_what_is_expected_to_fail_stays_so(pytester: pytest.Pytester) -> None:
-    expected = (
-        "\n    import pytest\n\n    @pytest.mark.xfail\n    def test_wrong():\n        wrong()\n        assert False\n"
-    )
-    suite(pytester, expected, "--noclobber").assert_outcomes(passed=1, xfailed=1)
+    expected = """
+    import pytest
+
+    @pytest.mark.xfail
+    def test_fails():
+        wrong()
+        assert False
+
+    @pytest.mark.xfail(strict=True)
+    def test_wrong():
+        wrong()
+    """
+    suite(pytester, expected, "--noclobber").assert_outcomes(passed=1, xfailed=2)
 
 
 def test_the_workers_of_xdist_report_too(pytester: pytest.Pytester) -> None:

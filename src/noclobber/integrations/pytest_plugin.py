@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Generator
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +20,9 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Report, finding_in, finding_out
 from noclobber.session import Session
 
+if TYPE_CHECKING:
+    from noclobber.selection import Selection
+
 MARK = "noclobber"
 _CODE = re.compile(r"NC\d{3}")
 _HELP = "watch every test, and fail those with an in-place write that makes a gradient wrong"
@@ -27,13 +31,15 @@ _HELP = "watch every test, and fail those with an in-place write that makes a gr
 class Watched:
     """What was found in one test: the value of the fixture `noclobber`."""
 
-    def __init__(self, *, contents: bool, ignore: frozenset[str], fails: bool) -> None:
+    def __init__(self, selection: Selection | None, *, contents: bool, ignore: frozenset[str], fails: bool) -> None:
         self._session = Session(contents=contents, notes=True)
+        self._selection = selection
         self._ignore = ignore
         self.fails = fails
-        """Whether an error that is found fails the test. It does not if only the fixture watches."""
+        """Whether an error that is found fails the test. A test that uses the fixture judges by itself."""
         self.told = 0
         """How many findings are in the reports of earlier phases of the test."""
+        self.suppressed = 0
         self.unsupported = ""
 
     def start(self) -> None:
@@ -56,16 +62,32 @@ class Watched:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found so far, without the codes that the test ignores."""
-        return tuple(one for one in self.report.findings if one.code not in self._ignore)
+        """What was found so far and counts: by the mark of the test, comments on lines, and [tool.noclobber]."""
+        return self.report.findings
 
     @property
     def report(self) -> Report:
-        """Everything that was found, and what was watched."""
-        return self._session.report()
+        """What was found so far and counts, and what was watched."""
+        from noclobber.selection import Selection, selected
+
+        report = self._session.report()
+        if report.findings:
+            report = selected(report, self._selection or Selection())
+            self.suppressed = len(report.suppressed)
+        return replace(report, findings=tuple(one for one in report.findings if one.code not in self._ignore))
+
+    def silent_errors(self) -> list[Finding]:
+        """Return the errors of this phase that nothing raised. What PyTorch raised, the test may be there to catch."""
+        return [one for one in self.findings[self.told :] if one.severity == "error" and not is_raised(one)]
+
+
+def is_raised(finding: Finding) -> bool:
+    """Return True if PyTorch itself raises an error about this."""
+    return finding.code.startswith(("NC1", "NC3"))
 
 
 _WATCHED = pytest.StashKey[Watched]()
+_SELECTION = pytest.StashKey["Selection"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,12 +99,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the mark, and collect what the tests report."""
+    """Describe the mark, read the settings, and collect what the tests report. Raises UsageError."""
     config.addinivalue_line(
         "markers",
         "noclobber(ignore=[...], contents=True): codes that do not count here; whether saved bytes are compared",
     )
+    if _is_on(config):
+        config.stash[_SELECTION] = _selection(config)
     config.pluginmanager.register(_Summary(config), "noclobber-summary")
+
+
+def _selection(config: pytest.Config) -> Selection:
+    from noclobber.selection import SelectionError, from_project, require
+
+    try:
+        selection = from_project(str(config.rootpath))
+        if selection.baseline:
+            require(selection.baseline)
+    except SelectionError as reason:
+        raise pytest.UsageError(f"noclobber: {reason}") from None
+    return selection
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -105,28 +141,23 @@ def noclobber(request: pytest.FixtureRequest) -> Watched:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch a test with its fixtures, from before the first to after the last."""
-    on = _is_on(item.config)
-    if not on and MARK not in getattr(item, "fixturenames", ()):
+    on, itself = _is_on(item.config), MARK in getattr(item, "fixturenames", ())
+    if not on and not itself:
         return (yield)
     ignore: set[str] = set()
     contents = True
     for mark in item.iter_markers(MARK):
-        ignore.update(mark.kwargs.get("ignore", ()))
-        contents = contents and mark.kwargs.get("contents", True)
-    watched = item.stash[_WATCHED] = Watched(contents=contents, ignore=frozenset(ignore), fails=on)
+        if not _wrong(mark):
+            ignore.update(mark.kwargs.get("ignore", ()))
+            contents = contents and mark.kwargs.get("contents", True)
+    selection = item.config.stash.get(_SELECTION, None)
+    watched = Watched(selection, contents=contents, ignore=frozenset(ignore), fails=on and not itself)
+    item.stash[_WATCHED] = watched
     watched.start()
     try:
         return (yield)
     finally:
         watched.stop()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a mark that noclobber does not understand. Raises UsageError."""
-    for item in items:
-        for mark in item.iter_markers(MARK):
-            if why := _wrong(mark):
-                raise pytest.UsageError(f"{item.nodeid}: {why}")
 
 
 def _wrong(mark: pytest.Mark) -> str:
@@ -139,49 +170,66 @@ def _wrong(mark: pytest.Mark) -> str:
     return ""
 
 
-def _explaining(item: pytest.Item) -> Generator[None, Any, Any]:
+def _phase(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Explain an error of a phase of a test; fail the phase if something silent went wrong in it."""
+    watched = item.stash.get(_WATCHED, None)
     try:
-        return (yield)
+        done = yield
     except BaseException as error:
-        if (watched := item.stash.get(_WATCHED, None)) is not None:
+        if watched is not None:
             watched.escaped(error)
         raise
+    if watched is not None and watched.fails and (errors := watched.silent_errors()):
+        pytest.fail(f"noclobber: {errors[0].message}", pytrace=False)
+    return done
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Explain an error of a fixture."""
-    return (yield from _explaining(item))
+    """Watch what fixtures do before the test. Refuse a mark that noclobber does not understand."""
+    for mark in item.iter_markers(MARK):
+        if why := _wrong(mark):
+            pytest.fail(why, pytrace=False)
+    return (yield from _phase(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Explain an error of the test."""
-    return (yield from _explaining(item))
+    """Watch the test itself."""
+    return (yield from _phase(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Watch what fixtures do after the test."""
+    return (yield from _phase(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add what was found to the report of a phase, and fail it if an error was found."""
+    """Add what was found to the report of a phase."""
     report: pytest.TestReport = yield
     watched = item.stash.get(_WATCHED, None)
     if watched is None:
         return report
     findings = watched.findings[watched.told :]
     watched.told += len(findings)
-    about: dict[str, Any] = {"findings": [finding_out(one) for one in findings], "unsupported": watched.unsupported}
+    if report.passed:  # then the test has caught what PyTorch raised
+        findings = tuple(one for one in findings if not is_raised(one))
+    about: dict[str, Any] = {
+        "findings": [finding_out(one) for one in findings],
+        "suppressed": watched.suppressed,
+        "unsupported": watched.unsupported,
+    }
     report.noclobber = about  # type: ignore[attr-defined]  # travels from the workers of xdist as plain data
     errors = [one for one in findings if one.severity == "error"]
-    if not errors or not watched.fails:
+    if not errors or not watched.fails or report.passed:
         return report
     from noclobber.render import render
 
-    if report.passed:
-        report.outcome = "failed"
-        report.longrepr = f"noclobber: {errors[0].message}"
     noted = "\n".join(getattr(call.excinfo.value, "__notes__", ()) if call.excinfo is not None else ())
     untold = tuple(one for one in errors if f"error[{one.code}]: {one.message}" not in noted)
-    if report.failed and untold:
+    if untold:
         report.sections.append(("noclobber", render(Report(untold), "full")))
     return report
 
@@ -194,6 +242,7 @@ class _Summary:
         self._seen: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._warnings: list[tuple[str, Finding]] = []
+        self._suppressed: dict[str, int] = {}
         self._unsupported = ""
         self._seconds = 0.0
 
@@ -204,6 +253,7 @@ class _Summary:
             return
         self._seen.add(report.nodeid)
         self._seconds += report.duration
+        self._suppressed[report.nodeid] = about["suppressed"]
         self._unsupported = self._unsupported or about["unsupported"]
         for finding in map(finding_in, about["findings"]):
             self._counts[finding.severity] += 1
@@ -224,5 +274,7 @@ class _Summary:
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)
         found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(self._counts.items())]
+        if suppressed := sum(self._suppressed.values()):
+            found.append(f"{suppressed} suppressed")
         tests = f"{len(self._seen)} test{'s' * (len(self._seen) != 1)}"
         write(f"noclobber: watched {tests} ({self._seconds:.1f} s): {', '.join(found) or 'nothing found'}")
