@@ -303,3 +303,19 @@ def test_too_many_events_end_the_timeline(monkeypatch: pytest.MonkeyPatch) -> No
     found = followed(lambda: [leaf() + 1 for _ in range(100)])
     assert found.full
     assert len(found.live) < 15
+
+
+def test_what_is_compiled_runs_uncompiled_and_is_told() -> None:
+    """torch compiles nothing under a dispatch mode. An optimizer's step, which is never compiled, is not told."""
+    weight = leaf()
+    optimizer = torch.optim.Adam([weight])
+
+    def steps() -> None:
+        weight.exp().sum().backward()
+        optimizer.step()
+
+    assert followed(steps).unseen() == []
+    compiled = torch.compile(lambda x: (x + 1).sum(), backend="eager")
+    assert followed(lambda: compiled(weight)).unseen() == [
+        "compiled functions in their compiled form: here they run uncompiled"
+    ]

@@ -415,13 +415,19 @@ def _is_called_by_program(forward: FrameType) -> bool:
 
 
 def _is_compiled(frame: FrameType | None) -> bool:
-    """Return True if `frame` belongs to a call of what the program had compiled by torch.compile."""
+    """Return True if `frame` belongs to a call of what the program had compiled by torch.compile.
+
+    Such a call begins in a function `compile_wrapper` of the compiler; a call that the compiler only leaves alone, as
+    an optimizer's step, begins in another one (torch 2.10 to 2.13; tests/observe/test_allocations.py).
+    """
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is None:
         return False
-    while frame is not None and frame.f_code.co_filename != compiler.__file__:
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == compiler.__file__:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
