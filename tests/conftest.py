@@ -1,5 +1,6 @@
 """What must hold before every test, and after it: noclobber has left PyTorch as it found it."""
 
+import os
 import signal
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 # A shell ignores interrupts in what it runs in the background, and so would every program that a test starts there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("COLUMNS", None)  # what programs print in a test is as wide on every machine
 
 
 @pytest.fixture(autouse=True)

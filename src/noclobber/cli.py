@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -333,7 +334,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
     if nothing and options.format != "json" and output is None:
         _tell(run, f"noclobber: {nothing}")
         return
-    from noclobber.render import WIDTH, render
+    from noclobber.render import render
     from noclobber.render.color import wanted, width_of
 
     if output is not None and os.path.isdir(output):
@@ -348,7 +349,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
         else:
             _tell(run, f"noclobber: {nothing or _counts(report)}; the report is in {options.output}")
             return
-    color, width = wanted(run.stderr, os.environ), width_of(run.stderr, WIDTH)
+    color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
     _tell(run, render(report, options.format, color=color, width=width), end="")
 
 
@@ -428,9 +429,11 @@ def _fix(options: argparse.Namespace) -> int:
     if options.unproven and not options.write:
         options.parser.error("`--unproven` needs `--write`: give both")
 
+    begun = time.monotonic()
+
     def tell(text: str) -> None:
         if sys.stderr.isatty():
-            print(f"noclobber: {text} ...", file=sys.stderr, flush=True)
+            print(f"noclobber: {text} ... ({time.monotonic() - begun:.0f} s so far)", file=sys.stderr, flush=True)
 
     try:
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
@@ -537,7 +540,7 @@ def _stdin(errors: str = "strict") -> str:
 def _report(options: argparse.Namespace) -> int:
     """`noclobber report`: a saved report in any format, on stdout."""
     from noclobber.model.report import Report, ReportError
-    from noclobber.render import WIDTH, render
+    from noclobber.render import render
     from noclobber.render.color import wanted, width_of
     from noclobber.selection import SelectionError
 
@@ -555,7 +558,7 @@ def _report(options: argparse.Namespace) -> int:
                 report = Report.from_json(file.read())
         report = _selected(report, options, _selection(options))
         color = wanted(sys.stdout, os.environ)
-        print(render(report, options.format, color=color, width=width_of(sys.stdout, WIDTH)), end="")
+        print(render(report, options.format, color=color, width=width_of(sys.stdout, os.environ)), end="")
     except SelectionError as reason:
         return _refuse(str(reason))
     except (OSError, UnicodeDecodeError, ReportError) as error:

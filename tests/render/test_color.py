@@ -54,14 +54,17 @@ def test_no_stream_and_a_closed_stream_want_no_colour() -> None:
 
 
 def test_width() -> None:
-    assert width_of(None, 120) == 120
-    assert width_of(FILE, 100) == 100
-    assert width_of(TERMINAL, 120) == 120, "says that it is a terminal, and has no descriptor"
+    assert width_of(None, {}) is None
+    assert width_of(FILE, {}) is None
+    assert width_of(FILE, {"COLUMNS": "60"}) == 60
+    assert width_of(FILE, {"COLUMNS": "0"}) is None
+    assert width_of(FILE, {"COLUMNS": "wide"}) is None
+    assert width_of(TERMINAL, {}) is None, "says that it is a terminal, and has no descriptor"
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
-@pytest.mark.parametrize(("columns", "expected"), [(200, 200), (95, 95), (50, 80)])
-def test_width_of_a_terminal(columns: int, expected: int) -> None:
+@pytest.mark.parametrize(("columns", "expected"), [(200, 200), (95, 95), (50, 50), (0, None)])
+def test_width_of_a_terminal(columns: int, expected: int | None) -> None:
     import fcntl
     import struct
     import termios
@@ -69,7 +72,7 @@ def test_width_of_a_terminal(columns: int, expected: int) -> None:
     parent, child = os.openpty()
     with os.fdopen(parent, "wb"), os.fdopen(child, "w") as stream:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        assert width_of(stream, 120) == expected
+        assert width_of(stream, {}) == expected
 
 
 def test_the_colours_of_an_error() -> None:
@@ -92,3 +95,11 @@ def test_rich_waits_until_there_is_something_to_draw() -> None:
     """`noclobber run` must start fast, and pays for rich only when it has a window to show."""
     code = "import sys, noclobber.render, noclobber.render.color; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80])
+def test_words_are_broken_between_words_to_the_width(width: int) -> None:
+    wide, narrow = window(stale_save), window(stale_save, width=width)
+    words = [line for line in narrow.splitlines() if "|" not in line]
+    assert max(map(len, words)) <= max(width, len("note: ") + 40)
+    assert sorted(narrow.replace("|", " ").split()) == sorted(wide.replace("|", " ").split())

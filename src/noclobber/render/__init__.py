@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from noclobber.model.finding import Finding
     from noclobber.model.report import Report
 
-WIDTH = 120
-"""How many cells a line may take if the width of the output is not known (a file, a pipe)."""
-
 
 class Format(Protocol):
-    """What a renderer is: every line ends in a newline; no text at all gives the empty string."""
+    """What a renderer is: every line ends in a newline; no text at all gives the empty string.
 
-    def __call__(self, report: Report, *, color: bool = False, width: int = WIDTH) -> str: ...
+    `width` is how many cells a line has; None for a file or a pipe.
+    """
+
+    def __call__(self, report: Report, *, color: bool = False, width: int | None = None) -> str: ...
 
 
 # `terminal` is imported where it is used: it brings rich along, which `noclobber run` needs only once it has a finding.
 
 
-def full(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
+def full(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """Every finding with its source window, a footer with counts, what was not watched and the next command; then the
     ledger, if there is one."""
     from noclobber.render import terminal
@@ -40,7 +40,7 @@ def full(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
     return text if report.ledger is None else f"{text}\n{table(report.ledger)}"
 
 
-def window(finding: Finding, *, color: bool = False, width: int = WIDTH) -> str:
+def window(finding: Finding, *, color: bool = False, width: int | None = None) -> str:
     """One finding as in `full`: headline, source window, notes, help. For an exception's text or a test report."""
     from noclobber.render import terminal
 
@@ -59,7 +59,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 
-def render(report: Report, format: str, *, color: bool = False, width: int = WIDTH) -> str:
+def render(report: Report, format: str, *, color: bool = False, width: int | None = None) -> str:
     """The report in a format of `FORMATS`. Raises ValueError for a name that is not one."""
     function: Callable[..., str] | None = FORMATS.get(format)
     if function is None:

@@ -6,9 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import IO
 
-NARROWEST = 80
-"""A narrower terminal gets lines that it wraps: cutting source further would hide what it is about."""
-
 
 def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
     """Whether colour is wanted on a stream. The order is CPython's own (`Lib/_colorize.py`, `can_colorize`)."""
@@ -21,14 +18,17 @@ def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
     return environ.get("TERM") != "dumb" and _is_terminal(stream)
 
 
-def width_of(stream: IO[str] | None, otherwise: int) -> int:
-    """Cells of a line: the terminal's, at least `NARROWEST`; `otherwise` where the stream is no terminal."""
+def width_of(stream: IO[str] | None, environ: Mapping[str, str]) -> int | None:
+    """Return the cells of a line: what COLUMNS says, or else the terminal. None if the stream is no terminal."""
+    asked = environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return int(asked)
     if stream is None or not _is_terminal(stream):
-        return otherwise
+        return None
     try:
-        return max(os.get_terminal_size(stream.fileno()).columns, NARROWEST)
+        return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):  # a stand-in that says it is a terminal and has no descriptor of one
-        return otherwise
+        return None
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:

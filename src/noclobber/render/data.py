@@ -11,6 +11,6 @@ from noclobber.model.report import Report
 _UNWRITABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 
-def json(report: Report, *, color: bool = False, width: int = 120) -> str:
+def json(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`noclobber-report/1`, never coloured or cut; `Report.from_json` reads it back."""
     return _UNWRITABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", report.to_json())

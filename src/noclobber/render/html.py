@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 1000, 480
 """The size of the picture, in its own units."""
 
 
-def html(report: Report, *, color: bool = False, width: int = 120) -> str:
+def html(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """A page that a browser shows without a network, in light and dark, and that a screen reader can read."""
     from noclobber.render import terminal
 

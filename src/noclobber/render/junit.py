@@ -11,7 +11,7 @@ from noclobber.render.text import one_line, place, shown_path
 _NOT_XML = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: Report, *, color: bool = False, width: int = 120) -> str:
+def junit(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """One suite. Errors are failures, warnings and hints are cases with their text as output; nothing found, one case
     that passes."""
     from noclobber.render import terminal

@@ -16,7 +16,7 @@ _TOLD = {"save": "saved", "write": "written", "read": "read", "create": "created
 _LEVEL = {"error": "error", "warning": "warning", "hint": "notice"}
 
 
-def concise(report: Report, *, color: bool = False, width: int = 120) -> str:
+def concise(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`train.py:8:1: NC101 [stale-save] headline (saved train.py:7:5, read train.py:12:1)`, never coloured or cut."""
     return "".join(f"{_concise(finding)}\n" for finding in report.findings)
 
@@ -31,7 +31,7 @@ def _concise(finding: Finding) -> str:
     return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{told}"
 
 
-def github(report: Report, *, color: bool = False, width: int = 120) -> str:
+def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request."""
     command = fix_command(report.program)
     return "".join(f"{_annotation(finding, command)}\n" for finding in report.findings)

@@ -19,7 +19,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "note"}
 
 
-def sarif(report: Report, *, color: bool = False, width: int = 120) -> str:
+def sarif(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """One run with a result for each finding. Paths are relative to the current folder where they lie below it."""
     found = [*((one, None) for one in report.findings), *((one.finding, one) for one in report.suppressed)]
     rules = {one.code: one for one, _ in found}

@@ -13,6 +13,8 @@ from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
 from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
 
+WIDTH = 120
+"""The cells of a source line if the width of the output is not known. Words are then not broken."""
 NARROWEST = 40
 """Cells below which the window would show no source at all."""
 _SEVERITY = {"error": "1;31", "warning": "1;33", "hint": "1;36"}
@@ -29,26 +31,28 @@ _STYLES = {
 global random numbers when it is imported, and the program may be about to (rich 15; tests/cli/test_generators.py)."""
 
 
-def full(report: Report, *, color: bool = False, width: int = 120) -> str:
+def full(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """Every finding, a blank line after each, then the footer."""
     windows = (window(finding, color=color, width=width) + "\n" for finding in report.findings)
-    return "".join(windows) + footer(report, color=color)
+    return "".join(windows) + footer(report, color=color, width=width)
 
 
-def window(finding: Finding, *, color: bool = False, width: int = 120) -> str:
-    """One finding. No source line is wider than `width` cells; words may be, the terminal wraps those."""
+def window(finding: Finding, *, color: bool = False, width: int | None = None) -> str:
+    """One finding. No source line is wider than `width` cells; words are broken there, between words."""
     styles = {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
     return "".join(_painted(row, styles if color else {}) for row in _rows(finding, width))
 
 
-def footer(report: Report, *, color: bool = False) -> str:
+def footer(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     summary = _counts(report) if report.findings else _watched(report)
     if report.suppressed:
         summary += f" ({len(report.suppressed)} suppressed)"
-    rows: list[Row] = [[("headline", "noclobber"), ("", f": {summary}")]]
-    rows += [[("note", "not watched"), ("", f": {one_line(unseen)}")] for unseen in _not_watched(report.coverage)]
-    rows += [[("note", "note"), ("", f": {one_line(note)}")] for note in report.coverage.notes]
+    rows = [*_words("noclobber", summary, width, style="headline")]
+    for unseen in _not_watched(report.coverage):
+        rows += _words("not watched", one_line(unseen), width, style="note")
+    for note in report.coverage.notes:
+        rows += _words("note", one_line(note), width)
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
         code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
@@ -60,22 +64,24 @@ def footer(report: Report, *, color: bool = False) -> str:
     return "".join(_painted(row, _STYLES if color else {}) for row in rows)
 
 
-def _rows(finding: Finding, width: int) -> Iterable[Row]:
+def _rows(finding: Finding, width: int | None) -> Iterable[Row]:
     title = f"{visible(finding.severity)}[{visible(finding.code)}]"
-    yield [(finding.severity, title), ("headline", f": {one_line(finding.message)}")]
+    first, *rest = _wrapped(f"{title}: {one_line(finding.message)}", width, indent=2)
+    yield [(finding.severity, title), ("headline", first.removeprefix(title))]
+    yield from ([("headline", f"  {line}")] for line in rest)
     proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
     gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
-    width = max(width, NARROWEST + gutter)
-    yield from snippet.window(finding, gutter, width, cell_len)
+    cells = max(width or WIDTH, NARROWEST + gutter)
+    yield from snippet.window(finding, gutter, cells, cell_len)
     for note in finding.notes:
-        yield from _words("note", note)
+        yield from _words("note", note, width)
     if finding.count > 1:
-        yield from _words("note", f"seen {finding.count} times at these lines, shown once")
+        yield from _words("note", f"seen {finding.count} times at these lines, shown once", width)
     for suggestion, changes in proposed:
-        yield from _words("help", suggestion.message)
+        yield from _words("help", suggestion.message, width)
         if changes:
             path = finding.primary.span.path if finding.primary else None
-            yield from diff.rows(changes, path, gutter, width, cell_len)
+            yield from diff.rows(changes, path, gutter, cells, cell_len)
 
 
 def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
@@ -85,10 +91,28 @@ def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
     return max((len(str(number)) for number in numbers), default=1)
 
 
-def _words(kind: str, text: str) -> Iterable[Row]:
-    first, *rest = broken(text)
-    yield [(kind, kind), ("", f": {first}")]
-    yield from ([("", " " * (len(kind) + 2) + line)] for line in rest)
+def _words(kind: str, text: str, width: int | None, *, style: str = "") -> Iterable[Row]:
+    indent = len(kind) + 2
+    first, *rest = [part for line in broken(text) for part in _wrapped(line, width and width - indent)]
+    yield [(style or kind, kind), ("", f": {first}")]
+    yield from ([("", " " * indent + line)] for line in rest)
+
+
+def _wrapped(line: str, width: int | None, *, indent: int = 0) -> list[str]:
+    """Break a line between words. All but the first are to be indented by the caller, by `indent` cells."""
+    if width is None or cell_len(line) <= width:
+        return [line]
+    most = max(width, NARROWEST)
+    parts, rest = [], line
+    while cell_len(rest) > most:
+        cut = rest.rfind(" ", 1, most + 1)
+        cut = rest.find(" ", most) if cut < 1 else cut
+        if cut < 1:
+            break
+        parts.append(rest[:cut].rstrip())
+        rest = rest[cut:].lstrip()
+        most = max(width - indent, NARROWEST)
+    return [*parts, rest]
 
 
 def _counts(report: Report) -> str:

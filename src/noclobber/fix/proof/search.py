@@ -145,9 +145,11 @@ class RepairSearch:
             return None
         self._prover.meet(finding, findings)
         attempt = _Attempt()
-        for candidate in sorted(candidates(finding, done.patch.read), key=lambda one: one.cost):
+        found = sorted(candidates(finding, done.patch.read), key=lambda one: one.cost)
+        for candidate in found:
             if attempt.trials >= MOST_TRIALS or attempt.is_enough():
                 break
+            self._tell(f"trying {attempt.trials + 1} of {min(len(found), MOST_TRIALS)}: {candidate.title}")
             self._try(candidate, finding, attempt)
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
@@ -177,7 +179,6 @@ class RepairSearch:
             if key in self._seen:
                 return
             self._seen.add(key)
-            self._tell(f"trying: {candidate.title}")
             trial = prover.start(patch)
         except (Misfit, OSError) as reason:
             attempt.failed.append((candidate.title, str(reason)))
