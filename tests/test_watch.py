@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import noclobber
+from noclobber.observe import subscription
 
 
 def silent():
@@ -93,3 +94,57 @@ def test_a_line_that_saves_two_tensors_is_one_finding_with_both_fields():
     (finding,) = seen.findings
     assert sorted(finding.save["fields"]) == ["other", "self"]
     assert [edit.replacement for edit in finding.suggestions[0].edits] == [".clone()", ".clone()"]
+
+
+def steps(watched, n, wrong=()):
+    """Run n steps, of which some are wrong; return the numbers of those that warned."""
+    told = []
+    for step in range(1, n + 1):
+        with warnings.catch_warnings(record=True) as here:
+            warnings.simplefilter("always")
+            with watched:
+                (silent if step in wrong else torch.ones)(*() if step in wrong else (3,))
+        told += [step] * len(here)
+    return told
+
+
+def test_every_watches_the_first_steps_and_then_some():
+    seen = noclobber.watch(every=10)
+    assert seen.report.coverage.unseen == ()
+    assert steps(seen, 45, wrong=(5, 15, 29)) == []
+    assert seen.findings == ()
+    assert seen.report.coverage.unseen == ("38 of 45 steps (`every=10` watches the others)",)
+
+
+def test_every_warns_once_of_a_finding_and_counts_it():
+    seen = noclobber.watch(every=10)
+    assert steps(seen, 45, wrong=range(45)) == [1]
+    (finding,) = seen.findings
+    assert (finding.code, finding.count) == ("NC201", 7)
+
+
+def test_every_leaves_torch_as_it_is_between_watched_steps():
+    seen = noclobber.watch(every=10)
+    for step in range(1, 15):
+        with seen:
+            assert subscription.is_armed() is (step in (1, 2, 3, 10))
+        assert not subscription.is_armed()
+
+
+def test_every_explains_an_error_of_a_watched_step_only():
+    function = noclobber.watch(every=10)(three_parts)
+    for step in range(1, 11):
+        with pytest.raises(RuntimeError) as raised:
+            function()
+        assert isinstance(raised.value, noclobber.ClobberError) is (step in (1, 2, 3, 10))
+
+
+def test_every_refuses_what_needs_all_steps():
+    for wrong in (
+        {"every": 0},
+        {"every": 9, "ledger": True},
+        {"every": 9, "hints": True},
+        {"every": 9, "children": True},
+    ):
+        with pytest.raises(ValueError, match="every"):
+            noclobber.watch(**wrong)

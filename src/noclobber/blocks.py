@@ -7,6 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType, TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -40,6 +41,10 @@ class watch:
 
     `hints=True` follows every operator too, which makes a step several times slower. The report then says where an
     in-place write would lower the peak of memory, where one lowers nothing, and where one is harmless.
+
+    `every=100` is for a whole training: put the same object around each step, and it watches the first three steps and
+    then one of a hundred. Findings of all steps are in one report, which says how many steps were not watched.
+    Steps may not lie inside each other. Raises ValueError together with `children`, `ledger` or `hints`.
     """
 
     def __init__(
@@ -50,24 +55,37 @@ class watch:
         children: bool = False,
         ledger: bool = False,
         hints: bool = False,
+        every: int = 1,
     ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be 1 or more, not {every!r}")
+        if every > 1 and (children or ledger or hints):
+            raise ValueError("every watches some steps only: leave out children, ledger and hints")
         if on_write not in ("record", "raise"):
             raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
         self._on_write: OnWrite = on_write
         self._contents = contents
         self._children = children
         self._ledger, self._hints = ledger, hints
-        self._blocks: list[Block] = []
+        self._sampling = Sampling(every, self._new_session()) if every > 1 else None
+        self._blocks: list[Block | None] = []
         self._last = Block(Session())
 
-    def __enter__(self) -> watch:
-        session = Session(
+    def _new_session(self) -> Session:
+        return Session(
             on_write=self._on_write,
             contents=self._contents,
             notes=True,
             counting=self._ledger,
             hints=self._hints,
         )
+
+    def __enter__(self) -> watch:
+        sampling = self._sampling
+        if sampling is not None and not sampling.is_due():
+            self._blocks.append(None)
+            return self
+        session = sampling.session if sampling is not None else self._new_session()
         session.start()
         self._last = Block(session, children=self._children)
         self._blocks.append(self._last)
@@ -77,15 +95,19 @@ class watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         block = self._leave(error)
-        if error is None:
+        if error is None and block is not None:
             _warn_about(block)
 
-    def _leave(self, error: BaseException | None) -> Block:
-        block = self._last = self._blocks.pop()
+    def _leave(self, error: BaseException | None) -> Block | None:
+        """End a block. Return it if there is something to warn of that no earlier step has found."""
+        block = self._blocks.pop()
+        if block is None:
+            return None
+        self._last = block
         if error is not None:
             block.session.escaped(error)
         block.end()
-        return block
+        return block if self._sampling is None or self._sampling.has_news() else None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function; a warning is about the function, wherever it is called from."""
@@ -100,15 +122,16 @@ class watch:
             except BaseException as error:
                 self._leave(error)
                 raise
-            _warn_about(self._leave(None), function)
+            if (block := self._leave(None)) is not None:
+                _warn_about(block, function)
             return result
 
         return watched
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What this block, or the last one ended, found."""
-        return self._last.report().findings
+        """What this block, or the last one ended, found; with `every`, what all steps found."""
+        return self.report.findings
 
     def ledger(self) -> Ledger:
         """Return who kept the most bytes for backward in this block, or the last one ended.
@@ -123,7 +146,41 @@ class watch:
     @property
     def report(self) -> Report:
         """Findings with the coverage: what was watched and what could not be."""
-        return self._last.report()
+        report = self._last.report()
+        return report if self._sampling is None else self._sampling.counted(report)
+
+
+class Sampling:
+    """Which steps of a training are watched: the first ones, and then one of `every`."""
+
+    FIRST = 3
+
+    def __init__(self, every: int, session: Session) -> None:
+        self.session = session
+        """Has what all steps found."""
+        self._every = every
+        self._steps = self._watched = self._told = 0
+
+    def is_due(self) -> bool:
+        """Count a step. Return True if it is to be watched."""
+        self._steps += 1
+        due = self._steps <= self.FIRST or self._steps % self._every == 0
+        self._watched += due
+        return due
+
+    def has_news(self) -> bool:
+        """Return True if there are findings that were not there when this was called before."""
+        found = len(self.session.findings) + len(self.session.failures)
+        told, self._told = self._told, found
+        return found > told
+
+    def counted(self, report: Report) -> Report:
+        """Return a report which says how many steps were not watched."""
+        missed = self._steps - self._watched
+        if not missed:
+            return report
+        unseen = f"{missed:,} of {self._steps:,} steps (`every={self._every}` watches the others)"
+        return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
 
 
 class preserve:

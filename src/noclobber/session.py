@@ -104,7 +104,9 @@ class Session:
             from noclobber.observe import subscription
 
             self._started = False
-            self._coverage = subscription.unsubscribe(self)
+            before, now = self._coverage, subscription.unsubscribe(self)
+            unseen = {one.partition(" (")[0]: one for one in (*before.unseen, *now.unseen)}
+            self._coverage = replace(now, unseen=tuple(unseen.values()))
             if self.allocations is not None:
                 self.allocations.stop()
 
