@@ -14,7 +14,7 @@ from noclobber.render.fit import Cells, Line, fit, lay_out
 from noclobber.render.text import kept_source, one_line, place, read_source
 
 Row = list[tuple[str, str]]
-"""(style, text) from left to right. The styles are named in `terminal`; "" is plain."""
+"""(style, text) from left to right. The styles are named in `terminal` and `html`; "" is plain."""
 STORY = ("create", "save", "write", "read", "inside")
 CONTINUES = "..."
 

@@ -1,22 +1,12 @@
-"""The full report: each finding with its source window as rustc draws it, then a footer. The only import of rich."""
+"""The full report for a terminal: the rows of the layout, with colour or without."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
-from rich.cells import cell_len
-
 from noclobber.model.finding import Finding
-from noclobber.model.report import Coverage, Report
-from noclobber.render import diff, snippet
+from noclobber.model.report import Report
+from noclobber.render import layout
 from noclobber.render.snippet import Row
-from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
 
-WIDTH = 120
-"""The cells of a source line if the width of the output is not known. Words are then not broken."""
-NARROWEST = 40
-"""Cells below which the window would show no source at all."""
 _SEVERITY = {"error": "1;31", "warning": "1;33", "hint": "1;36"}
 _STYLES = {
     "headline": "1",
@@ -37,123 +27,15 @@ def full(report: Report, *, color: bool = False, width: int | None = None) -> st
     return "".join(windows) + footer(report, color=color, width=width)
 
 
+def footer(report: Report, *, color: bool = False, width: int | None = None) -> str:
+    """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
+    return "".join(_painted(row, _STYLES if color else {}) for row in layout.footer(report, width))
+
+
 def window(finding: Finding, *, color: bool = False, width: int | None = None) -> str:
     """One finding. No source line is wider than `width` cells; words are broken there, between words."""
     styles = {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
-    return "".join(_painted(row, styles if color else {}) for row in _rows(finding, width))
-
-
-def footer(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
-    summary = _counts(report) if report.findings else _watched(report)
-    if report.suppressed:
-        summary += f" ({len(report.suppressed)} suppressed)"
-    rows = [*_words("noclobber", summary, width, style="headline")]
-    for unseen in _not_watched(report.coverage):
-        rows += _words("not watched", one_line(unseen), width, style="note")
-    for note in report.coverage.notes:
-        rows += _words("note", one_line(note), width)
-    if report.findings:
-        ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
-        code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
-        also = f" (also {', '.join(others)})" if others else ""
-        rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
-        if command := fix_command(report.program):
-            what = APPLYING if ranked[0].severity == "hint" else FIXING
-            rows.append([("help", what), ("", f": {command}")])
-    return "".join(_painted(row, _STYLES if color else {}) for row in rows)
-
-
-def _rows(finding: Finding, width: int | None) -> Iterable[Row]:
-    title = f"{visible(finding.severity)}[{visible(finding.code)}]"
-    first, *rest = _wrapped(f"{title}: {one_line(finding.message)}", width, indent=2)
-    yield [(finding.severity, title), ("headline", first.removeprefix(title))]
-    yield from ([("headline", f"  {line}")] for line in rest)
-    proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
-    gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
-    cells = max(width or WIDTH, NARROWEST + gutter)
-    yield from snippet.window(finding, gutter, cells, cell_len)
-    for note in finding.notes:
-        yield from _words("note", note, width)
-    if finding.count > 1:
-        yield from _words("note", f"seen {finding.count} times at these lines, shown once", width)
-    for suggestion, changes in proposed:
-        yield from _words("help", suggestion.message, width)
-        if changes:
-            path = finding.primary.span.path if finding.primary else None
-            yield from diff.rows(changes, path, gutter, cells, cell_len)
-
-
-def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
-    """Digits of the longest line number in the window or in a diff."""
-    numbers = [number for label in finding.labels for number in (label.span.line, label.span.end_line)]
-    numbers += [change.line + max(len(change.removed), len(change.added)) - 1 for change in changes]
-    return max((len(str(number)) for number in numbers), default=1)
-
-
-def _words(kind: str, text: str, width: int | None, *, style: str = "") -> Iterable[Row]:
-    indent = len(kind) + 2
-    first, *rest = [part for line in broken(text) for part in _wrapped(line, width and width - indent)]
-    yield [(style or kind, kind), ("", f": {first}")]
-    yield from ([("", " " * indent + line)] for line in rest)
-
-
-def _wrapped(line: str, width: int | None, *, indent: int = 0) -> list[str]:
-    """Break a line between words. All but the first are to be indented by the caller, by `indent` cells."""
-    if width is None or cell_len(line) <= width:
-        return [line]
-    most = max(width, NARROWEST)
-    parts, rest = [], line
-    while cell_len(rest) > most:
-        cut = rest.rfind(" ", 1, most + 1)
-        cut = rest.find(" ", most) if cut < 1 else cut
-        if cut < 1:
-            break
-        parts.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-        most = max(width - indent, NARROWEST)
-    return [*parts, rest]
-
-
-def _counts(report: Report) -> str:
-    """`2 errors and 1 hint, at 3 lines of 2 files`."""
-    found = Counter(finding.severity for finding in report.findings)
-    *others, last = [_many(found[severity], visible(severity)) for severity in sorted(found, key=_rank)]
-    what = f"{', '.join(others)} and {last}" if others else last
-    lines = {(label.span.path, label.span.line) for finding in report.findings if (label := finding.primary)}
-    files = len({path for path, _ in lines})
-    where = f", at {_many(len(lines), 'line')}" if lines else ""
-    return what + where + (f" of {files} files" if files > 1 else "")
-
-
-def _rank(severity: str) -> int:
-    """Sort errors first; a severity that only another version knows comes last."""
-    return [*_SEVERITY, severity].index(severity)
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _watched(report: Report) -> str:
-    coverage, counted = report.coverage, [one for one in report.processes if one.counts]
-    watched = sum(one.watched for one in counted)
-    parts: list[str] = []
-    if coverage.writes:
-        parts.append(f"in-place writes (by {one_line(coverage.writes)})")
-    if coverage.saves:
-        parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
-    if not parts or (counted and not watched):
-        return "nothing found, because nothing was watched"
-    if watched < len(counted):
-        return f"nothing found in what was watched ({watched} of {len(counted)} processes): {' and '.join(parts)}"
-    processes = f"{watched} processes, " if watched > 1 else ""
-    return f"nothing found; watched: {processes}{' and '.join(parts)}"
-
-
-def _not_watched(coverage: Coverage) -> list[str]:
-    lost = [f"{one.way}: {f'noclobber failed there ({one.why})' if one.internal else one.why}" for one in coverage.lost]
-    return [*coverage.unseen, *lost]
+    return "".join(_painted(row, styles if color else {}) for row in layout.rows(finding, width))
 
 
 def _painted(row: Row, styles: dict[str, str]) -> str:
