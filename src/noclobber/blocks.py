@@ -128,6 +128,16 @@ class watch:
 
         return watched
 
+    def __repr__(self) -> str:
+        found = len(self.findings)
+        return f"<noclobber.watch: {found} finding{'s' * (found != 1)}>"
+
+    def _repr_html_(self) -> str:
+        """Show the report, as the value of a notebook's cell."""
+        from noclobber import render
+
+        return render.part(self.report)
+
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What this block, or the last one ended, found; with `every`, what all steps found."""

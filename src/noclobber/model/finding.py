@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from noclobber.model.source import Site, Span, source_line
+from noclobber.model.source import Site, Span, cell_of, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
 Severity = Literal["error", "warning", "hint"]
@@ -73,6 +73,12 @@ class Finding:
     hint: dict[str, Any] | None = None
     """Of a hint: "bytes" that the peak falls by, "peak", and how the operator is asked for ("op", "argument", "how",
     "called"). All of it is empty or 0 where it does not apply."""
+
+    def __repr__(self) -> str:
+        """One line, for a console: all of it would be a page."""
+        span = self.primary.span if self.primary else None
+        where = f" at line {span.line} of {cell_of(span.path) or span.path}" if span is not None else ""
+        return f"<{self.severity} {self.code} [{self.rule}]{where}: {self.message}>"
 
     @property
     def primary(self) -> Label | None:

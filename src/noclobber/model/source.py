@@ -116,6 +116,14 @@ def is_settled(path: str, owner: Owner) -> bool:
     return owner is not Owner.LIBRARY or not path.startswith("<") or path.startswith(_GENERATED)
 
 
+def cell_of(path: str) -> str:
+    """Return what a notebook calls the code of a file: "Cell In[2]"; empty for a file that is no cell of it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    # IPython has it since 8.0, for the lines of its own tracebacks (tests/integrations/test_notebooks.py).
+    known = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(path)
+    return " ".join(known) if known else ""
+
+
 def claim_for_user(path: str) -> None:
     """Declare a pseudo file, such as the `<string>` of `-c`, to be the user's own code."""
     _owners[path] = Owner.USER

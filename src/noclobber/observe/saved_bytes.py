@@ -51,7 +51,7 @@ class SavedBytes:
         self._call = private.module_call()
         self._storages: dict[int, _Storage] = {}
         self._held: dict[int, _Held] = {}
-        self._now = self._most = 0
+        self._now, self._most = 0, -1
         self._peak: list[_Storage] = []
         self._rising = False
         """Whether the bytes are at their most so far, and nobody has written down who keeps them."""
@@ -82,9 +82,9 @@ class SavedBytes:
             one = self._storages[key] = _Storage(size, handle.place, module, parameter, id(handle))
             if not one.parameter:
                 self._now += size
-                if self._now > self._most:
-                    self._most, self._rising = self._now, True
-                    self._where, self._backwards = handle.place, self._begun
+            if self._now > self._most:
+                self._most, self._rising = self._now, True
+                self._where, self._backwards = handle.place, self._begun
 
     def _released(self, held: ref[Handle]) -> None:
         assert isinstance(held, _Held)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from noclobber.render.data import json
 from noclobber.render.html import html
+from noclobber.render.html import part as part
 from noclobber.render.junit import junit
 from noclobber.render.kept import kept as kept
 from noclobber.render.ledger import table

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.render.fit import Cells, fit, lay_out
 from noclobber.render.snippet import CONTINUES, Row, bar
-from noclobber.render.text import kept_source, read_source, shown_path
+from noclobber.render.text import kept_source, place_of_line, read_source
 
 MOST_LINES = 10_000
 """An edit of more lines is not one of ours (a damaged report), and not worth the memory."""
@@ -97,7 +97,7 @@ def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: 
         if change.path != (previous.path if previous else path):
             if previous:
                 yield bar(gutter)
-            yield [("gutter", f"{' ' * gutter}::: "), ("", f"{shown_path(change.path)}:{change.line}")]
+            yield [("gutter", f"{' ' * gutter}::: "), ("", place_of_line(change.path, change.line))]
             yield bar(gutter)
         elif previous and change.line > previous.line + max(len(previous.removed), 1):
             yield [("gutter", CONTINUES)]

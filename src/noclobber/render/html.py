@@ -1,28 +1,123 @@
-"""The report as one HTML file: the findings as text, and the ledger as a picture. It loads nothing from elsewhere."""
+"""The report as HTML: a page of its own, or a part of a notebook. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from html import escape
 
+from noclobber.model.finding import Finding
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
 from noclobber.model.units import size
-from noclobber.render.ledger import place_of
-from noclobber.render.text import one_line
+from noclobber.render.ledger import place_of, table
+from noclobber.render.snippet import Row
+from noclobber.render.text import one_line, shown_path, visible
 
 WIDTH, HEIGHT = 1000, 480
-"""The size of the picture, in its own units."""
+"""The size of the ledger's picture, in its own units."""
+_RED, _AMBER, _BLUE, _TEAL, _GREEN = "#d3302f", "#a86400", "#3b78c9", "#0a857c", "#2e8540"
+"""They can be read on white and on black: a notebook does not say which it has."""
+_SEVERITY = {"error": f"color:{_RED};font-weight:bold", "warning": f"color:{_AMBER};font-weight:bold"}
+_SEVERITY["hint"] = f"color:{_TEAL};font-weight:bold"
+_STYLES = {
+    "headline": "font-weight:bold",
+    "gutter": f"color:{_BLUE}",
+    "secondary": f"color:{_BLUE}",
+    "note": "font-weight:bold",
+    "help": f"color:{_TEAL};font-weight:bold",
+    "removed": f"color:{_RED}",
+    "added": f"color:{_GREEN}",
+}
 
 
 def html(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """A page that a browser shows without a network, in light and dark, and that a screen reader can read."""
-    from noclobber.render import terminal
+    """A page that a browser shows without a network, in light and dark, and that a screen reader can read.
 
-    text = escape(terminal.full(report, width=width))
-    body = f"<main><h1>noclobber</h1><pre>{text}</pre>{_ledger(report.ledger)}</main>"
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>noclobber</title>{_STYLE}"
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+    It has everything of the report, so `color` and `width` change nothing.
+    """
+    from noclobber.render import layout
+
+    findings = "".join(_folding(one, report) for one in report.findings)
+    footer = _painted(layout.footer(report, None), _STYLES)
+    body = (
+        f"<main><h1>noclobber</h1>{_filters(report)}<div id='findings'>{findings}</div>"
+        f"<pre>{footer}</pre>{_ledger(report.ledger)}</main>"
+    )
+    head = (
+        "<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>noclobber</title>"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">{_STYLE}"
+    )
+    script = f"<script>{_FILTERING}</script>" if report.findings else ""
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}{script}</body></html>\n"
+
+
+def part(report: Report) -> str:
+    """Return the findings and the footer for the output of a notebook's cell: no scripts, and styles at each word."""
+    from noclobber.render import layout
+
+    parts = [_painted(layout.rows(one, None), _styles(one)) for one in report.findings]
+    parts.append(_painted(layout.footer(report, None), _STYLES))
+    if report.ledger is not None:
+        parts.append(escape(table(report.ledger)))
+    return "".join(f"<pre>{one}</pre>" for one in parts)
+
+
+def _folding(finding: Finding, report: Report) -> str:
+    """A finding below its headline, which folds and unfolds it."""
+    from noclobber.render import layout
+
+    title = _painted(layout.headline(finding, None), _styles(finding)).rstrip()
+    details = _painted(layout.details(finding, None), _styles(finding))
+    about = {
+        "code": visible(finding.code),
+        "file": _file(finding),
+        "process": "\n".join(_processes(finding, report)),
+    }
+    data = "".join(f" data-{name}='{escape(value)}'" for name, value in about.items())
+    return f"<details open{data}><summary><code>{title}</code></summary><pre>{details}</pre></details>"
+
+
+def _filters(report: Report) -> str:
+    """What chooses findings by code, file and process, where there is something to choose."""
+    choices = {
+        "code": dict.fromkeys(visible(one.code) for one in report.findings),
+        "file": dict.fromkeys(_file(one) for one in report.findings),
+        "process": dict.fromkeys(name for one in report.findings for name in _processes(one, report)),
+    }
+    fields = []
+    for name, values in choices.items():
+        if len(values) > 1:
+            options = "".join(f"<option value='{escape(one)}'>{escape(one)}</option>" for one in values)
+            fields.append(
+                f"<label>{name} <select name='{name}'><option value=''>all</option>{options}</select></label>"
+            )
+    if len(report.findings) > 1:
+        fields.append("<button type='button' id='fold'>fold all</button>")
+    # Without scripts it can do nothing, and is not shown.
+    shown = "<output id='shown' aria-live='polite'></output>"
+    return f"<form id='filters' hidden>{''.join(fields)}{shown}</form>" if fields else ""
+
+
+def _file(finding: Finding) -> str:
+    return shown_path(finding.primary.span.path) if finding.primary else ""
+
+
+def _processes(finding: Finding, report: Report) -> Iterable[str]:
+    return [one_line(one.described()) for one in report.processes if one.id in finding.processes]
+
+
+def _styles(finding: Finding) -> dict[str, str]:
+    return {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
+
+
+def _painted(rows: Iterable[Row], styles: dict[str, str]) -> str:
+    """Rows as lines of HTML. All that the program wrote is escaped here."""
+    return "".join(f"{''.join(_span(text, styles.get(style, '')) for style, text in row).rstrip()}\n" for row in rows)
+
+
+def _span(text: str, style: str) -> str:
+    return f"<span style='{style}'>{escape(text)}</span>" if style and text.strip() else escape(text)
 
 
 def _ledger(ledger: Ledger | None) -> str:
@@ -70,6 +165,11 @@ _STYLE = """<style>
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
 main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
 pre { overflow-x: auto; padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
+summary { cursor: pointer; padding: .5rem 0; }
+summary code { white-space: pre-wrap; font-size: 1rem; }
+details pre { margin-top: 0; }
+#filters { display: flex; flex-wrap: wrap; gap: 1rem; align-items: baseline; }
+#filters[hidden] { display: none; }
 fieldset { border: 0; padding: 0; margin: 0 0 .5rem; display: flex; gap: 1rem; }
 legend { float: left; margin-right: 1rem; }
 svg { width: 100%; height: auto; display: block; }
@@ -82,8 +182,34 @@ caption { text-align: left; font-weight: 600; padding: 1rem 0 .25rem; }
 td:first-child { white-space: nowrap; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top; overflow-wrap: anywhere;
   border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
-@media print { fieldset, svg, #said { display: none; } }
+@media print {
+  fieldset, svg, #said, #filters { display: none; }
+  pre { white-space: pre-wrap; overflow: visible; }
+}
 </style>"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""Nothing may be loaded, whatever the text of a program holds."""
+_FILTERING = """
+{
+  const form = document.getElementById("filters"), all = [...document.querySelectorAll("details")];
+  const told = document.getElementById("shown"), fold = document.getElementById("fold");
+  const choices = form ? [...form.querySelectorAll("select")] : [];
+  if (form) form.hidden = false;
+  for (const choice of choices) choice.addEventListener("change", () => {
+    for (const one of all) {
+      one.hidden = choices.some(by => by.value && !one.dataset[by.name].split("\\n").includes(by.value));
+    }
+    const left = all.filter(one => !one.hidden).length;
+    told.textContent = left < all.length ? `${left} of ${all.length} shown` : "";
+  });
+  if (fold) fold.addEventListener("click", () => {
+    const open = fold.textContent === "unfold all";
+    for (const one of all) one.open = open;
+    fold.textContent = open ? "fold all" : "unfold all";
+  });
+  addEventListener("beforeprint", () => { for (const one of all) one.open = true; });
+}
+"""
 _SCRIPT = """
 const rows = JSON.parse(document.getElementById("rows").textContent);
 const map = document.getElementById("map"), said = document.getElementById("said");

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.units import share, size
-from noclobber.render.text import one_line, shown_path
+from noclobber.render.text import one_line, place_of_line
 
 MOST = 30
 """How many rows the table has; one more sums up the rest."""
@@ -18,9 +18,11 @@ def table(ledger: Ledger) -> str:
     storages = sum(one.storages for one in kept)
     lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
     if ledger.path:
-        lines[0] += f"; reached at {shown_path(ledger.path)}:{ledger.line}, before backward {ledger.backwards + 1}"
+        lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
     if ledger.parameters:
         lines.append(f"parameters among the saves: {size(ledger.parameters)}, which live anyway")
+    if not kept:
+        return "".join(f"{line}\n" for line in lines)
     rows = [("bytes", "share", "line", "module", "operator", "source"), *(_row(one, ledger) for one in kept[:MOST])]
     if len(kept) > MOST:
         rest = sum(one.bytes for one in kept[MOST:])
@@ -34,7 +36,7 @@ def table(ledger: Ledger) -> str:
 
 def place_of(one: Entry) -> str:
     """`train.py:8`, or words where the line is not known."""
-    return f"{shown_path(one.path)}:{one.line}" if one.path else "a line that is not known"
+    return place_of_line(one.path, one.line) if one.path else "a line that is not known"
 
 
 def _row(one: Entry, ledger: Ledger) -> tuple[str, ...]:

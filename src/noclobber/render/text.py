@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from noclobber.model.finding import Label
-from noclobber.model.source import Span, source_line
+from noclobber.model.source import Span, cell_of, source_line
 
 TAB = "    "
 JOINER = "\u200d"
@@ -54,7 +54,12 @@ def one_line(text: str) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Relative to the current directory where it lies under it; else (`<stdin>`, `C:\\x.py`, a cell) as it is."""
+    """Relative to the current directory where it lies under it; else (`<stdin>`, `C:\\x.py`) as it is.
+
+    A cell of a notebook is called as the notebook calls it: `Cell In[2]`.
+    """
+    if cell := cell_of(path):
+        return visible(cell)
     if os.path.isabs(path):
         try:
             here = os.getcwd()
@@ -67,8 +72,14 @@ def shown_path(path: str) -> str:
 
 
 def place(span: Span) -> str:
-    """`train.py:8:1`, the form that editors and terminals turn into a link."""
-    return f"{shown_path(span.path)}:{span.line}:{span.column}"
+    """`train.py:8:1`, the form that editors and terminals turn into a link; `Cell In[2], line 8` in a notebook."""
+    line = place_of_line(span.path, span.line)
+    return line if cell_of(span.path) else f"{line}:{span.column}"
+
+
+def place_of_line(path: str, line: int) -> str:
+    """`train.py:8`; `Cell In[2], line 8` in a notebook."""
+    return f"{shown_path(path)}, line {line}" if cell_of(path) else f"{shown_path(path)}:{line}"
 
 
 def kept_source(label: Label) -> dict[int, str]:

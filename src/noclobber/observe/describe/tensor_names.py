@@ -45,12 +45,17 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
                 found = _in_module(label, value, key)
                 if found is not None:
                     return found
-            elif best is None and isinstance(value, torch.Tensor):
+            elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor):
                 if value is tensor or (where is not None and _is_on(value, key) and _place(value) == where):
                     best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
                 elif _is_on(_gradient(value), key):
                     best = Name(f"{label}.grad", "tensor")
     return best
+
+
+def _is_output(label: str) -> bool:
+    """Return True for `_` and `_7`: a notebook has every value of a cell under such a name too."""
+    return not label.strip("_0123456789")
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:

@@ -10,7 +10,7 @@ from types import CodeType
 
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.finding import Label, label
-from noclobber.model.source import Owner, Site, owner_of
+from noclobber.model.source import Owner, Site, cell_of, owner_of
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 from noclobber.syntax.tree import statement_of
 
@@ -165,7 +165,7 @@ def where(site: Site | None) -> str:
     if site is None:
         return "an unknown line"
     span = site.span()
-    return f"line {span.line} of {os.path.basename(span.path)}"
+    return f"line {span.line} of {cell_of(span.path) or os.path.basename(span.path)}"
 
 
 def subject(tensor: Tensor, kind: str = "") -> str:

@@ -1,0 +1,158 @@
+"""The IPython extension, in real notebooks with a real kernel."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+SETUP = """\
+import torch, noclobber
+%load_ext noclobber
+def kept():
+    x = torch.ones(3, requires_grad=True)
+    return x, x.exp()
+"""
+CELLS = {
+    "setup": SETUP,
+    "silent": "%%noclobber\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nx.grad",
+    "raised": "%%noclobber\nx, y = kept()\ny.mul_(2)\ny.sum().backward()",
+    "leaf": "%%noclobber\nx = torch.ones(3, requires_grad=True)\nx.mul_(2)",
+    "other error": "%%noclobber\n1 / 0",
+    "plain": "%%noclobber\nx, y = kept()\ny.sum().backward()\nx.grad",
+    "waits": "%%noclobber\nimport asyncio\nawait asyncio.sleep(0)\nprint('waited')",
+    "ledger": "%%noclobber --ledger\nx, y = kept()\ny.sum().backward()",
+    "wrong option": "%%noclobber --bogus\nprint('ran')",
+    "not on": "%noclobber off",
+    "on": "%noclobber on\nx, y = kept()",
+    "a write": "y.data.mul_(2);",
+    "backward": "y.sum().backward()",
+    "nothing new": "y.sum()",
+    "off": "%noclobber off",
+    "no longer": "x, y = kept()\ny.data.mul_(2)\ny.sum().backward()",
+    "block": (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "with noclobber.watch() as seen:\n    x, y = kept()\n    y.data.mul_(2)\n    y.sum().backward()\nseen"
+    ),
+    "findings": "seen.findings",
+    "unload": "%unload_ext noclobber",
+    "gone": "%noclobber on",
+    "as it was": (
+        "from noclobber.observe import subscription\nfrom IPython import get_ipython\n"
+        "subscription.is_armed(), get_ipython().custom_exceptions"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, list[Any]]:
+    """What each cell showed; the number of a cell is its place among them."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS.values()])
+    NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=120).execute()
+    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+
+def number(name: str) -> int:
+    return list(CELLS).index(name) + 1
+
+
+def shown(outputs: list[Any], kind: str = "text/plain") -> str:
+    """What noclobber showed below a cell."""
+    return "".join(one.data[kind] for one in outputs if one.output_type == "display_data")
+
+
+def traceback(outputs: list[Any]) -> str:
+    (error,) = (one for one in outputs if one.output_type == "error")
+    return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
+
+
+def values(outputs: list[Any]) -> list[str]:
+    return [one.data["text/plain"] for one in outputs if one.output_type == "execute_result"]
+
+
+def streams(outputs: list[Any]) -> str:
+    return "".join(one.text for one in outputs if one.output_type == "stream")
+
+
+def test_a_cell_is_watched_and_keeps_its_value_and_its_lines(outputs):
+    text = shown(outputs["silent"])
+    assert text.startswith("error[NC201]: ")
+    assert f"--> Cell In[{number('silent')}], line 3\n" in text
+    assert f"::: Cell In[{number('setup')}], line 5\n" in text
+    assert "/tmp" not in text
+    assert values(outputs["silent"]) == ["tensor([5.4366, 5.4366, 5.4366])"]
+
+
+def test_the_report_is_html_too(outputs):
+    page = shown(outputs["silent"], "text/html")
+    assert re.sub(r"<[^>]+>", "", page).replace("&gt;", ">").replace("&#x27;", "'").startswith("error[NC201]: silent")
+    assert "<script" not in page
+    assert "y.data.mul_(2)" in page
+
+
+def test_an_error_is_explained_once_without_frames_of_noclobber(outputs):
+    text = traceback(outputs["raised"])
+    assert text.count("error[NC101]") == 1
+    assert f"--> Cell In[{number('raised')}], line 3\n" in text
+    assert "noclobber/" not in text
+    assert shown(outputs["raised"]) == ""
+
+
+def test_a_refused_write_is_explained(outputs):
+    text = traceback(outputs["leaf"])
+    assert text.count("error[NC301]") == 1
+    assert "noclobber/" not in text
+
+
+def test_another_error_is_as_it_is(outputs):
+    text = traceback(outputs["other error"])
+    assert "ZeroDivisionError: division by zero" in text
+    assert "noclobber/" not in text
+    assert "nothing found" in shown(outputs["other error"])
+
+
+def test_a_right_cell_says_what_was_watched(outputs):
+    assert shown(outputs["plain"]).startswith("noclobber: nothing found; watched: ")
+    assert values(outputs["plain"]) == ["tensor([2.7183, 2.7183, 2.7183])"]
+    assert streams(outputs["waits"]) == "waited\n"
+
+
+def test_a_cell_has_a_ledger(outputs):
+    assert f"kept for backward at the peak: 12 B in 1 storage; reached at Cell In[{number('setup')}], line 5" in (
+        shown(outputs["ledger"])
+    )
+    assert "kept for backward" in shown(outputs["ledger"], "text/html")
+
+
+def test_a_wrong_option_is_one_line_and_runs_nothing(outputs):
+    assert streams(outputs["wrong option"]) == (
+        "UsageError: unrecognized arguments: --bogus; `%noclobber?` says what there is\n"
+    )
+    assert streams(outputs["not on"]).startswith("UsageError: noclobber is off; ")
+
+
+def test_on_watches_from_cell_to_cell_and_tells_once(outputs):
+    for name in ("on", "a write", "nothing new"):
+        assert shown(outputs[name]) == ""
+    text = shown(outputs["backward"])
+    assert f"--> Cell In[{number('a write')}], line 1\n" in text
+    assert f"::: Cell In[{number('backward')}], line 1\n" in text
+    assert "`y` is saved here" in text
+    assert shown(outputs["off"]).count("error[NC201]") == 1
+    assert outputs["no longer"] == []
+
+
+def test_a_block_and_its_findings_show_themselves(outputs):
+    (seen,) = (one for one in outputs["block"] if one.output_type == "execute_result")
+    assert seen.data["text/plain"] == "<noclobber.watch: 1 finding>"
+    assert "error[NC201]" in seen.data["text/html"]
+    (findings,) = values(outputs["findings"])
+    assert findings.startswith(f"(<error NC201 [silent-write] at line 4 of Cell In[{number('block')}]: silent ")
+
+
+def test_unloading_leaves_the_shell_as_it_was(outputs):
+    assert streams(outputs["gone"]).startswith("UsageError: Line magic function `%noclobber` not found")
+    assert values(outputs["as it was"]) == ["(False, ())"]
