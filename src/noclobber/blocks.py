@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberWarning
@@ -16,6 +16,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
+from noclobber.model.source import PASSED_OVER, Owner, owner_of
 from noclobber.processes.block import Block
 from noclobber.session import OnWrite, Session
 
@@ -247,7 +248,7 @@ class preserve:
         return render.kept(self.kept)
 
 
-def _warn_about(block: Block, function: object = None, stacklevel: int = 3) -> None:
+def _warn_about(block: Block, function: object = None) -> None:
     """Warn of what was found, at the line that leaves the block, or where a watched function is."""
     from noclobber import render
 
@@ -260,13 +261,30 @@ def _warn_about(block: Block, function: object = None, stacklevel: int = 3) -> N
         code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(text, ClobberWarning, code.co_filename, code.co_firstlineno, registry=known)
     else:
-        warnings.warn(text, ClobberWarning, stacklevel=stacklevel)
+        warnings.warn(text, ClobberWarning, stacklevel=_level_of_program())
 
 
 def _warn_of_failures(session: Session) -> None:
     for lost in session.failures:
         what = f"noclobber: internal error: {lost.way}: {lost.why}"
-        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=4)
+        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=_level_of_program())
+
+
+def _level_of_program() -> int:
+    """Return the `stacklevel` of the program's innermost frame, for the function that calls this.
+
+    A callback is called by a library, and a warning is not about that library, whose warnings may be filtered out.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    level = outside = 0
+    while frame is not None:
+        level += frame.f_code.co_filename != PASSED_OVER  # which warnings do not count
+        owner = owner_of(frame.f_code.co_filename)
+        if owner is Owner.USER:
+            return level
+        outside = outside or level * (owner is not Owner.NOCLOBBER)
+        frame = frame.f_back
+    return outside or 1
 
 
 class Installed:
@@ -288,12 +306,12 @@ class Installed:
         self._session.escaped(error)
         self._excepthook(kind, error, error.__traceback__)
 
-    def uninstall(self, stacklevel: int = 3) -> None:
+    def uninstall(self) -> None:
         """Leave PyTorch as it was found, and warn of what children found; a second call does nothing."""
         self._block.end()
         atexit.unregister(self.uninstall)
         if self._block.of_children:
-            _warn_about(self._block, stacklevel=stacklevel)
+            _warn_about(self._block)
         if sys.excepthook == self._hook:
             sys.excepthook = self._excepthook
 
@@ -301,7 +319,7 @@ class Installed:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.uninstall(stacklevel=4)
+        self.uninstall()
 
 
 def install(*, children: bool = False) -> Installed:
