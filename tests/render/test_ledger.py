@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,8 @@ from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.report import Report
 from noclobber.render import render
 from noclobber.render.ledger import MOST, table
+
+from .browser import CHROMIUM, shown
 
 EVIL = "</script><script>document.title='taken'</script>\x1b[31m\u202e<b>"
 LEDGER = Ledger(
@@ -71,24 +70,6 @@ def test_the_page_loads_nothing_and_escapes_everything() -> None:
     assert "\x1b" not in page
     assert not re.search(r"(src|href)=|url\(|@import|fetch\(", page)
     assert "<script" not in render(Report(), "html")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# fmt: off
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--virtual-time-budget=2000", "--dump-dom"]
-# fmt: on
-
-
-def shown(page: str, folder: Path, act: str = "") -> str:
-    """The page as a browser has it after its own script, and then `act`, have run."""
-    path = folder / "page.html"
-    path.write_text(page.replace("</body>", f"<script>{act}</script></body>"), encoding="utf-8")
-    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
-    environ = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def labels(dom: str) -> list[str]:
