@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
 REFUSED = 2
 """The exit status for a command that cannot be carried out; argparse uses the same."""
+MOST_BYTES = 200_000_000
+"""No report is as long as this; a file of many gigabytes is not read whole to find that out."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -533,8 +535,8 @@ noclobber: this is not one of PyTorch's in-place errors
 Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py"""
 
 
-def _stdin(errors: str = "strict") -> str:
-    return sys.stdin.buffer.read().decode(errors=errors) if sys.stdin is not None else ""
+def _stdin(errors: str = "strict", most: int = -1) -> str:
+    return sys.stdin.buffer.read(most).decode(errors=errors) if sys.stdin is not None else ""
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -546,7 +548,7 @@ def _report(options: argparse.Namespace) -> int:
 
     try:
         if options.file == "-":
-            report = Report.from_json(_stdin())
+            report = Report.from_json(_within_reason(_stdin(most=MOST_BYTES)))
         elif os.path.isdir(options.file):
             from noclobber.processes.merging import report_of
             from noclobber.session import Session
@@ -555,13 +557,24 @@ def _report(options: argparse.Namespace) -> int:
             report = replace(report, findings=Session().advised(report.findings))
         else:
             with open(options.file, encoding="utf-8") as file:
-                report = Report.from_json(file.read())
+                report = Report.from_json(_within_reason(file.read(MOST_BYTES)))
         report = _selected(report, options, _selection(options))
         color = wanted(sys.stdout, os.environ)
         print(render(report, options.format, color=color, width=width_of(sys.stdout, os.environ)), end="")
     except SelectionError as reason:
         return _refuse(str(reason))
-    except (OSError, UnicodeDecodeError, ReportError) as error:
+    except UnicodeDecodeError:
+        return _refuse(f"cannot read `{options.file}`: it is no text in UTF-8")
+    except (OSError, ReportError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         return _refuse(f"cannot read `{options.file}`: {why}")
     return 0
+
+
+def _within_reason(text: str) -> str:
+    """Return the text of a file. Raises ReportError if it was cut off because it is too long for a report."""
+    from noclobber.model.report import ReportError
+
+    if len(text) >= MOST_BYTES:
+        raise ReportError(f"it has {MOST_BYTES // 1_000_000} MB or more, which no report has")
+    return text

@@ -28,12 +28,15 @@ NOT_PROGRAMS = {
     "no such report": (["report", "none.json"], "cannot read `none.json`: No such file or directory"),
     "report of a folder": (["report", "empty"], "cannot read `empty`: no process has written there"),
     "not JSON": (["report", "wrong.py"], "cannot read `wrong.py`: not JSON: "),
-    "not text": (["report", "model.pt"], "cannot read `model.pt`: "),
+    "not text": (["report", "model.pt"], "cannot read `model.pt`: it is no text in UTF-8"),
+    "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),
+    "other form": (["report", "form.json"], "cannot read `form.json`: damaged report: a part of it is built otherwise"),
+    "endless": (["report", "/dev/zero"], "cannot read `/dev/zero`: it has 200 MB or more, which no report has"),
     "another format": (["report", "other.json"], "cannot read `other.json`: expected a document of format "),
-    "damaged": (["report", "damaged.json"], "cannot read `damaged.json`: damaged report: "),
+    "damaged": (["report", "damaged.json"], "cannot read `damaged.json`: damaged report: `code` is missing somewhere"),
     "report on stdin": (["report", "-"], "cannot read `-`: not JSON: "),
     "nested": (["report", "nested.json"], "cannot read `nested.json`: not a report: lists or objects in it are nested"),
-    "wrong type": (["report", "typed.json"], "cannot read `typed.json`: damaged report: TypeError: `message` is int"),
+    "wrong type": (["report", "typed.json"], "cannot read `typed.json`: damaged report: `message` is int"),
     "unknown code": (["explain", "NC110"], "no rule `NC110`, and no operator of this name that can be tried; close to"),
     "unknown word": (
         ["explain", "zzzz"],
@@ -47,12 +50,20 @@ WRONG_TYPE = """{"format": "noclobber-report/1", "program": {}, "coverage": {"wr
     "tensor": null, "save": null, "writes": [], "count": 1, "notes": [], "suggestions": []}]}"""
 
 
+NEGATIVE = WRONG_TYPE.replace(
+    '"message": 7, "labels": []',
+    """"message": "", "labels": [{"role": "write", "primary": true,
+    "path": "x.py", "line": -4, "column": 1, "end_line": -4, "end_column": 2, "text": "", "source": []}]""",
+)
+
+
 @pytest.mark.parametrize(("words", "line"), NOT_PROGRAMS.values(), ids=NOT_PROGRAMS.keys())
 def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
     write(tmp_path, {"wrong.py": "print('ran')\n\ndef f() x\n", "wide.py": "é = '日本' x\n", "ran.py": "print('ran')"})
     write(tmp_path, {"indented.py": "def f():\npass\n", "package/__init__.py": "", "other.json": '{"format": "x"}'})
     write(tmp_path, {"damaged.json": '{"format": "noclobber-report/1", "findings": [{}]}'})
     write(tmp_path, {"nested.json": "[" * 100_000 + "]" * 100_000, "typed.json": WRONG_TYPE})
+    write(tmp_path, {"negative.json": NEGATIVE, "form.json": WRONG_TYPE.replace('"labels": []', '"labels": ["x"]')})
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x80\x02\x00\x00")
     (tmp_path / "latin.py").write_bytes("x = 'é'".encode("latin-1"))

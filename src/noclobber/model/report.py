@@ -10,7 +10,7 @@ from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
 from noclobber.model.process import Process
 from noclobber.model.source import Span
-from noclobber.model.typed import require_types
+from noclobber.model.typed import WrongType, require_types
 
 FORMAT = "noclobber-report/1"
 MOST_LINES = 100_000
@@ -119,8 +119,12 @@ class Report:
                 ),
             )
             require_types(report)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"damaged report: {type(error).__name__}: {error}") from None
+        except KeyError as error:
+            raise ReportError(f"damaged report: `{error.args[0]}` is missing somewhere") from None
+        except (WrongType, WrongSpan) as error:
+            raise ReportError(f"damaged report: {error}") from None
+        except (AttributeError, TypeError, ValueError):
+            raise ReportError("damaged report: a part of it is built otherwise than noclobber builds it") from None
         return report
 
 
@@ -157,9 +161,16 @@ def _span_out(span: Span) -> dict[str, Any]:
     }
 
 
+class WrongSpan(ValueError):
+    """A span that no source has. Its text says why."""
+
+
 def _span_in(data: dict[str, Any]) -> Span:
+    for name in ("line", "column", "end_line", "end_column"):
+        if data[name] < 0:
+            raise WrongSpan(f"`{name}` is {data[name]}")
     if abs(data["end_line"] - data["line"]) > MOST_LINES:
-        raise ValueError(f"no source has lines {data['line']} to {data['end_line']}")
+        raise WrongSpan(f"no source has lines {data['line']} to {data['end_line']}")
     return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
 
 

@@ -8,13 +8,17 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
+class WrongType(TypeError):
+    """A field holds what it cannot hold. The text names the field."""
+
+
 def require_types(value: Any) -> None:
-    """Check a dataclass and all dataclasses in it. Raises TypeError, which names the field."""
+    """Check a dataclass and all dataclasses in it. Raises WrongType."""
     hints = _hints(value.__class__)
     for one in fields(value):
         held = getattr(value, one.name)
         if not _fits(held, hints[one.name]):
-            raise TypeError(f"`{one.name}` is {type(held).__name__}, which it cannot be")
+            raise WrongType(f"`{one.name}` is {type(held).__name__}, which it cannot be")
 
 
 @cache
