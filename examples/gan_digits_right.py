@@ -1,4 +1,4 @@
-"""A GAN that draws handwritten digits: like gan_digits.py, but it judges the fakes again after the step.
+"""A GAN that draws digits: like gan_digits.py, but it judges the fakes again after the step.
 
 The discriminator learns from a detached fake, so its backward does not reach the generator's graph. The generator
 learns from a new verdict of the changed discriminator.
@@ -7,15 +7,15 @@ learns from a new verdict of the changed discriminator.
 import sys
 
 import torch
-from sklearn.datasets import load_digits
+from digits import digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 LATENT = 16
 
 torch.manual_seed(0)
-digits = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1  # 1797 pictures of 8 x 8 pixels in [-1, 1]
-loader = DataLoader(TensorDataset(digits), batch_size=64, shuffle=True, drop_last=True)
+real_digits = digits()[0].flatten(1) * 2 - 1  # 1797 pictures of 8 x 8 pixels in [-1, 1]
+loader = DataLoader(TensorDataset(real_digits), batch_size=64, shuffle=True, drop_last=True)
 
 generator = nn.Sequential(
     nn.Linear(LATENT, 128), nn.LeakyReLU(0.2), nn.Linear(128, 128), nn.LeakyReLU(0.2), nn.Linear(128, 64), nn.Tanh()
@@ -33,7 +33,7 @@ ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
 def distance_to_real(samples: int = 200) -> float:
     """Mean distance of a generated digit to the nearest real one."""
     fake = generator(torch.randn(samples, LATENT))
-    return torch.cdist(fake, digits).min(dim=1).values.mean().item()
+    return torch.cdist(fake, real_digits).min(dim=1).values.mean().item()
 
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 30

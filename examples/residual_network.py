@@ -1,4 +1,4 @@
-"""A residual network that reads handwritten digits. Broken: the shortcut is added in place to what ReLU keeps.
+"""A residual network that reads digits. Broken: the shortcut is added in place to what ReLU keeps.
 
 ReLU's backward needs its own result, to know which elements were cut off. `out += x` overwrites that result. The right
 version is residual_network_right.py.
@@ -7,8 +7,7 @@ version is residual_network_right.py.
 import sys
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from digits import digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -48,10 +47,9 @@ class ResidualNetwork(nn.Module):
 
 
 torch.manual_seed(0)
-pictures, labels = load_digits(return_X_y=True)
-pictures = torch.tensor(pictures, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-train_x, test_x, train_y, test_y = train_test_split(pictures, torch.tensor(labels), test_size=0.25, random_state=0)
-loader = DataLoader(TensorDataset(train_x, train_y), batch_size=64, shuffle=True)
+pictures, labels = digits()
+(train_x, test_x), (train_y, test_y) = pictures.split([1347, 450]), labels.split([1347, 450])
+loader = DataLoader(TensorDataset(train_x, train_y), batch_size=64, shuffle=True, drop_last=True)
 
 model = ResidualNetwork()
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

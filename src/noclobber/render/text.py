@@ -33,6 +33,8 @@ def visible_character(character: str) -> str:
         return chr(0x2400 + ord(character))
     if character == "\x7f":
         return "\u2421"
+    if "\udc80" <= character <= "\udcff":  # how Python reads a byte that is no text
+        return f"\\x{ord(character) - 0xDC00:02x}"
     if unicodedata.category(character) in _ACTING and character != JOINER:
         return character.encode("unicode_escape").decode("ascii")
     return character
