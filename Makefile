@@ -17,7 +17,7 @@ TORCH :=
 TESTS :=
 RUN = OMP_NUM_THREADS=1 $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
-.PHONY: demo test check format bench fuzz fuzz-preserve fuzz-threads conformance release lock changelog clean
+.PHONY: demo test check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -66,6 +66,9 @@ PART := 1
 conformance: $(if $(TORCH),,$(READY))  ## an hour for all of it; fails on anything that differs
 	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --seed "$(or $(SEED),today)" --jobs $(JOBS)
 
+docs: $(READY)  ## the documentation, as a site in site/
+	$(BIN)/mkdocs build --strict --quiet
+
 lock:
 	$(FOUND) requirements/lock.py
 
@@ -73,7 +76,7 @@ changelog: $(READY)  ## what the next release will say
 	$(BIN)/towncrier build --draft --version next
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment holds what the lock says and nothing else: a new lock makes a new one.

@@ -12,7 +12,7 @@ import torch
 import noclobber
 
 from .served import Run, served
-from .test_readme import matches
+from .test_pages import matches
 
 PAGE = (Path(__file__).parents[1] / "docs" / "when-is-in-place-allowed.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
