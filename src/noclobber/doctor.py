@@ -15,7 +15,7 @@ from typing import Any
 from noclobber.model.error import UnsupportedTorch
 from noclobber.session import Session
 
-OPTIONAL = ("numpy", "pytest", "pytest-xdist", "lightning", "accelerate", "transformers")
+OPTIONAL = ("numpy", "pytest", "pytest-xdist", "lightning", "accelerate", "transformers", "ipython")
 """Packages that noclobber works with where they are installed."""
 _PTH = "noclobber-processes.pth"
 """The file by which a new Python of a watched program takes part."""
