@@ -201,7 +201,7 @@ class preserve:
     backward then gets what was saved, even if it runs after the block. Checkpointed regions do so too: while a region
     runs again, the tensors that it reads from outside hold their values from forward. noclobber cannot keep bytes from
     a change that torch never sees (numpy, another process): then backward raises a ClobberError. Writes of hooks and
-    custom backwards into gradients stay, because gradients are not saves. `report()` says line by line what was kept.
+    custom backwards into gradients stay, because gradients are not saves. `report` says line by line what was kept.
     """
 
     def __init__(self) -> None:
@@ -241,6 +241,7 @@ class preserve:
         """What this block, or the last one ended, copied: a record for each pair of lines, the most bytes first."""
         return self._last.keepings
 
+    @property
     def report(self) -> str:
         """The same in words, a line for each pair of lines."""
         from noclobber import render

@@ -55,7 +55,7 @@ AROUND = {
     "noclobber.install()": "around.uninstall()",
     "noclobber.watch()": "around.report",
     "noclobber.watch(contents=True)": "around.report",
-    "noclobber.preserve()": "around.report() and None",
+    "noclobber.preserve()": "around.report and None",
 }
 
 

@@ -183,7 +183,7 @@ def test_nothing_is_copied_where_no_byte_is_shared():
         columns[:, 1::2].zero_()
         (first + odd).backward()
     assert kept.kept == ()
-    assert kept.report() == "nothing had to be kept\n"
+    assert kept.report == "nothing had to be kept\n"
 
 
 def test_one_copy_for_all_saves_of_a_version():
@@ -196,8 +196,8 @@ def test_one_copy_for_all_saves_of_a_version():
         total.backward()
     [row] = kept.kept
     assert (row.bytes, row.times) == (h.nbytes, 1)
-    assert "24 B" in kept.report()
-    assert "`mul_` overwrites what" in kept.report()
+    assert "24 B" in kept.report
+    assert "`mul_` overwrites what" in kept.report
 
 
 def test_a_copy_dies_with_its_saves():

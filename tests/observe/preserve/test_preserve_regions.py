@@ -148,5 +148,5 @@ def test_the_report_names_the_region(run):
         y.sum().backward()
     [row] = kept.kept
     assert (row.bytes, row.times, row.again) == (16, 1, True)
-    assert "will read again" in kept.report()
+    assert "will read again" in kept.report
     assert row.save.span().line == run.__code__.co_firstlineno + 1
