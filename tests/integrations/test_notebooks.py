@@ -38,6 +38,9 @@ CELLS = {
         "with noclobber.watch() as seen:\n    x, y = kept()\n    y.data.mul_(2)\n    y.sum().backward()\nseen"
     ),
     "findings": "seen.findings",
+    "installed": "handle = noclobber.install()",
+    "raised when installed": "x, y = kept()\ny.mul_(2)\ny.sum().backward()",
+    "uninstalled": "handle.uninstall()",
     "unload": "%unload_ext noclobber",
     "gone": "%noclobber on",
     "as it was": (
@@ -105,6 +108,13 @@ def test_a_refused_write_is_explained(outputs):
     text = traceback(outputs["leaf"])
     assert text.count("error[NC301]") == 1
     assert "noclobber/" not in text
+
+
+def test_the_frame_of_what_is_installed_is_hidden(outputs):
+    text = traceback(outputs["raised when installed"])
+    assert text.count("error[NC101]") == 1
+    assert "skipping hidden 1 frame" in text
+    assert "<noclobber" not in text
 
 
 def test_another_error_is_as_it_is(outputs):

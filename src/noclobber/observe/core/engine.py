@@ -38,6 +38,7 @@ def arm(context: Context, way: Way) -> None:
         except BaseException as error:
             call.over = True  # set first, whatever fails afterwards
             way.guarded(partial(ended, None, error))
+            __tracebackhide__ = True  # IPython and pytest leave this frame out (tests/integrations/test_notebooks.py)
             raise
         call.over = True
         way.guarded(partial(ended, result, None))
