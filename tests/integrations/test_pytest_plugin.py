@@ -95,7 +95,11 @@ def test_a_warning_is_listed(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_an_error_that_pytorch_raises_is_explained_once(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_an_error_that_pytorch_raises_is_explained_once(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    monkeypatch.setenv("CI", ci)  # pytest shortens its summary only where it is empty
     stale = """
     def test_stale():
         x = torch.ones(3, requires_grad=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -227,11 +227,24 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     from noclobber.render import render
 
-    noted = "\n".join(getattr(call.excinfo.value, "__notes__", ()) if call.excinfo is not None else ())
-    untold = tuple(one for one in errors if f"error[{one.code}]: {one.message}" not in noted)
+    notes: Sequence[str] = getattr(call.excinfo.value, "__notes__", ()) if call.excinfo is not None else ()
+    _without_notes(report, [note for note in notes if any(_title(one) in note for one in errors)])
+    untold = tuple(one for one in errors if not any(_title(one) in note for note in notes))
     if untold:
         report.sections.append(("noclobber", render(Report(untold), "full")))
     return report
+
+
+def _title(finding: Finding) -> str:
+    return f"error[{finding.code}]: {finding.message}"
+
+
+def _without_notes(report: pytest.TestReport, notes: Sequence[str]) -> None:
+    """Take the reports out of the line of the short summary; pytest prints all of it where `CI` is set (pytest 9.2)."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        for note in notes:
+            crash.message = crash.message.replace("\n" + note.rstrip("\n"), "")
 
 
 class _Summary:
