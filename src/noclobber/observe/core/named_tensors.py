@@ -60,7 +60,7 @@ def arm(context: Context, way: Way) -> None:
     names = private.lookup("_C.TensorBase.names")
     way.patches.put(torch.Tensor, "names", property(names.__get__, _after(named, names.__set__), doc=names.__doc__))
     if _may_be_there and private.has_key():
-        _may_be_there = any(_has_names(thing) for thing in gc.get_objects())
+        _may_be_there = _are_there()
         if _may_be_there:
             pass_by()
 
@@ -85,6 +85,14 @@ def _pass_by(passing: list[Library]) -> None:
                 passing.append(libraries[namespace])
             nothing = torch.library.fallthrough_kernel
             libraries[namespace].impl(name, nothing, private.KEY_NAME, allow_override=True)
+
+
+def _are_there() -> bool:
+    """Return True if a tensor with names is alive; one that only waits for the garbage collector is not."""
+    if not any(map(_has_names, gc.get_objects())):
+        return False
+    gc.collect()
+    return any(map(_has_names, gc.get_objects()))
 
 
 def _has_names(thing: Any) -> bool:
