@@ -15,15 +15,20 @@ READY := $(VENV)/.ready
 TORCH :=
 # `make test TESTS=tests/rules` runs these alone.
 TESTS :=
-RUN = OMP_NUM_THREADS=1 $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
+# `make native` builds the native part; `make test NATIVE=1`, and the fuzzers with it, let it take what it can.
+NATIVE :=
+RUN = OMP_NUM_THREADS=1 NOCLOBBER_PURE=$(if $(NATIVE),0,1) $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
-.PHONY: demo test check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock changelog clean
+.PHONY: demo test native check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock changelog clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
 
 test: $(if $(TORCH),,check)  ## everything that must pass; one thread for torch, as two tests run at a time
 	$(RUN) -m pytest -n 2 --dist worksteal -q $(TESTS)
+
+native: $(if $(TORCH),,$(READY))  ## builds the native part for this torch: a minute
+	$(RUN) -m noclobber doctor --build-native
 
 release:
 	@$(FOUND) requirements/release.py $(TORCH)

@@ -8,6 +8,7 @@ import pytest
 
 # A shell ignores interrupts in what it runs in the background, and so would every program that a test starts there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("NOCLOBBER_PURE", "1")  # `make test NATIVE=1` sets it to 0
 os.environ.pop("COLUMNS", None)  # what programs print in a test is as wide on every machine
 
 

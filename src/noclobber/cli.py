@@ -178,6 +178,12 @@ def _parser() -> argparse.ArgumentParser:
         "error is found: what a bug report needs. The exit status is 0 if it is found.",
         allow_abbrev=False,
     )
+    doctor.add_argument(
+        "--build-native",
+        action="store_true",
+        help="first build the native part, with which watching costs a few percent; it takes a C++ compiler and about "
+        "a minute, once for each torch and each Python",
+    )
     doctor.set_defaults(carry_out=_doctor, parser=doctor)
 
     report = verbs.add_parser(
@@ -457,9 +463,15 @@ def _fix(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """`noclobber doctor`: one screen on stdout."""
-    from noclobber.doctor import examine
+    """`noclobber doctor`: one screen on stdout; before it, the progress of building the native part on stderr."""
+    from noclobber.doctor import NotBuilt, build_native, examine
 
+    if options.build_native:
+        try:
+            file = build_native(lambda step: print(f"native part: {step} ...", file=sys.stderr, flush=True))
+        except NotBuilt as reason:
+            return _refuse(f"the native part is not built: {reason}")
+        print(f"native part: built as {file}", file=sys.stderr)
     done = examine()
     print(done.text(), end="")
     return 0 if done.works else 1

@@ -6,7 +6,7 @@ import platform
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,6 +58,22 @@ def examine() -> Examination:
     return done
 
 
+class NotBuilt(Exception):
+    """Why the native part was not built."""
+
+
+def build_native(say: Callable[[str], object]) -> Path:
+    """Build the native part and return its file; `say` is told each step before it begins. Raises NotBuilt."""
+    try:
+        from noclobber.observe.native import build
+    except Exception as failure:
+        raise NotBuilt(f"torch cannot be imported: {failure}") from None
+    try:
+        return build.build(say)
+    except build.NotBuilt as reason:
+        raise NotBuilt(str(reason)) from None
+
+
 def _devices(torch: Any) -> Iterator[str]:
     if torch.cuda.is_available():
         yield f"cuda {torch.version.cuda}: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
@@ -73,6 +89,7 @@ def _seeing(done: Examination) -> Iterator[tuple[str, str]]:
     except UnsupportedTorch as reason:
         yield "watching", f"does not work: {reason}"
         return
+    from noclobber.observe.native import bridge
     from noclobber.observe.recorder import SEEN
 
     try:
@@ -84,6 +101,7 @@ def _seeing(done: Examination) -> Iterator[tuple[str, str]]:
     done.works = codes == ["NC201"]
     yield "a silent error", "is found" if done.works else f"is not found: {', '.join(codes) or 'nothing was'}"
     yield "writes", f"by {coverage.writes}"
+    yield "native part", bridge.why_not() or "takes the usual saves and writes"
     lost = coverage.lost
     yield "ways of seeing", f"{len(SEEN) - len(lost)} of {len(SEEN)} work"
     for one in lost:

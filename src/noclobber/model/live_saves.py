@@ -22,6 +22,19 @@ class Aliased(Protocol):
 Handle = TypeVar("Handle", bound=Aliased)
 
 
+class Beside(Protocol):
+    """What knows of saves that have no handle yet (the native part, observe/native/)."""
+
+    def hand_over(self, storage: int | None, /) -> None:
+        """Append a handle of every save on a storage, or of all saves (None), to `unsorted`."""
+
+    def alive(self) -> int:
+        """Return how many saves have no handle."""
+
+    def filed(self, any_there: bool, /) -> None:
+        """Hear whether `by_storage` has an entry."""
+
+
 class LiveSaves(Generic[Handle]):
     """The handles of saves that autograd still holds, by storage.
 
@@ -41,6 +54,8 @@ class LiveSaves(Generic[Handle]):
         self.unsorted: list[ref[Handle]] = []
         """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
+        self.beside: Beside | None = None
+        """What knows of further saves; None if all have handles."""
         self._filed = 0
         unlocked_in_child(self)
 
@@ -58,16 +73,18 @@ class LiveSaves(Generic[Handle]):
             try:
                 self._file()
             finally:
-                self._inside = None
+                self._settled()
 
     def any(self) -> bool:
         """Whether there may be a live save at all."""
         if self.unsorted:
             self.sort()
-        return bool(self.by_storage)
+        return bool(self.by_storage) or (self.beside is not None and self.beside.alive() > 0)
 
     def at(self, storage: int) -> list[Handle]:
         """The live handles on a storage, in no particular order."""
+        if self.beside is not None:
+            self.beside.hand_over(storage)
         if self._inside == get_ident():
             return self._seen_at(storage)
         with self._lock:
@@ -85,10 +102,12 @@ class LiveSaves(Generic[Handle]):
                     self.by_storage[storage] = [reference for reference in bucket if reference() is not None]
                 return alive
             finally:
-                self._inside = None
+                self._settled()
 
     def file_anew(self) -> None:
         """Storages may lie elsewhere than when their handles were filed."""
+        if self.beside is not None:
+            self.beside.hand_over(None)
         if self._inside == get_ident():
             return
         with self._lock:
@@ -98,7 +117,14 @@ class LiveSaves(Generic[Handle]):
                 self.by_storage.clear()
                 self._filed = 0
             finally:
-                self._inside = None
+                self._settled()
+
+    def all(self) -> list[Handle]:
+        """All live handles, in no particular order."""
+        if self.beside is not None:
+            self.beside.hand_over(None)
+        references = [*self.unsorted, *(one for bucket in list(self.by_storage.values()) for one in bucket)]
+        return [handle for reference in references if (handle := reference()) is not None]
 
     def sweep(self) -> None:
         """Drop dead saves; the thread that adds calls this when `unsorted` is larger than `limit`."""
@@ -109,9 +135,14 @@ class LiveSaves(Generic[Handle]):
             try:
                 self._sweep()
             finally:
-                self._inside = None
+                self._settled()
 
     # -- with the lock held ------------------------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        self._inside = None
+        if self.beside is not None:
+            self.beside.filed(bool(self.by_storage))
 
     def _file(self) -> None:
         # What is being filed stays in `unsorted` until all of it is: another thread that finds nothing there relies on

@@ -41,6 +41,7 @@ from noclobber.observe.detectors import (
     user_save_hooks,
 )
 from noclobber.observe.foreign_memory import exported_saves
+from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import private, self_tests
@@ -112,7 +113,7 @@ def _composed() -> Context:
     context = Context()
     context.meet = partial(write_policy.meet, context)
     context.detached = partial(write_policy.detached, context)
-    context.detached_by_number = write_policy.detached_by_number
+    context.detached_by_number = partial(write_policy.detached_by_number, context)
     context.make_hooks = partial(_hooks, context)
     context.operator_mode = partial(allocations.enter, context)
     return context
@@ -131,7 +132,6 @@ def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
 CONTEXT = _composed()
 """The only context of this process."""
 _ways: list[Way] = []
-_following_moves = copy_before_write.following_moves(CONTEXT.live)
 
 
 def attach(*, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
@@ -143,8 +143,10 @@ def attach(*, watching: bool, contents: bool = False, by_key: bool | None = None
     context.core = core = Way("some saves and writes", context.bus.fail, lasting=True)
     try:
         self_tests.of_saves()
+        bridge.connect(context)
         context.by_key = write_kernels.key_answers() if by_key is None else by_key
         context.untracked = context.state(untracked_writes.UntrackedWrites)
+        bridge.begin(context)
         write_kernels.connect(_sink(context))
         engine.arm(context, core)
         custom_backwards.arm(context.customs, core)
@@ -178,6 +180,7 @@ def detach(*, forget: bool = True) -> None:
     guarded(lambda: keep(False))
     guarded(lambda: threads.leave(context))
     guarded(write_kernels.disconnect)
+    guarded(lambda: bridge.end(context))
     for way in (*reversed(_ways), context.core):
         guarded(way.end)
     _ways.clear()
@@ -187,6 +190,7 @@ def detach(*, forget: bool = True) -> None:
     context.contents = None
     if forget:
         guarded(context.forget)
+        guarded(lambda: bridge.forget(context))
 
 
 def keep(keeping: bool) -> None:
@@ -196,7 +200,8 @@ def keep(keeping: bool) -> None:
         return
     context.keeping = keeping
     context.be_careful(1 if keeping else -1)
-    (context.attend if keeping else context.ignore)(_following_moves)
+    if context.native is not None:
+        context.native.set_keeping(keeping)
     threads.renew_hooks(context)
 
 

@@ -116,6 +116,8 @@ def coverage() -> Coverage:
         counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
     unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
     by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
+    if CONTEXT.native is not None:
+        by += ", native"
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
 
 

@@ -66,6 +66,8 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     view at once, and reading the node of a view may raise another error.
     """
     producer = None if tensor._is_view() else tensor.grad_fn
+    if producer is not None:
+        context.live.all()  # every save has a handle then, also one that the native part has taken
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
             if not isinstance(handle.version, Suspect):
@@ -74,13 +76,15 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     return True
 
 
-def detached_by_number(tensor: torch.Tensor) -> None:
+def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
     """Do the same where `detached` has failed: without it the program would go on with a wrong gradient.
 
     The numbers of nodes decide, which are right but for other threads and remade views.
     """
     producer = None if tensor._is_view() else tensor.grad_fn
     number = producer._sequence_nr() if producer is not None else None
+    if number is not None:
+        context.live.all()
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
             handle.version = Suspect(save_hooks.version_at_save(handle))

@@ -22,6 +22,7 @@ from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
 from noclobber.observe.core.fingerprints import Contents
 from noclobber.observe.core.history import Memory
+from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle, Hooks
 from noclobber.observe.core.write_kernels import Written
@@ -118,6 +119,7 @@ class Context:
         "make_hooks",
         "meet",
         "memory",
+        "native",
         "operator_mode",
         "put_off",
         "python_in_backward",
@@ -165,6 +167,8 @@ class Context:
         self.python_in_backward = False
         """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not
         logged."""
+        self.native: HotPath | None = None
+        """The native part while it takes writes and saves; else None."""
         self.live: LiveSaves[Handle] = LiveSaves(private.storage_key)
         self.memory = Memory()
         self.thread = self.memory.thread
@@ -214,6 +218,8 @@ class Context:
         """Count one more reason (1) to check writes to tensors in the graph too, or one less (-1)."""
         with self._counting:
             self.careful += more
+            if self.native is not None:
+                self.native.set_careful(self.careful > 0)
 
     def attend(self, look: Look) -> None:
         """Call `look` before every write of any thread, until `ignore` was called as often as this."""

@@ -70,9 +70,14 @@ def _begins(
     logged = context.by_key and not context.python_in_backward and private.key_is_set()
     call.quiet = logged and may_rest(context, outputs, call.create_graph)
     if context.contents is not None:
-        context.contents.begin(sharing=call.quiet and context.is_alone)
+        sharing = call.quiet and context.is_alone
+        context.contents.begin(sharing=sharing)
+        if context.native is not None:
+            context.native.set_sharing(sharing)
     try:
         thread.backwards.append(call)
+        if context.native is not None:
+            context.native.set_backwards(len(thread.backwards))
         private.set_backward_call(call)
         if call.quiet:
             private.set_key(False)
@@ -90,9 +95,13 @@ def _has_ended(
     if call.quiet and thread.watched:
         private.set_key(True)
     thread.backwards.remove(call)
+    if context.native is not None:
+        context.native.set_backwards(len(thread.backwards))
     private.set_backward_call(call.outer)
     if context.contents is not None:
         context.contents.begin(sharing=False)
+        if context.native is not None:
+            context.native.set_sharing(False)
     stopped = None
     for way, end in reversed(ends):
         stopped = way.entry(end, also_off=True)(result, error) or stopped

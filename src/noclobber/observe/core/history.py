@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Protocol
 from weakref import ref
 
@@ -14,6 +15,7 @@ from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
+from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
@@ -51,10 +53,15 @@ class Memory:
     """What is remembered in this process."""
 
     def __init__(self) -> None:
-        self.recent: list[Record] = []
-        """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
+        self.logged: list[Record] = []
+        """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
         self.limit = RECENT
-        self.views: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        self.several: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        """The operators that returned several views: the number of the node, the name, the place."""
+        self.native: HotPath | None = None
+        """The native part while it takes writes and saves; else None."""
+        self.needed: Callable[[int], bool] = _nothing
+        """Returns whether a finding may need the writes to a storage, however old they are."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
@@ -68,8 +75,30 @@ class Memory:
         """Make a new lock that nobody holds. Called at the start and in a forked child."""
         self._pruning = threading.Lock()
 
-    def prune(self, needed: Callable[[int], bool]) -> None:
-        """Keep the newest writes and those whose storage is `needed`. Called when `recent` is longer than `limit`.
+    @property
+    def recent(self) -> list[Record]:
+        """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
+        if self.native is not None and (taken := self.native.records()):
+            self.logged += taken
+            self.logged.sort(key=attrgetter("moment"))
+            if len(self.logged) > self.limit:
+                self.prune()
+        return self.logged
+
+    @property
+    def views(self) -> deque[tuple[int, str, Place | None]]:
+        """The operators that returned several views, oldest first within a thread."""
+        if self.native is not None:
+            self.several.extend(self.native.views())
+        return self.several
+
+    def place_of(self, node: int) -> Place | None:
+        """Return where a node of the calling thread last saved; None if that is not known (any more)."""
+        place = self.native.place_of(node) if self.native is not None else None
+        return self.thread.history.place_of(node) if place is None else place
+
+    def prune(self) -> None:
+        """Keep the newest writes and those whose storage is `needed`. Called when `logged` is longer than `limit`.
 
         The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
         meanwhile. A thread that calls this while another thread prunes returns at once.
@@ -77,17 +106,19 @@ class Memory:
         if not self._pruning.acquire(blocking=False):
             return
         try:
-            count = len(self.recent)
-            old, new = self.recent[: count - RECENT // 4], self.recent[count - RECENT // 4 : count]
-            storages = {key: needed(key) for key in {record.key for record in old}}
-            self.recent[:count] = [record for record in old if storages[record.key]] + new
-            self.limit = max(RECENT, 2 * len(self.recent))
+            logged, count = self.logged, len(self.logged)
+            old, new = logged[: count - RECENT // 4], logged[count - RECENT // 4 : count]
+            storages = {key: self.needed(key) for key in {record.key for record in old}}
+            logged[:count] = [record for record in old if storages[record.key]] + new
+            self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()
 
     def expect(self, reread: Reread) -> None:
         """Remember the writes to this memory as long as `reread` lives."""
         self.rereads.unsorted.append(ref(reread))
+        if self.native is not None:
+            self.native.set_rereads()
         if len(self.rereads.unsorted) > self.rereads.limit:
             self.rereads.sweep()
 
@@ -97,7 +128,11 @@ class Memory:
 
     def forget(self) -> None:
         """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
-        self.recent.clear()
+        self.logged.clear()
         self.limit = RECENT
-        self.views.clear()
+        self.several.clear()
         self.accumulated.clear()
+
+
+def _nothing(_: int) -> bool:
+    return False

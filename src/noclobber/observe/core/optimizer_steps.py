@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -17,7 +18,7 @@ from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
 
 
-def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
     """Return the tensors that a step may write: every parameter that has a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
@@ -42,11 +43,10 @@ def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
-    thread = context.thread
     for register, hook in (
         (register_optimizer_step_pre_hook, partial(_before, context)),
         # Not called if the step raises (Optimizer.profile_hook_step, torch 2.13). The next backward unmutes then.
-        (register_optimizer_step_post_hook, lambda *_: _after(thread)),
+        (register_optimizer_step_post_hook, lambda *_: _after(context)),
     ):
         way.at_end(private.hook(register, way.entry(hook)).remove)
 
@@ -60,9 +60,11 @@ def _before(
         return
     unmute(thread)
     place = caller(1)
-    step = Step(type(optimizer).__name__, site_of(place))
+    step = _step(type(optimizer).__name__, place)
     rests = context.by_key and writes_only_parameters(optimizer, args, kwargs)
     thread.step, thread.stepped = step, None
+    if context.native is not None and not rests:
+        context.native.set_usual(False)  # each write belongs to the step
     if _has_closure(args, kwargs):
         # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
         groups = optimizer.param_groups
@@ -75,21 +77,36 @@ def _before(
 
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
-    written = Written(f"{step.optimizer}.step", (), bool(optimizer.defaults.get("fused")))
-    for parameter in parameters(optimizer):
+    written, writing = _written(step.optimizer, bool(optimizer.defaults.get("fused"))), parameters(optimizer)
+    if context.native is not None and not context.watching:
+        writing = context.native.step(writing, written, step, place)
+    for parameter in writing:
         key = private.storage_key(parameter)
         if key is None:
             continue
         handles = context.live.at(key) if context.watching else None
         if handles or not context.watching or context.memory.is_reread(key):
             noted = record(written, parameter, key, place, context.thread)
-            context.memory.recent.append(noted)
+            context.memory.logged.append(noted)
             if handles:
                 context.meet(handles, parameter, noted)
 
 
-def _after(thread: Thread) -> None:
+@lru_cache(maxsize=256)
+def _step(optimizer: str, place: Place | None) -> Step:
+    return Step(optimizer, site_of(place))
+
+
+@lru_cache(maxsize=256)
+def _written(optimizer: str, fused: bool) -> Written:
+    return Written(f"{optimizer}.step", (), fused)
+
+
+def _after(context: Context) -> None:
+    thread = context.thread
     thread.step = None
+    if context.native is not None and thread.entered:
+        context.native.set_usual(True)
     unmute(thread)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,20 +21,37 @@ from noclobber.observe.torch_api import private
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
-_next: Callable[[], int] = count(1).__next__
-latest = [0]
-"""The newest moment, as the only item. A save reuses it, which costs less; later writes get a higher number."""
+latest = array("q", [0])
+"""The newest moment, as the only item. A save reuses it, which costs less; later writes get a higher number. The native
+part counts on in this memory."""
+_numbers: Callable[[], int] = count(1).__next__
+
+
+def _counted() -> int:
+    latest[0] = number = _numbers()
+    return number
+
+
+_next: Callable[[], int] = _counted
+
+
+def count_with(following: Callable[[], int]) -> None:
+    """Let the native part give the numbers from now on."""
+    global _next
+    _next = following
 
 
 def moment() -> int:
     """Return a number higher than all before it, in all threads. The numbers of nodes only count within a thread."""
-    latest[0] = number = _next()
-    return number
+    return _next()
 
 
-Geometry = tuple[int | None, torch.Size, tuple[int, ...] | None, torch.dtype]
-"""Where a tensor's bytes are: offset, shape and strides in elements, and the dtype. None: the tensor has no strides."""
-Strided = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+Geometry = tuple[int | None, tuple[int, ...], tuple[int, ...] | None, torch.dtype]
+"""Where a tensor's bytes are: offset, shape and strides in elements, and the dtype. None: the tensor has no strides.
+
+The shape is a plain tuple: the garbage collector soon passes over those that hold numbers only, but never over a
+torch.Size (CPython 3.11)."""
+Strided = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """A geometry that has strides."""
 
 
@@ -117,7 +135,7 @@ def geometry(tensor: torch.Tensor) -> Geometry:
     offset: Any
     try:
         offset = tensor.storage_offset()
-        return (offset, tensor.shape, tensor.stride(), tensor.dtype)
+        return (offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
     except Exception:  # sparse and nested tensors, lazy parameters, subclasses that compute their sizes
         return _without_strides(tensor)
 
@@ -127,8 +145,8 @@ def _without_strides(tensor: torch.Tensor) -> Geometry:
     with private.plain():
         if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
             offset: Any = tensor.storage_offset()
-            return (offset, torch.Size((tensor.numel(),)), (1,), tensor.dtype)
-        return (None, torch.Size(shape_of(tensor)), None, tensor.dtype)
+            return (offset, (tensor.numel(),), (1,), tensor.dtype)
+        return (None, shape_of(tensor), None, tensor.dtype)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -198,7 +216,6 @@ def record(
         under_way, number = len(thread.backwards), private.next_node()
     else:
         under_way, number = _elsewhere()
-    latest[0] = now = _next()
     fields = (
         written,
         place,
@@ -208,7 +225,7 @@ def record(
         step,
         under_way,
         number,
-        now,
+        _next(),
         untracked,
     )
     return _new(Record, fields)

@@ -17,7 +17,8 @@ KINDS: dict[str, int] = {}
 USER, _LIBRARY, SKIP, _TRACED = 0, 1, 2, 3
 
 
-def _kind(path: str) -> int:
+def kind_of(path: str) -> int:
+    """Return whose code a file is, as a number, and remember it if it is settled."""
     if traced_lines.runs_graphs(path):
         KINDS[path] = _TRACED
         return _TRACED
@@ -39,7 +40,7 @@ def place_of(frame: FrameType | None) -> Place | None:
         code = frame.f_code
         kind = kinds.get(code.co_filename)
         if kind is None:
-            kind = _kind(code.co_filename)
+            kind = kind_of(code.co_filename)
         if kind == USER:
             return (code, frame.f_lasti, inside)
         if kind == _LIBRARY and inside is None:

@@ -45,6 +45,8 @@ def enter(context: Context) -> None:
         thread.mode = write_kernels.enter_mode()
     if context.watching:
         push_hooks(context)
+    else:
+        _enter_native(context)
     renew_modes(context)
 
 
@@ -59,6 +61,8 @@ def leave(context: Context) -> None:
     thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
     if context.by_key:
         private.include(private.KEY, False)
+    if context.native is not None:
+        context.native.leave()
     try:
         if hooks is not None and not withdrawn:
             if private.top_hooks(True) == hooks:
@@ -71,6 +75,16 @@ def leave(context: Context) -> None:
                 one.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
+
+
+def _enter_native(context: Context) -> None:
+    """Let the native part take this thread's writes, and its saves where nobody else must be told of each."""
+    native, hooks = context.native, context.thread.hooks
+    if native is not None:
+        foreign = context.memory.foreign_writers
+        takes = save_hooks.are_ours(hooks) and not context.accounts
+        handed, contents = None if foreign is None else foreign.handed, context.contents is not None
+        native.enter(hooks if takes else None, handed, contents=contents)
 
 
 @contextmanager
@@ -94,6 +108,7 @@ def push_hooks(context: Context) -> None:
     ours = context.make_hooks(None if save_hooks.are_ours(below) else below)
     private.push_hooks(*ours)
     context.thread.hooks = ours
+    _enter_native(context)
 
 
 def has_hooks_on_top(context: Context) -> bool:
@@ -112,6 +127,7 @@ def renew_hooks(context: Context) -> None:
         thread.withdrawn = thread.hooks
     else:
         private.replace_hooks(save_hooks.are_ours, thread.hooks)
+    _enter_native(context)
 
 
 def renew_modes(context: Context) -> None:

@@ -159,6 +159,17 @@ _scanned: tuple[int, ...] = ()
 _scanning = threading.Lock()
 """Held by the thread that registers kernels. Operators that another thread defines meanwhile wait for the next scan."""
 _sink: Sink | None = None
+_enroll: Callable[[str, Written | str], object] | None = None
+
+
+def take_first(enroll: Callable[[str, Written | str], object]) -> None:
+    """Let the native part take the calls of operators that it can take, from the first registration on.
+
+    `enroll` is called with the name of an overload and with what it writes, or its short name if it returns several
+    views. The kernels written in Python then lie on the next key below, where the native ones pass calls on to them.
+    """
+    global _enroll
+    _enroll = enroll
 
 
 def connect(sink: Sink) -> None:
@@ -228,8 +239,19 @@ def _register(name: str, schema: torch.FunctionSchema) -> None:
     library = _libraries.get(namespace)
     if library is None:
         library = _libraries[namespace] = private.library(namespace)
-    library.impl(rest, kernel, private.KEY_NAME, with_keyset=compared)
+    native = _enroll is not None and not compared and _is_usual(schema, written)
+    library.impl(rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared)
+    if native and _enroll is not None:
+        _enroll(name, schema.name if written is None else written)
     kernels.append((namespace, rest))
+
+
+def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
+    """Return True if the native part can take the calls: it writes tensors and lists of tensors, and no more."""
+    if written is None:
+        return True
+    types = (str(schema.arguments[position].type) for position, _ in written.arguments)
+    return written.fills is None and written.op != "aten::set_" and all(one in _WRITTEN_TYPES for one in types)
 
 
 def _write_kernel(name: str, written: Written) -> Kernel:
@@ -296,6 +318,7 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
     return filling
 
 
+_WRITTEN_TYPES = ("Tensor", "Optional[Tensor]", "List[Tensor]")
 _NUMBERS = (int, float, complex)
 
 

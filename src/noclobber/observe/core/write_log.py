@@ -21,7 +21,8 @@ WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 
 def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable[[Written, torch.Tensor], None]:
     """Return the `before` of a Sink for `install`: it remembers every write."""
-    frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.recent, memory.thread
+    memory.needed = lambda key: False
+    frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
@@ -30,7 +31,7 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
             return
         recent.append(record(written, tensor, key, place_of(frame_of(1)), thread))
         if len(recent) > memory.limit:
-            memory.prune(lambda key: False)
+            memory.prune()
 
     return before
 
@@ -42,7 +43,9 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     version will lead to it. A tensor made from `.data` may have a version counter of its own.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
-    frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.recent, memory.thread
+    memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
+    beside = live.beside
+    frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken = untracked_writes.taken
@@ -55,6 +58,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         untracked = not tracking()
         found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
         after, hidden = (None, False) if found is None else found
+        if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
+            after = live.file_anew if after is None else _both(after, live.file_anew)
         if attentive:
             frame = frame_above(2)
             for look in tuple(attentive):
@@ -66,7 +71,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 context.detached_by_number(tensor)
             if unsorted:
                 live.sort()
-            if key in live.by_storage and (handles := live.at(key)):
+            if (beside is not None or key in live.by_storage) and (handles := live.at(key)):
                 place = place_of(frame_of(1))
                 noted = record(written, tensor, key, place, thread, hidden)
                 entered = meet(handles, tensor, noted)
@@ -79,7 +84,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
         recent.append(record(written, tensor, key, place_of(frame_of(1)), thread, hidden))
         if len(recent) > memory.limit:
-            memory.prune(lambda key: bool(live.at(key)) or memory.is_reread(key))
+            memory.prune()
         return after
 
     return before
@@ -95,7 +100,7 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
 
 def views_made(memory: Memory, op: str) -> None:
     """Remember an operator that is about to return several views. Its node gets the next number."""
-    memory.views.append((private.next_node(), op, place_of(sys._getframe(1))))
+    memory.several.append((private.next_node(), op, place_of(sys._getframe(1))))
 
 
 def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) -> bool:

@@ -34,7 +34,7 @@ from noclobber.observe.torch_api import graph, private
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """A geometry without its offset."""
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
@@ -342,7 +342,7 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     key = private.storage_key(stale.tensor)
     tensor = tensor_of(stale.tensor, key)
     number = node._sequence_nr()
-    place = memory.thread.history.place_of(number)
+    place = memory.place_of(number)
     save = Save(
         node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
     )

@@ -138,7 +138,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     place, shared, freeing = None, False, None
     if newest is not None:
         number = newest._sequence_nr()
-        place = memory.thread.history.place_of(number)
+        place = memory.place_of(number)
         shared = repeated is False and number >= memory.thread.boundaries.get(backward.place, 0)
         ends = ((end, line) for line, end in memory.thread.boundaries.items() if end > number)
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]

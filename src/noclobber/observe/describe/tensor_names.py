@@ -58,7 +58,7 @@ def _is_output(label: str) -> bool:
     return not label.strip("_0123456789")
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, torch.Size] | None:
+def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
     known = strided(geometry(tensor))
     return None if known is None else known[:2]
 

@@ -34,11 +34,9 @@ def arm(context: Context, way: Way) -> None:
             way.guarded(lambda: _assigned(context, handles, tensor))
         if not way.on and context.watching:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
-            for table in (live.unsorted, *list(live.by_storage.values())):
-                for reference in table:
-                    handle = reference()
-                    if handle is not None and handle() is tensor and tensor.grad_fn is None:
-                        handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
+            for handle in live.all():
+                if handle() is tensor and tensor.grad_fn is None:
+                    handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
 
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
@@ -68,7 +66,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         return []
     noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread)
     if reread:
-        context.memory.recent.append(noted)
+        context.memory.logged.append(noted)
     if cuts:
         context.untracked.assigned(noted, tensor, value)
     context.meet(handles, tensor, noted)

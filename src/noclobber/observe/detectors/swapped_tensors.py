@@ -33,7 +33,7 @@ def arm(context: Context, way: Way) -> None:
         return [reference for reference in weakref.getweakrefs(thing) if not isinstance(reference, private.Weak)]
 
     def _use_count(tensor: torch.Tensor) -> int:
-        more = way.guarded(lambda: _held_without_us(tensor) - _held_by_us(context, tensor))
+        more = way.guarded(lambda: _held_without_us(context, tensor) - _held_by_us(context, tensor))
         return count(tensor) + (more or 0)
 
     def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -48,13 +48,15 @@ def arm(context: Context, way: Way) -> None:
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
 
 
-def _held_without_us(tensor: torch.Tensor) -> int:
+def _held_without_us(context: Context, tensor: torch.Tensor) -> int:
     """Return how many of PyTorch's own saves would hold a tensor if noclobber were not there.
 
     A save of an input holds the tensor; a save of a result has a tensor of its own. A view counts as a result, because
     reading the node of a view can change a program. Saves of dead views of this tensor are not counted: PyTorch's saves
     would hold it, but noclobber cannot find them.
     """
+    if (key := private.storage_key(tensor)) is not None:
+        context.live.at(key)  # every save has a handle then, also one that the native part has taken
     handles = (reference for reference in weakref.getweakrefs(tensor) if isinstance(reference, Handle))
     saves = [handle for handle in handles if not isinstance(handle, (Needed, Aside))]
     if not saves or tensor._is_view():
@@ -85,7 +87,7 @@ def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
     live: list[Handle] = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
     noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
     if context.memory.is_reread(key):
-        context.memory.recent.append(noted)
+        context.memory.logged.append(noted)
     if live:
         context.meet(live, tensor, noted)
     return [(tensor, handle) for handle in live]

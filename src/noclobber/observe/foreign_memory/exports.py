@@ -127,8 +127,8 @@ def _giving(
 ) -> Method:
     """Return a method that gives memory away and reports it; `unless_torch` skips calls of torch: it keeps nothing."""
 
-    def gave(tensor: torch.Tensor, given: object, frame: FrameType) -> None:
-        by = name
+    def gave(tensor: torch.Tensor, given: object) -> None:
+        frame, by = frame_above(3), name
         while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
             frame, by = frame.f_back, relay
         if type(tensor) in _PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
@@ -139,7 +139,7 @@ def _giving(
     @functools.wraps(native)
     def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
         given = native(tensor, *args, **kwargs)
-        gave_away(tensor, given, frame_above(1))
+        gave_away(tensor, given)
         return given
 
     private.never_compile(passed_over(giving))
@@ -151,17 +151,16 @@ def _taking(
 ) -> Method:
     """Return a function that makes a tensor on foreign memory and reports it."""
 
-    def took(tensor: torch.Tensor, source: object, frame: FrameType) -> None:
+    def took(tensor: torch.Tensor, source: object) -> None:
         if type(tensor) in _PLAIN and tensor is not source and not _is_own(tensor):
-            hand(tensor, name, frame, _owned(source))
+            hand(tensor, name, frame_above(3), _owned(source))
 
     took_in = way.entry(took)
 
     @functools.wraps(native)
     def taking(*args: object, **kwargs: object) -> object:
-        frame = frame_above(1)
         tensor = native(*args, **kwargs)
-        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None), frame)
+        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
         return tensor
 
     private.never_compile(passed_over(taking))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import FrameType
 from weakref import ref
 
 import torch
 
 from noclobber.model.kept import Kept
-from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.context import Context, Look
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint, same
 from noclobber.observe.core.records import Record, geometry
 from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim
 from noclobber.observe.core.sites import site_of
-from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
@@ -103,26 +100,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
     copy = tensor.clone()
     return copy if copy.shape == shape else copy.expand(shape)
-
-
-def following_moves(live: LiveSaves[Handle]) -> Look:
-    """Return a function that is called before every write. After a write that moved a storage it files saves again.
-
-    `set_` and `resize_` may move a tensor to larger memory at another address.
-    """
-    moves: dict[str, bool] = {}
-    moved = False
-
-    def look(written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        nonlocal moved
-        if moved:
-            live.file_anew()
-        op = written.op
-        if op not in moves:
-            moves[op] = written.only_moves
-        moved = moves[op]
-
-    return look
 
 
 def _is_unread(needed: Needed, noted: Record) -> bool:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
+LOWER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
+"""The next key of that kind below it. Only the native part passes calls on to it."""
 
 
 def lookup(name: str) -> Any:

@@ -1,0 +1,82 @@
+"""What core/ asks of the native part (native/bridge.py), which takes the usual saves and writes in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from noclobber.model.events import Step
+from noclobber.observe.core.sites import Place
+from noclobber.observe.torch_api.private import Pair
+
+if TYPE_CHECKING:
+    from noclobber.observe.core.records import Record
+    from noclobber.observe.core.write_kernels import Written
+
+
+class HotPath(Protocol):
+    """The native part. What it takes belongs to the thread that calls, if nothing else is said."""
+
+    # -- saves, as a LiveSaves asks for them
+
+    def hand_over(self, storage: int | None, /) -> None:
+        """Put a Handle into the live table for every save on a storage, or for all saves (None)."""
+
+    def alive(self) -> int:
+        """Return how many saves there are of which no Handle was made, in all threads."""
+
+    def filed(self, any_there: bool, /) -> None:
+        """Hear whether the live table has saves by storage."""
+
+    def place_of(self, node: int, /) -> Place | None:
+        """Return where a node last saved; None if that is not known."""
+
+    # -- writes
+
+    def records(self) -> list[Record]:
+        """Return the writes that were taken since the last call, oldest first, in all threads."""
+
+    def views(self) -> list[tuple[int, str, Place | None]]:
+        """Return the operators that returned several views since the last call, as `Memory.views` holds them."""
+
+    def step(
+        self, parameters: Sequence[torch.Tensor], written: Written, step: Step, place: Place | None
+    ) -> Sequence[torch.Tensor]:
+        """Record that an optimizer is about to write these parameters. Return those that are left to Python."""
+
+    # -- what it must know
+
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
+        """Begin to take writes, and saves if `watching`. Of `attentive` and `taken` only the sizes are looked at."""
+
+    def end(self) -> None:
+        """Leave everything to Python."""
+
+    def enter(self, hooks: Pair | None, handed: object, *, contents: bool) -> None:
+        """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None."""
+
+    def leave(self) -> None:
+        """Leave this thread to Python."""
+
+    def set_usual(self, usual: bool, /) -> None:
+        """Leave the writes of this thread to Python (False), or take them again."""
+
+    def set_backwards(self, count: int, /) -> None:
+        """Hear how many backward calls this thread makes at the moment."""
+
+    def set_sharing(self, sharing: bool, /) -> None:
+        """Hear whether a backward is under way in which bytes that are read twice need to be hashed once only."""
+
+    def set_careful(self, careful: bool, /) -> None:
+        """Hear whether writes to tensors in the graph must be checked too."""
+
+    def set_keeping(self, keeping: bool, /) -> None:
+        """Hear whether bytes are preserved."""
+
+    def set_rereads(self) -> None:
+        """Hear that there is memory which will be read again although no save lies on it."""
+
+    def forget(self, *, places: bool) -> None:
+        """Drop the records; with `places` also what is known of lines, which nobody may be using then."""

@@ -1,0 +1,275 @@
+"""Connects the native part to core/: what it asks of Python, and what Python asks of it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence, Sized
+from types import ModuleType
+from typing import Any
+from weakref import ref
+
+import torch
+
+from noclobber.model.events import Step
+from noclobber.model.forks import unlocked_in_child
+from noclobber.observe.core import records, save_hooks, sites, write_kernels
+from noclobber.observe.core.boundary import lost
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
+from noclobber.observe.core.records import Record
+from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.sites import Place
+from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.native.load import NotNative, load
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.frames import frame_above
+
+_CLASSES: tuple[type[Handle], ...] = (
+    Handle,
+    save_hooks.OfView,
+    save_hooks.OfMadeAside,
+    save_hooks.OfOneOfSeveral,
+)
+"""By the number of `ViewKind` in saves.h."""
+
+
+class Bridge:
+    """A native part that is connected to a context. It stays so for the life of the process; see core/hot_path.py."""
+
+    def __init__(self, native: ModuleType, context: Context) -> None:
+        self._native: Any = native
+        self._context = context
+        live, memory = context.live, context.memory
+        moments = ctypes.c_int64.from_buffer(records.latest)
+        native.connect(
+            ctypes.addressof(moments),
+            torch.nn.Parameter,
+            self._guarded(_kind_of),
+            self._guarded(_place_here),
+            self._handle,
+            self._guarded(lambda key: bool(live.at(key))),
+            self._guarded(lambda key: bool(live.at(key)) or memory.is_reread(key)),
+            self._guarded(_failed),
+        )
+        self._moments = moments  # the buffer must not be moved while the native part has its address
+        self.hand_over: Callable[[int | None], None] = native.hand_over
+        self.alive: Callable[[], int] = native.alive
+        self.filed: Callable[[bool], None] = native.set_filed
+        self.place_of: Callable[[int], Place | None] = native.place_of_node
+        self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
+        self.leave: Callable[[], None] = native.leave
+        self.set_usual: Callable[[bool], None] = native.set_usual
+        self.set_backwards: Callable[[int], None] = native.set_backwards
+        self.set_sharing: Callable[[bool], None] = native.share
+        self.set_careful: Callable[[bool], None] = native.set_careful
+        self.set_keeping: Callable[[bool], None] = native.set_keeping
+        records.count_with(native.next_moment)
+        unlocked_in_child(self)
+
+    def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
+        """Return a function that reports a failure and returns None then."""
+
+        def asked(*args: object) -> object:
+            return self._context.core.guarded(lambda: function(*args))
+
+        return asked
+
+    def unlock(self) -> None:
+        """Make new locks, which nobody holds, and leave everything to Python.
+
+        Called at the start, and in a forked child, where forked_children.py must see every write.
+        """
+        self._native.unlock()
+        self._native.end()
+
+    def enroll(self, name: str, written: Written | str) -> None:
+        """Take the calls of an overload that writes, or that returns several views (`written` is its name then)."""
+        base, _, overload = name.partition(".")
+        if isinstance(written, str):
+            self._native.enroll_views(base, overload, written)
+            return
+        positions = [position for position, _ in written.arguments]
+        flag = -1 if written.flag is None else written.flag
+        uncounted, detaches, moves = written.uncounted, written.detaches, written.only_moves
+        self._native.enroll_write(base, overload, written, positions, flag, uncounted, detaches, moves)
+
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
+        self._native.begin(watching, attentive, taken, self._context.live.unsorted)
+        self._native.set_rereads(rereads)
+
+    def end(self) -> None:
+        self._native.end()
+
+    def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool) -> None:
+        pack, unpack = hooks if hooks is not None else (None, None)
+        self._native.enter(pack, unpack, handed, contents)
+
+    def set_rereads(self) -> None:
+        self._native.set_rereads(True)
+
+    def records(self) -> list[Record]:
+        return [Record(*fields) for fields in self._native.take_records()]
+
+    def step(
+        self, parameters: Sequence[torch.Tensor], written: Written, step: Step, place: Place | None
+    ) -> Sequence[torch.Tensor]:
+        left: Sequence[torch.Tensor] = self._native.note_step(parameters, written, step, place)
+        return left
+
+    def forget(self, *, places: bool) -> None:
+        self._native.forget(places)
+
+    def test(self) -> None:
+        """Raise AssertionError if the native part does not take a save, a read, a release or a write as it should."""
+        context = self._context
+
+        def unexpected(_: object) -> Any:
+            raise AssertionError("a usual save was left to Python")
+
+        def holds(fact: bool, what: str) -> None:
+            if not fact:
+                raise AssertionError(what)
+
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            private.unlogged(),
+            private.no_modes(),
+            private.plain(),
+        ):
+            x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
+            private.push_hooks(unexpected, unexpected)
+            self.begin(watching=True, attentive=[], taken=(), rereads=False)
+            self.enter((unexpected, unexpected), None, contents=False)
+            try:
+                before, number = self.alive(), private.next_node()
+                y: Any = x.exp()
+                holds(self.alive() == before + 1, "a save is noted")
+                holds(y.grad_fn._saved_result.equal(y) and self.alive() == before + 1, "a save is read")
+                self.hand_over(None)
+                handles = [handle for handle in context.live.all() if handle.tensor() is y]
+                holds([(one.node, one.version) for one in handles] == [(number, 0)], "a save is handed over")
+                holds(self.alive() == 0, "what was handed over is Python's")
+                y = x.exp()
+                holds(self.alive() == 1, "a second save is noted")
+                del y
+                holds(self.alive() == 0, "a save is released")
+                private.set_key(True)
+                y = (x * 1).add_(1)
+                private.set_key(False)
+                (noted,) = self.records()
+                holds((noted.written.op, noted.version) == ("aten::add_", 0), "a write is noted")
+                holds(noted.key == private.storage_key(y), "a write is noted for its storage")
+                holds(noted.geometry == records.geometry(y), "a write is noted with its geometry")
+                here = sites.place_of(sys._getframe())
+                holds((self._native.place_here() or (None,))[0] == (here or (None,))[0], "lines are found")
+                for tensor in (x.detach(), x.detach().t(), x.detach()[:, :1]):
+                    holds(self._native.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")
+            finally:
+                private.set_key(False)
+                private.pop_hooks()
+                self.leave()
+                self.end()
+
+    def _handle(
+        self,
+        kind: int,
+        tensor: torch.Tensor | None,
+        alias: torch.Tensor,
+        version: int,
+        digest: Digest,
+        node: int,
+        moment: int,
+        place: Place | None,
+    ) -> Handle:
+        """Return the Handle of a save that the native part has taken, and put it into the live table."""
+        handle = _CLASSES[kind](_Gone() if tensor is None else tensor)  # type: ignore[arg-type]
+        handle.alias, handle.version, handle.digest, handle.shown = alias, version, digest, None
+        handle.node, handle.moment, handle.place = node, moment, place
+        live, core = self._context.live, self._context.core
+        if digest is not None:
+            handle.shown = core.guarded(lambda: shown(alias))
+        live.unsorted.append(ref(handle))
+        if len(live.unsorted) > live.limit:
+            core.guarded(live.sweep)
+        return handle
+
+
+_bridge: Bridge | None = None
+_without: NotNative | None = None
+"""Why there is no bridge, once it was tried."""
+
+
+def connect(context: Context) -> None:
+    """Load the native part if there is one, before the first kernel is registered. Once in a process."""
+    global _bridge, _without
+    if _bridge is not None or _without is not None:
+        return
+    try:
+        _bridge = Bridge(load(), context)
+        write_kernels.take_first(_bridge.enroll)
+    except NotNative as reason:
+        _without = reason
+    except Exception as failure:
+        _bridge, _without = None, NotNative(f"cannot be used: {lost('', failure).why}")
+
+
+def begin(context: Context) -> None:
+    """Let the native part take the usual saves and writes, where it is there and its self-test has passed."""
+    global _bridge, _without
+    if _bridge is None or not context.by_key:
+        return
+    if context.live.beside is None:
+        try:
+            _bridge.test()
+        except Exception as failure:
+            _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
+            return
+    context.native = context.memory.native = context.live.beside = _bridge
+    _bridge.begin(
+        watching=context.watching,
+        attentive=context.attentive,
+        taken=context.untracked.taken,
+        rereads=context.memory.rereads.any(),
+    )
+
+
+def end(context: Context) -> None:
+    """Leave everything to Python. Saves that were taken are read as before."""
+    if context.native is not None:
+        context.native.end()
+        context.native = None
+
+
+def forget(context: Context) -> None:
+    """Drop the records of the native part."""
+    if _bridge is not None:
+        _bridge.forget(places=context.entered == 0)
+
+
+def why_not() -> str:
+    """Return why there is no native part; empty if there is one, or if nothing was armed yet."""
+    return str(_without or "")
+
+
+class _Gone:
+    """Stands for a tensor that is gone when the weak reference to it is made."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _kind_of(path: str) -> tuple[int, bool]:
+    """Return whose code a file is, and whether that is settled."""
+    kind = sites.kind_of(path)
+    return kind, path in sites.KINDS
+
+
+def _place_here() -> Place | None:
+    return sites.place_of(frame_above(0))
+
+
+def _failed(written: Written, tensor: torch.Tensor | None, error: RuntimeError) -> None:
+    sink = write_kernels.sink()
+    if sink is not None:
+        sink.failed(written._replace(arguments=((0, ""),), flag=None), (tensor,), {}, error)

@@ -1,0 +1,209 @@
+// The part of noclobber that runs on every save and every write, next to libtorch: a filter that takes the usual ones and
+// leaves all others to Python. bridge.py is the only caller.
+#include <torch/csrc/utils/pybind.h>
+
+#include "writes.h"
+
+namespace py = pybind11;
+
+namespace noclobber {
+namespace {
+
+// Keeps a new reference in the place of an old one.
+void replace(PyObject *&kept, const py::object &by) {
+  PyObject *old = kept;
+  kept = by.is_none() ? nullptr : Py_NewRef(by.ptr());
+  Py_XDECREF(old);
+}
+
+void connect(uintptr_t moments, const py::object &parameter, const py::object &kinds, const py::object &place,
+             const py::object &handles, const py::object &holds, const py::object &needed, const py::object &refused) {
+  latest_moment = reinterpret_cast<std::atomic<int64_t> *>(moments);
+  replace(parameter_type, parameter);
+  replace(kind_of, kinds);
+  replace(place_in_python, place);
+  replace(make_handle, handles);
+  replace(may_hold, holds);
+  replace(is_needed, needed);
+  replace(failed, refused);
+}
+
+void enroll_write(const std::string &name, const std::string &overload, const py::object &written,
+                  std::vector<int> arguments, int flag, bool uncounted, bool detaches, bool moves) {
+  auto *op = new Operator{written.inc_ref().ptr(), std::move(arguments), flag, uncounted, detaches, moves};
+  enroll_kernel(name, overload, new WriteKernel(op));
+}
+
+void enroll_views(const std::string &name, const std::string &overload, const py::object &op) {
+  enroll_kernel(name, overload, new ViewsKernel(op.inc_ref().ptr()));
+}
+
+bool begin(bool watching, const py::object &looks, const py::object &targets, const py::object &saves) {
+  replace(attentive, looks);
+  replace(taken, targets);
+  replace(python_unsorted, saves);
+  flags.careful = flags.keeping = false;
+  flags.watching = watching;
+  flags.on = true;
+  return !watching || take_saves(true);
+}
+
+bool end() {
+  flags.on = false;
+  return !taking_saves || take_saves(false);
+}
+
+void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents) {
+  Thread &mine = thread();
+  mine.usual = true;
+  mine.backwards = 0;
+  mine.hooks = {};
+  if (!pack.is_none()) {
+    mine.hooks =
+        c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(), contents);
+  }
+}
+
+void leave() {
+  thread().usual = false;
+  thread().hooks = {};
+}
+
+void hand_over_at(std::optional<uintptr_t> key) {
+  if (!hand_over(key.value_or(0), !key.has_value())) {
+    throw py::error_already_set();
+  }
+}
+
+py::object shown(const Place *place) { return py::reinterpret_steal<py::object>(shown_place(place)); }
+
+py::list take_records() {
+  std::vector<Record> taken_out;
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    taken_out.swap(records);
+  }
+  py::list rows;
+  for (const Record &one : taken_out) {
+    py::tuple sizes = py::tuple(py::cast(std::vector<int64_t>(one.sizes.begin(), one.sizes.end())));
+    py::tuple strides = py::tuple(py::cast(std::vector<int64_t>(one.strides.begin(), one.strides.end())));
+    auto dtype = py::reinterpret_borrow<py::object>((PyObject *)torch::getTHPDtype(one.dtype));
+    auto step = one.step == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one.step);
+    rows.append(py::make_tuple(py::reinterpret_borrow<py::object>(one.written), shown(one.place), one.key, one.version,
+                               py::make_tuple(one.offset, sizes, strides, dtype), step, one.backwards, one.node,
+                               one.moment));
+  }
+  return rows;
+}
+
+py::list take_views() {
+  std::vector<ManyViews> taken_out;
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    taken_out.swap(views);
+  }
+  py::list rows;
+  for (const ManyViews &one : taken_out) {
+    rows.append(py::make_tuple(one.node, py::reinterpret_borrow<py::object>(one.op), shown(one.place)));
+  }
+  return rows;
+}
+
+py::object place_of_node(int64_t node) {
+  const Thread &mine = thread();
+  if (mine.era == places_era) {
+    for (size_t i = 1; i <= mine.past.size(); i++) {
+      const PastSave &one = mine.past[(mine.next_past + HISTORY - i) % HISTORY];
+      if (one.node == node) {
+        return shown(one.place);
+      }
+    }
+  }
+  return py::none();
+}
+
+std::vector<PyObject *> steps; // what records of optimizers refer to
+
+void keep_reference(PyObject *object) {
+  if (std::find(steps.begin(), steps.end(), object) == steps.end()) {
+    steps.push_back(Py_NewRef(object));
+  }
+}
+
+// Notes the writes of an optimizer step to its parameters. Returns those that Python must look at.
+py::list note_step(const py::list &parameters, const py::object &written, const py::object &step,
+                   const py::object &at) {
+  keep_reference(written.ptr());
+  keep_reference(step.ptr());
+  const Place *place = place_of_tuple(known_places(), at.ptr());
+  py::list left;
+  for (const py::handle &one : parameters) {
+    const at::Tensor &tensor = THPVariable_Unpack(one.ptr());
+    if (is_usual(tensor.unsafeGetTensorImpl())) {
+      note(written.ptr(), step.ptr(), place, tensor, storage_key(tensor.unsafeGetTensorImpl()));
+    } else {
+      left.append(one);
+    }
+  }
+  return left;
+}
+
+void share(bool on) {
+  sharing = on;
+  std::lock_guard<std::mutex> guard(reads_lock);
+  read_digests.clear();
+}
+
+void forget(bool places) {
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    records.clear();
+    views.clear();
+    records_limit = RECENT;
+  }
+  for (PyObject *object : std::exchange(steps, {})) {
+    Py_DECREF(object);
+  }
+  if (places && alive == 0) { // else they stay until a later call, as saves refer to them
+    forget_places();
+  }
+}
+
+// In a forked child: other threads of the parent may have held the locks.
+void unlock() {
+  for (std::mutex *lock : {&places_lock, &table_lock, &log_lock, &reads_lock}) {
+    new (lock) std::mutex();
+  }
+}
+
+} // namespace
+} // namespace noclobber
+
+PYBIND11_MODULE(noclobber_hot_path, m) {
+  using namespace noclobber;
+  m.def("connect", &connect);
+  m.def("enroll_write", &enroll_write);
+  m.def("enroll_views", &enroll_views);
+  m.def("begin", &begin);
+  m.def("end", &end);
+  m.def("enter", &enter);
+  m.def("leave", &leave);
+  m.def("set_usual", [](bool usual) { thread().usual = usual; });
+  m.def("set_backwards", [](int count) { thread().backwards = count; });
+  m.def("set_careful", [](bool on) { flags.careful = on; });
+  m.def("set_keeping", [](bool on) { flags.keeping = on; });
+  m.def("set_filed", [](bool on) { flags.filed = on; });
+  m.def("set_rereads", [](bool on) { flags.rereads = on; });
+  m.def("hand_over", &hand_over_at);
+  m.def("alive", [] { return alive.load(); });
+  m.def("take_records", &take_records);
+  m.def("take_views", &take_views);
+  m.def("place_of_node", &place_of_node);
+  m.def("note_step", &note_step);
+  m.def("share", &share);
+  m.def("next_moment", &next_moment);
+  m.def("forget", &forget);
+  m.def("unlock", &unlock);
+  m.def("place_here", [] { return shown(place_here()); });
+  m.def("fingerprint", [](const py::object &tensor) { return fingerprint(THPVariable_Unpack(tensor.ptr())); });
+}

@@ -1,0 +1,529 @@
+// The saves that autograd holds, and the live table of them by storage. A save becomes a Handle of Python's only when
+// something unusual happens to it: a write meets it, its bytes have changed, or somebody asks for it.
+#pragma once
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+#include <unordered_map>
+
+#include "fingerprints.h"
+#include "places.h"
+
+namespace noclobber {
+
+using torch::autograd::Engine;
+using torch::autograd::SavedVariableHooks;
+
+// Set by Python when this module is connected; borrowed from then on.
+inline PyObject *parameter_type = nullptr;
+inline PyObject *make_handle = nullptr; // made_handle of bridge.py
+inline std::atomic<int64_t> *latest_moment = nullptr;
+
+// -- tensors -----------------------------------------------------------------------------------------------------------
+
+// Returns true for a tensor whose Python object, if it has one, is of torch.Tensor or Parameter.
+inline bool is_plain(const at::TensorImpl *tensor, bool or_parameter = true) {
+  PyObject *object = tensor->pyobj_slot()->load_pyobj();
+  return object == nullptr || Py_TYPE(object) == (PyTypeObject *)THPVariableClass ||
+         (or_parameter && (PyObject *)Py_TYPE(object) == parameter_type);
+}
+
+// Returns true if the dimensions of a tensor have names, which torch 2.13 has done away with.
+template <class Tensor> bool has_names(const Tensor *tensor) {
+  if constexpr (requires { tensor->has_named_tensor_meta(); }) {
+    return tensor->has_named_tensor_meta();
+  } else {
+    return false;
+  }
+}
+
+// Returns true for a tensor whose memory, version and geometry can be read here as they are.
+inline bool is_usual(at::TensorImpl *tensor) {
+  static const c10::DispatchKeySet unusual({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+                                            c10::DispatchKey::Batched, c10::DispatchKey::Functionalize,
+                                            c10::DispatchKey::NestedTensor, c10::DispatchKey::Conjugate,
+                                            c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  return !tensor->is_python_dispatch() && tensor->has_storage() && !tensor->has_symbolic_sizes_strides() &&
+         !tensor->is_inference() && !has_names(tensor) && !tensor->key_set().has_any(unusual) && tensor->layout() == at::kStrided &&
+         is_plain(tensor);
+}
+
+// Returns what `private.storage_key` returns: the address where the storage begins, or that of the StorageImpl.
+inline uintptr_t storage_key(at::TensorImpl *tensor) {
+  auto *storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  auto begin = (uintptr_t)storage->data();
+  return begin != 0 && tensor->numel() != 0 ? begin : (uintptr_t)storage;
+}
+
+inline uint32_t version_of(const at::TensorImpl *tensor) { return tensor->version_counter().current_version(); }
+
+// -- the hooks of a thread ---------------------------------------------------------------------------------------------
+
+// The pack and unpack hook that noclobber pushed on a thread's stack. Python's own hooks stand for all that is unusual.
+struct Hooks : c10::intrusive_ptr_target {
+  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents)
+      : pack(pack), unpack(unpack), handed(handed), contents(contents) {
+    Py_INCREF(pack);
+    Py_INCREF(unpack);
+    Py_XINCREF(handed);
+  }
+  ~Hooks() override {
+    if (Py_IsInitialized()) {
+      Gil gil;
+      Py_DECREF(pack);
+      Py_DECREF(unpack);
+      Py_XDECREF(handed);
+    }
+  }
+  PyObject *pack, *unpack;
+  PyObject *handed; // the dict of storages that foreign code may hold, or null
+  bool contents;
+};
+
+constexpr size_t HISTORY = 16384; // places of past saves that are kept for each thread, as in core/save_hooks.py
+
+struct PastSave {
+  int64_t node;
+  const Place *place;
+};
+
+struct Thread {
+  bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
+  int backwards = 0;  // the backward calls under way
+  c10::intrusive_ptr<Hooks> hooks;
+  std::vector<PastSave> past;
+  size_t next_past = 0;
+  uint64_t era = 0; // of the places in `past`
+};
+
+inline Thread &thread() {
+  static thread_local Thread mine;
+  return mine;
+}
+
+inline void note_past(Thread &mine, int64_t node, const Place *place) {
+  uint64_t era = places_era.load(std::memory_order_relaxed);
+  if (mine.era != era) {
+    mine.past.assign(HISTORY, PastSave{-1, nullptr});
+    mine.era = era;
+  }
+  mine.past[mine.next_past] = {node, place};
+  mine.next_past = (mine.next_past + 1) % HISTORY;
+}
+
+// -- the live table ----------------------------------------------------------------------------------------------------
+
+struct Link {
+  Link *before = this, *after = this;
+  void unlink() {
+    before->after = after;
+    after->before = before;
+    before = after = this;
+  }
+  void append_to(Link &list) {
+    before = list.before;
+    after = &list;
+    list.before->after = this;
+    list.before = this;
+  }
+  bool is_alone() const { return after == this; }
+};
+
+struct Identity {
+  const void *begin = nullptr;
+  uint64_t geometry = 0;
+  bool operator==(const Identity &other) const { return begin == other.begin && geometry == other.geometry; }
+};
+struct IdentityHash {
+  size_t operator()(const Identity &identity) const { return mixed((uintptr_t)identity.begin, identity.geometry); }
+};
+
+constexpr int64_t LARGE = 64 * 1024; // bytes from which on a tensor that is saved several times is hashed once
+
+// Returns what tells bytes that cannot have changed by a counted write; empty for small tensors, and for memory that torch
+// did not allocate.
+inline Identity identity_of(const at::Tensor &tensor) {
+  if (tensor.numel() * (int64_t)tensor.element_size() < LARGE || !tensor.storage().resizable()) {
+    return {};
+  }
+  uint64_t geometry = (uint64_t)version_of(tensor.unsafeGetTensorImpl()) * 31 + (uint64_t)tensor.scalar_type();
+  for (auto size : tensor.sizes()) {
+    geometry = geometry * 1000003 + (uint64_t)size;
+  }
+  for (auto stride : tensor.strides()) {
+    geometry = geometry * 1000003 + (uint64_t)stride;
+  }
+  return {tensor.const_data_ptr(), geometry | 1};
+}
+
+enum ViewKind : int8_t { NO_VIEW = 0, VIEW = 1, MADE_ASIDE = 2, ONE_OF_SEVERAL = 3 }; // the classes of save_hooks.py
+
+// What is known of one save. All but `alias` and `handle` is written once, when the save is made.
+struct Kept : c10::intrusive_ptr_target, Link {
+  at::Tensor alias; // shares storage and version counter, and holds no graph; only until there is a handle
+  c10::weak_intrusive_ptr<at::TensorImpl> tensor{c10::intrusive_ptr<at::TensorImpl>()};
+  uint32_t version = 0;
+  ViewKind view = NO_VIEW;
+  bool has_digest = false;
+  uint64_t digest = 0;
+  Identity identity;
+  int64_t node = 0, moment = 0;
+  const Place *place = nullptr;
+  c10::intrusive_ptr<Hooks> hooks;
+  std::atomic<PyObject *> handle{nullptr}; // Python's Handle of this save once there is one; set with the GIL
+
+  ~Kept() override {
+    if (handle != nullptr && Py_IsInitialized()) {
+      Gil gil;
+      Py_DECREF(handle.load());
+    }
+  }
+};
+
+inline std::mutex table_lock; // never held while Python runs, nor while the GIL is waited for
+inline Link unsorted;
+inline std::unordered_map<uintptr_t, Link> by_storage;
+inline std::atomic<size_t> alive{0};
+inline std::unordered_map<Identity, Kept *, IdentityHash> saved_digests;
+
+inline void file_saves() { // with the lock
+  while (!unsorted.is_alone()) {
+    auto *kept = static_cast<Kept *>(unsorted.after);
+    kept->unlink();
+    kept->append_to(by_storage[storage_key(kept->alias.unsafeGetTensorImpl())]);
+  }
+  if (by_storage.size() > 64 && by_storage.size() > 4 * alive) {
+    for (auto at = by_storage.begin(); at != by_storage.end();) {
+      at = at->second.is_alone() ? by_storage.erase(at) : std::next(at);
+    }
+  }
+}
+
+// Returns true if a save that is not Python's yet lies on a storage.
+inline bool is_saved(uintptr_t key) {
+  if (alive == 0) {
+    return false;
+  }
+  std::lock_guard<std::mutex> guard(table_lock);
+  file_saves();
+  auto at = by_storage.find(key);
+  return at != by_storage.end() && !at->second.is_alone();
+}
+
+inline void take_out(Kept &kept) { // with the lock
+  if (!kept.is_alone()) {
+    kept.unlink();
+    alive--;
+  }
+  if (kept.identity.begin != nullptr) {
+    auto known = saved_digests.find(kept.identity);
+    if (known != saved_digests.end() && known->second == &kept) {
+      saved_digests.erase(known);
+    }
+  }
+}
+
+// Returns the Handle of a save, borrowed; null with Python's error set if it cannot be made. To be called with the GIL.
+inline PyObject *handle_of(Kept &kept) {
+  if (kept.handle != nullptr) {
+    return kept.handle;
+  }
+  PyObject *tensor = Py_None, *made = nullptr;
+  auto original = kept.tensor.lock();
+  if (original) {
+    tensor = THPVariable_Wrap(at::Tensor(std::move(original)));
+  } else {
+    Py_INCREF(tensor);
+  }
+  PyObject *alias = THPVariable_Wrap(kept.alias);
+  PyObject *digest = kept.has_digest ? PyLong_FromUnsignedLongLong(kept.digest) : Py_NewRef(Py_None);
+  PyObject *place = shown_place(kept.place);
+  if (tensor != nullptr && alias != nullptr && digest != nullptr && place != nullptr) {
+    made = PyObject_CallFunction(make_handle, "iOOKOLLO", (int)kept.view, tensor, alias,
+                                 (unsigned long long)kept.version, digest, (long long)kept.node,
+                                 (long long)kept.moment, place);
+  }
+  Py_XDECREF(tensor);
+  Py_XDECREF(alias);
+  Py_XDECREF(digest);
+  Py_XDECREF(place);
+  if (made == nullptr || kept.handle != nullptr) {
+    Py_XDECREF(made); // another thread was faster
+    return kept.handle;
+  }
+  // `swap_tensors` refuses a tensor to which weak references of C++ exist.
+  kept.tensor = c10::weak_intrusive_ptr<at::TensorImpl>(c10::intrusive_ptr<at::TensorImpl>());
+  at::Tensor dropped; // after the lock, as memory may go with it
+  {
+    std::lock_guard<std::mutex> guard(table_lock);
+    kept.handle = made;
+    dropped = std::move(kept.alias);
+    take_out(kept);
+  }
+  return made;
+}
+
+// Makes Handles of the saves on a storage, or of all if `all`. They are in Python's live table then.
+inline bool hand_over(uintptr_t key, bool all) { // with the GIL; false with Python's error set
+  if (alive == 0) {
+    return true;
+  }
+  std::vector<c10::intrusive_ptr<Kept>> found;
+  {
+    std::lock_guard<std::mutex> guard(table_lock);
+    file_saves();
+    for (auto &[storage, list] : by_storage) {
+      if (!all) {
+        break;
+      }
+      for (Link *link = list.after; link != &list; link = link->after) {
+        found.push_back(c10::intrusive_ptr<Kept>::unsafe_reclaim_from_nonowning(static_cast<Kept *>(link)));
+      }
+    }
+    auto at = all ? by_storage.end() : by_storage.find(key);
+    if (at != by_storage.end()) {
+      for (Link *link = at->second.after; link != &at->second; link = link->after) {
+        found.push_back(c10::intrusive_ptr<Kept>::unsafe_reclaim_from_nonowning(static_cast<Kept *>(link)));
+      }
+    }
+  }
+  for (auto &kept : found) {
+    if (handle_of(*kept) == nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// -- what backward has read --------------------------------------------------------------------------------------------
+
+// The fingerprints of large tensors that a backward without Python code has read already: nothing can change them.
+inline std::atomic<bool> sharing{false};
+inline std::mutex reads_lock;
+inline std::unordered_map<Identity, uint64_t, IdentityHash> read_digests;
+
+inline std::optional<uint64_t> digest_at_read(const at::Tensor &alias) {
+  if (!sharing) {
+    return fingerprint(alias);
+  }
+  Identity identity = identity_of(alias);
+  if (identity.begin != nullptr) {
+    std::lock_guard<std::mutex> guard(reads_lock);
+    auto known = read_digests.find(identity);
+    if (known != read_digests.end()) {
+      return known->second;
+    }
+  }
+  auto digest = fingerprint(alias);
+  if (identity.begin != nullptr && digest) {
+    std::lock_guard<std::mutex> guard(reads_lock);
+    read_digests.emplace(identity, *digest);
+  }
+  return digest;
+}
+
+// -- hooks -------------------------------------------------------------------------------------------------------------
+
+inline Engine *python_engine = nullptr;
+
+// The hooks of one save. Either everything is here in `kept`, or `python` holds the hooks that Python's engine gives.
+struct Save final : SavedVariableHooks {
+  c10::intrusive_ptr<Kept> kept;
+  std::unique_ptr<SavedVariableHooks> python;
+
+  void call_pack_hook(const at::Tensor &tensor) override {
+    Thread &mine = thread();
+    if (!takes(mine, tensor) || !pack(mine, tensor)) {
+      kept.reset();
+      python = python_engine->get_default_saved_variable_hooks();
+      python->call_pack_hook(tensor);
+    }
+  }
+
+  static bool takes(const Thread &mine, const at::Tensor &tensor) {
+    const Hooks &hooks = *mine.hooks;
+    // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
+    return !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
+           (hooks.handed == nullptr || PyDict_GET_SIZE(hooks.handed) == 0);
+  }
+
+  // Returns false if the save has bytes that cannot be read.
+  bool pack(Thread &mine, const at::Tensor &tensor) {
+    kept = c10::make_intrusive<Kept>();
+    Kept &save = *kept;
+    save.hooks = mine.hooks;
+    save.alias = tensor.tensor_data();
+    save.tensor = c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr());
+    save.version = version_of(save.alias.unsafeGetTensorImpl());
+    save.view = view_of(tensor);
+    if (mine.hooks->contents && !digest(save)) {
+      return false;
+    }
+    save.node = (int64_t)at::sequence_number::peek() - 1; // of the node that is being made
+    save.moment = latest_moment->load(std::memory_order_relaxed);
+    save.place = place_here();
+    note_past(mine, save.node, save.place);
+    std::lock_guard<std::mutex> guard(table_lock);
+    save.append_to(unsorted);
+    alive++;
+    return true;
+  }
+
+  static ViewKind view_of(const at::Tensor &tensor) {
+    if (!tensor.is_view()) {
+      return NO_VIEW;
+    }
+    if (tensor.requires_grad()) {
+      return VIEW;
+    }
+    auto *meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+    auto made = meta != nullptr ? meta->get_creation_meta() : torch::autograd::CreationMeta::DEFAULT;
+    return made == torch::autograd::CreationMeta::NO_GRAD_MODE        ? MADE_ASIDE
+           : made == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE ? ONE_OF_SEVERAL
+                                                                      : VIEW;
+  }
+
+  static bool digest(Kept &save) {
+    save.identity = identity_of(save.alias);
+    if (save.identity.begin != nullptr) {
+      std::lock_guard<std::mutex> guard(table_lock);
+      auto known = saved_digests.find(save.identity);
+      if (known != saved_digests.end()) {
+        save.digest = known->second->digest;
+        return save.has_digest = true;
+      }
+    }
+    auto digest = fingerprint(save.alias);
+    if (!digest) {
+      return false;
+    }
+    save.digest = *digest;
+    save.has_digest = true;
+    if (save.identity.begin != nullptr) {
+      std::lock_guard<std::mutex> guard(table_lock);
+      saved_digests.emplace(save.identity, &save);
+    }
+    return true;
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (python) {
+      return python->call_unpack_hook();
+    }
+    Kept &save = *kept;
+    at::Tensor alias;
+    {
+      std::lock_guard<std::mutex> guard(table_lock);
+      alias = save.alias; // undefined once there is a handle
+    }
+    if (alias.defined() && version_of(alias.unsafeGetTensorImpl()) == save.version &&
+        (!save.has_digest || digest_at_read(alias) == save.digest)) {
+      return alias;
+    }
+    Gil gil;
+    PyObject *handle = handle_of(save);
+    PyObject *read = handle != nullptr ? PyObject_CallOneArg(save.hooks->unpack, handle) : nullptr;
+    if (read == nullptr) {
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    at::Tensor tensor = THPVariable_Unpack(read);
+    Py_DECREF(read);
+    return tensor;
+  }
+
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
+    if (python) {
+      return python->retrieve_unpack_hook_data();
+    }
+    Gil gil;
+    PyObject *handle = handle_of(*kept);
+    if (handle == nullptr) {
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    auto *interpreter = c10::impl::getGlobalPyInterpreter();
+    return std::make_pair(c10::SafePyObject(Py_NewRef(kept->hooks->unpack), interpreter),
+                          c10::SafePyObject(Py_NewRef(handle), interpreter));
+  }
+
+  ~Save() override {
+    if (!kept) {
+      return;
+    }
+    std::lock_guard<std::mutex> guard(table_lock);
+    take_out(*kept);
+  }
+};
+
+// -- the engine --------------------------------------------------------------------------------------------------------
+
+inline std::atomic<bool> taking_saves{false};
+
+template <class Method> struct SecondOf;
+template <class Result, class Class, class First, class Second, class Third>
+struct SecondOf<Result (Class::*)(First, Second, Third)> {
+  using type = Second;
+};
+
+// The engine of Python with one difference: where noclobber's hooks are uppermost, it gives the hooks above.
+struct HookedEngine final : Engine {
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const Thread &mine = thread();
+    if (taking_saves.load(std::memory_order_relaxed) && mine.hooks) {
+      auto &state = at::SavedTensorDefaultHooks::get_tls_state();
+      if (!state.stack.empty() && !state.is_tracing &&
+          state.stack.top().first.ptr(c10::impl::getGlobalPyInterpreter()) == mine.hooks->pack) {
+        return std::make_unique<Save>();
+      }
+    }
+    return python_engine->get_default_saved_variable_hooks();
+  }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list &roots,
+                                         const torch::autograd::variable_list &inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list &outputs) override {
+    return python_engine->execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  using Root = SecondOf<decltype(&Engine::execute_with_graph_task)>::type; // torch 2.13 has another pointer than 2.10
+  c10::intrusive_ptr<at::ivalue::Future>
+  execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask> &task, Root root,
+                          torch::autograd::InputBuffer &&buffer) override {
+    return python_engine->execute_with_graph_task(task, std::move(root), std::move(buffer));
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return python_engine->make_anomaly_metadata();
+  }
+};
+
+inline HookedEngine *hooked_engine = nullptr;
+
+inline Engine &the_hooked_engine() { return *hooked_engine; }
+inline Engine &the_python_engine() { return *python_engine; }
+
+// Returns false where somebody else has replaced the engine: then saves stay with Python.
+inline bool take_saves(bool on) {
+  Engine &now = Engine::get_default_engine();
+  if (hooked_engine == nullptr) {
+    python_engine = &now;
+    hooked_engine = new HookedEngine(); // never freed: the engine's threads are not joined either
+  }
+  if (&now != (on ? python_engine : static_cast<Engine *>(hooked_engine))) {
+    taking_saves = false;
+    return !on;
+  }
+  torch::autograd::set_default_engine_stub(on ? the_hooked_engine : the_python_engine);
+  taking_saves = on;
+  return true;
+}
+
+} // namespace noclobber

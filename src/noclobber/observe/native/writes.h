@@ -1,0 +1,306 @@
+// The kernels of the operators that write, and the log of writes. A write that nothing unusual is about is noted here; all
+// others go on to Python's kernel, which lies on the next key below and does what it does without this module.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "saves.h"
+
+namespace noclobber {
+
+constexpr auto KEY = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr auto KEY_OF_PYTHON = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr size_t RECENT = 8192; // writes that are kept, needed or not, as in core/history.py
+
+// What an operator writes: a `Written` of Python, and the positions of its arguments. It lives as long as the process.
+struct Operator {
+  PyObject *written;
+  std::vector<int> arguments;
+  int flag; // the position of the flag that makes it write; -1 if it always writes
+  bool uncounted, detaches, moves;
+};
+
+// -- the log -----------------------------------------------------------------------------------------------------------
+
+struct Record {
+  PyObject *written, *step; // borrowed from an Operator or from `steps`; `step` is null outside of optimizers
+  const Place *place;
+  uintptr_t key;
+  int64_t version, offset;
+  at::DimVector sizes, strides;
+  at::ScalarType dtype;
+  int backwards;
+  int64_t node, moment;
+};
+
+struct ManyViews {
+  int64_t node;
+  PyObject *op;
+  const Place *place;
+};
+
+inline std::mutex log_lock; // as table_lock
+inline std::vector<Record> records;
+inline std::vector<ManyViews> views;
+inline size_t records_limit = RECENT;
+
+inline int64_t next_moment() { return latest_moment->fetch_add(1, std::memory_order_relaxed) + 1; }
+
+// -- what Python says ----------------------------------------------------------------------------------------------------
+
+struct Flags {
+  std::atomic<bool> on{false};       // whether anything is watched
+  std::atomic<bool> watching{false}; // whether saves are recorded
+  std::atomic<bool> careful{false};  // whether counted writes must be checked too
+  std::atomic<bool> keeping{false};  // whether bytes are preserved
+  std::atomic<bool> filed{false};    // whether Python's live table has saves that are sorted by storage
+  std::atomic<bool> rereads{false};  // whether there is memory that will be read again though no save lies on it
+};
+inline Flags flags;
+// Containers of Python, of which only the size is looked at: those to call before each write, the tensors whose `.data`
+// was taken, and the saves that are not sorted yet.
+inline PyObject *attentive = nullptr, *taken = nullptr, *python_unsorted = nullptr;
+inline PyObject *may_hold = nullptr; // Python's function: whether its live table has a save on this storage
+inline PyObject *is_needed = nullptr; // Python's function: whether a finding may need the writes to this storage
+inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
+
+inline bool python_has_saves() { return flags.filed || PyList_GET_SIZE(python_unsorted) != 0; }
+
+inline bool answers(PyObject *function, uintptr_t key) { // true also where it fails: then Python decides
+  Gil gil;
+  PyObject *number = PyLong_FromUnsignedLongLong(key);
+  PyObject *answer = number != nullptr ? PyObject_CallOneArg(function, number) : nullptr;
+  bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
+  PyErr_Clear();
+  Py_XDECREF(number);
+  Py_XDECREF(answer);
+  return yes;
+}
+
+// -- noting ------------------------------------------------------------------------------------------------------------
+
+// Drops old records that no finding can need, as `Memory.prune` does. It is called by the thread that noted the last.
+inline void prune() {
+  std::vector<Record> old;
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    old.swap(records);
+  }
+  const size_t newest = old.size() > RECENT / 4 ? old.size() - RECENT / 4 : 0;
+  std::unordered_map<uintptr_t, bool> needed;
+  std::vector<Record> left;
+  for (size_t i = 0; i < old.size(); i++) {
+    bool stays = i >= newest;
+    if (!stays && flags.watching) {
+      auto [at, fresh] = needed.try_emplace(old[i].key, false);
+      if (fresh) {
+        at->second = is_saved(old[i].key) ||
+                     ((python_has_saves() || flags.rereads) && answers(is_needed, old[i].key));
+      }
+      stays = at->second;
+    }
+    if (stays) {
+      left.push_back(std::move(old[i]));
+    }
+  }
+  std::lock_guard<std::mutex> guard(log_lock);
+  left.insert(left.end(), std::make_move_iterator(records.begin()), std::make_move_iterator(records.end()));
+  records.swap(left);
+  records_limit = std::max(RECENT, 2 * records.size());
+}
+
+inline void note(PyObject *written, PyObject *step, const Place *place, const at::Tensor &tensor, uintptr_t key) {
+  auto *impl = tensor.unsafeGetTensorImpl();
+  auto sizes = impl->sizes(), strides = impl->strides();
+  bool full;
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    records.push_back(Record{written, step, place, key, (int64_t)version_of(impl), impl->storage_offset(),
+                             at::DimVector(sizes.begin(), sizes.end()), at::DimVector(strides.begin(), strides.end()),
+                             tensor.scalar_type(), thread().backwards, (int64_t)at::sequence_number::peek(),
+                             next_moment()});
+    full = records.size() > records_limit;
+  }
+  if (full) {
+    prune();
+  }
+}
+
+inline void note_views(PyObject *op) {
+  const Place *place = place_here();
+  std::lock_guard<std::mutex> guard(log_lock);
+  if (views.size() >= 2 * RECENT) {
+    views.erase(views.begin(), views.begin() + RECENT);
+  }
+  views.push_back({(int64_t)at::sequence_number::peek(), op, place});
+}
+
+// -- deciding ----------------------------------------------------------------------------------------------------------
+
+enum Way { IGNORED, NOTED, FOR_PYTHON };
+
+inline Way way_of(const Operator &op, const at::Tensor &tensor) {
+  auto *impl = tensor.unsafeGetTensorImpl();
+  if (!is_usual(impl)) {
+    return FOR_PYTHON;
+  }
+  if (!flags.watching) {
+    return NOTED;
+  }
+  const bool in_graph = tensor.requires_grad();
+  const bool counted = in_graph && !op.uncounted && !op.detaches && is_plain(impl, false);
+  if (counted && !flags.careful) {
+    return NOTED;
+  }
+  if (op.detaches || (flags.keeping && op.moves)) {
+    return FOR_PYTHON;
+  }
+  const uintptr_t key = storage_key(impl);
+  if (is_saved(key) || (python_has_saves() && answers(may_hold, key)) || (!in_graph && flags.rereads)) {
+    return FOR_PYTHON;
+  }
+  return in_graph ? NOTED : IGNORED;
+}
+
+inline bool is_for_python(const Thread &mine) {
+  return !flags.on || !mine.usual || (flags.watching && (!c10::GradMode::is_enabled() || PyList_GET_SIZE(attentive) != 0 ||
+                                             (taken != nullptr && Py_SIZE(taken) != 0)));
+}
+
+// -- kernels -----------------------------------------------------------------------------------------------------------
+
+struct KeyOff {
+  KeyOff() { c10::impl::tls_set_dispatch_key_included(KEY, false); }
+  ~KeyOff() { c10::impl::tls_set_dispatch_key_included(KEY, true); }
+};
+
+inline void pass_to_python(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+  handle.redispatchBoxed(below | c10::DispatchKeySet(KEY_OF_PYTHON), stack);
+}
+
+// Tells Python of an operator that raised, and throws its error on as Python's.
+[[noreturn]] inline void throw_on(const Operator &op, const at::Tensor &tensor) {
+  Gil gil;
+  torch::translate_exception_to_python(std::current_exception());
+  PyObject *type, *error, *trace;
+  PyErr_Fetch(&type, &error, &trace);
+  PyErr_NormalizeException(&type, &error, &trace);
+  if (error != nullptr && PyErr_GivenExceptionMatches(error, PyExc_RuntimeError)) {
+    PyObject *written = tensor.defined() ? THPVariable_Wrap(tensor) : Py_NewRef(Py_None);
+    PyObject *done = written != nullptr
+                         ? PyObject_CallFunctionObjArgs(failed, op.written, written, error, nullptr)
+                         : nullptr;
+    PyErr_Clear();
+    Py_XDECREF(written);
+    Py_XDECREF(done);
+  }
+  PyErr_Restore(type, error, trace);
+  python_error raised;
+  raised.persist();
+  throw raised;
+}
+
+struct WriteKernel final : c10::OperatorKernel {
+  explicit WriteKernel(Operator *op) : op(op) {}
+
+  void operator()(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+    const size_t count = handle.schema().arguments().size();
+    at::Tensor first;
+    if (is_for_python(thread()) || !note_all(stack, count, first)) {
+      return pass_to_python(handle, keys, stack);
+    }
+    KeyOff off;
+    try {
+      handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
+    } catch (...) {
+      throw_on(*op, first);
+    }
+  }
+
+private:
+  // Notes what the operator is about to write; `first` is the first of it. Returns false if it is for Python.
+  bool note_all(torch::jit::Stack *stack, size_t count, at::Tensor &first) const {
+    if (op->flag >= 0 && !torch::jit::peek(*stack, op->flag, count).toBool()) {
+      return true;
+    }
+    c10::SmallVector<const at::Tensor *, 4> noted;
+    for (int position : op->arguments) {
+      const c10::IValue &value = torch::jit::peek(*stack, position, count);
+      if (value.isTensor()) {
+        if (!look(value.toTensor(), first, noted)) {
+          return false;
+        }
+      } else if (value.isTensorList()) {
+        for (const c10::IValue &element : value.toListRef()) {
+          if (!look(element.toTensor(), first, noted)) {
+            return false;
+          }
+        }
+      } else if (!value.isNone()) {
+        return false;
+      }
+    }
+    if (!noted.empty()) {
+      const Place *place = place_here();
+      for (const at::Tensor *tensor : noted) {
+        note(op->written, nullptr, place, *tensor, storage_key(tensor->unsafeGetTensorImpl()));
+      }
+    }
+    return true;
+  }
+
+  bool look(const at::Tensor &tensor, at::Tensor &first, c10::SmallVector<const at::Tensor *, 4> &noted) const {
+    if (!tensor.defined()) {
+      return true;
+    }
+    if (!first.defined()) {
+      first = tensor;
+    }
+    switch (way_of(*op, tensor)) {
+    case FOR_PYTHON:
+      return false;
+    case NOTED:
+      noted.push_back(&tensor);
+      break;
+    case IGNORED:
+      break;
+    }
+    return true;
+  }
+
+  Operator *op;
+};
+
+// The kernel of an operator that returns several views.
+struct ViewsKernel final : c10::OperatorKernel {
+  explicit ViewsKernel(PyObject *op) : op(op) {}
+
+  void operator()(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+    if (!flags.on) {
+      return pass_to_python(handle, keys, stack);
+    }
+    note_views(op);
+    KeyOff off;
+    handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
+  }
+
+private:
+  PyObject *op;
+};
+
+inline std::vector<c10::RegistrationHandleRAII> registered;
+
+template <class Kernel> void enroll_kernel(const std::string &name, const std::string &overload, Kernel *kernel) {
+  registered.push_back(c10::Dispatcher::singleton().registerImpl(
+      {name, overload}, KEY, c10::KernelFunction::makeFromBoxedFunctor(std::unique_ptr<Kernel>(kernel)), std::nullopt,
+      nullptr, "noclobber"));
+}
+
+} // namespace noclobber

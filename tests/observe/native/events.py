@@ -1,0 +1,167 @@
+"""What noclobber holds of small training programs, event by event, as text that can be compared between processes."""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import noclobber
+from noclobber.observe.core.records import geometry
+from noclobber.observe.core.save_hooks import version_at_save
+from noclobber.observe.native import bridge
+from noclobber.observe.recorder import CONTEXT
+
+Look = Callable[[], None]
+
+
+def mlp(look: Look) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = net(torch.ones(5, 4)).pow(2).mean()
+        look()
+        loss.backward()
+        optimizer.step()
+    look()
+
+
+def recurrent(look: Look) -> None:
+    cell = nn.LSTMCell(3, 4)
+    h = c = torch.zeros(2, 4)
+    out = torch.zeros(6, 2, 4)
+    for t in range(6):
+        h, c = cell(torch.ones(2, 3), (h, c))
+        out[t] = h
+    look()
+    out.sum().backward()
+    look()
+
+
+def convolutions(look: Look) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.LazyLinear(2)
+    )
+    images = torch.arange(128.0).view(2, 1, 8, 8)
+    net(images)
+    loss = F.cross_entropy(net(images), torch.tensor([0, 1]))
+    look()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+    look()
+
+
+def views(look: Look) -> None:
+    x = torch.arange(12.0).view(3, 4).t().requires_grad_()
+    y = x * 2
+    one, other = y.chunk(2)
+    z = one.exp() * other.contiguous().narrow(0, 0, 2)
+    rows = z.unbind(1)
+    w = torch.stack(rows).transpose(0, 1)[:, ::2]
+    w.mul_(3)
+    large = torch.ones(300, 100, requires_grad=True)
+    s = (large.sigmoid() * large.sigmoid().t().contiguous().t()).expand(2, 300, 100)
+    look()
+    (w.sum() + (s * s).sum()).backward()
+    torch._foreach_add_([x.detach(), large.detach()], 1.0)  # type: ignore[attr-defined]
+    look()
+
+
+def regions(look: Look) -> None:
+    weight = torch.ones(4, 4, requires_grad=True)
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).tanh()
+
+    x = torch.ones(2, 4, requires_grad=True)
+    for reentrant in (False, True):
+        y: Any = checkpoint(region, x * 1, use_reentrant=reentrant)
+        look()
+        y.sum().backward()
+    look()
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+def functions(look: Look) -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    y = Cube.apply(x.sin())
+    look()
+    (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    look()
+    gradient.sum().backward()
+    look()
+
+
+def overwritten(look: Look) -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    look()
+    y.data.mul_(2)
+    z = x.sigmoid()
+    z[0] = 1
+    (y.sum() + (x * x.detach()).sum()).backward()
+    try:
+        z.sum().backward()
+    except RuntimeError:
+        look()
+
+
+PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten)
+
+
+def seen(program: Callable[[Look], None], contents: bool) -> list[object]:
+    """Return the live saves and the writes at each call of `look`, and the findings."""
+    events: list[object] = []
+    storages: dict[int, int] = {}
+
+    def number(key: int | None) -> int | None:
+        return None if key is None else storages.setdefault(key, len(storages))
+
+    def where(place: Any) -> object:
+        return None if place is None else (place[0].co_name, place[1], where(place[2]))
+
+    def look() -> None:
+        handles = CONTEXT.live.all()
+        first, saves = min((one.node for one in handles), default=0), []
+        for one in handles:
+            about = (type(one).__name__, one.node - first, version_at_save(one), str(geometry(one.alias)))
+            kept = ("save", *about, one.tensor() is not None, one.digest, where(one.place))
+            saves.append((one.node, one.moment, str(kept), kept))
+        events.extend(kept for *_, kept in sorted(saves))  # the live table has no order
+        for noted in CONTEXT.memory.recent:
+            step = noted.step and noted.step.optimizer
+            about = (noted.written.op, noted.version, str(noted.geometry), step, noted.backwards, noted.untracked)
+            events.append(("write", *about, where(noted.place)))
+        events.extend(("views", op, where(place)) for _, op, place in CONTEXT.memory.views)
+
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), noclobber.watch(contents=contents) as watch:
+        warnings.simplefilter("ignore")
+        program(look)
+    events.extend((one.code, str(one.save), str(one.writes)) for one in watch.findings)
+    return events
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    both = {f"{one.__name__} {contents}": seen(one, contents) for one in PROGRAMS for contents in (False, True)}
+    json.dump({"why not native": bridge.why_not(), **both}, sys.stdout)
