@@ -76,10 +76,24 @@ class LiveSaves(Generic[Handle]):
                 self._settled()
 
     def any(self) -> bool:
-        """Whether there may be a live save at all."""
-        if self.unsorted:
-            self.sort()
-        return bool(self.by_storage) or (self.beside is not None and self.beside.alive() > 0)
+        """Whether there is a live save at all. If there is none, what is left of dead ones goes."""
+        if self.beside is not None and self.beside.alive():
+            return True
+        if self._inside == get_ident():
+            return True
+        with self._lock:
+            self._inside = get_ident()
+            try:
+                unsorted, count = self.unsorted, len(self.unsorted)
+                for references in (unsorted[:count], *self.by_storage.values()):
+                    if any(reference() is not None for reference in references):
+                        return True
+                del unsorted[:count]
+                self.by_storage.clear()
+                self._filed = 0
+                return bool(unsorted)
+            finally:
+                self._settled()
 
     def at(self, storage: int) -> list[Handle]:
         """The live handles on a storage, in no particular order."""

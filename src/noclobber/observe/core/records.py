@@ -216,16 +216,10 @@ def record(
         under_way, number = len(thread.backwards), private.next_node()
     else:
         under_way, number = _elsewhere()
-    fields = (
-        written,
-        place,
-        key,
-        private.version_of(tensor),
-        geometry(tensor),
-        step,
-        under_way,
-        number,
-        _next(),
-        untracked,
-    )
-    return _new(Record, fields)
+    where: Any
+    try:
+        where = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        version: int | None = tensor._version
+    except Exception:
+        where, version = geometry(tensor), private.version_of(tensor)
+    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), untracked))

@@ -11,7 +11,7 @@ import torch
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import record
-from noclobber.observe.core.sites import place_of
+from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
@@ -23,13 +23,20 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
     """Return the `before` of a Sink for `install`: it remembers every write."""
     memory.needed = lambda key: False
     frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
+    kinds = KINDS
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key is None:
             without_storage()
             return
-        recent.append(record(written, tensor, key, place_of(frame_of(1)), thread))
+        frame = frame_of(1)
+        # The common case: go up through PyTorch's own frames to a user's frame, without a call.
+        while kinds.get(frame.f_code.co_filename) == SKIP and frame.f_back is not None:
+            frame = frame.f_back
+        code = frame.f_code
+        place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
+        recent.append(record(written, tensor, key, place, thread))
         if len(recent) > memory.limit:
             memory.prune()
 

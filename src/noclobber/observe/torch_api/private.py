@@ -252,7 +252,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         except RuntimeError:
             begin = 0
         if begin:
-            return int(begin - tensor.storage_offset() * tensor.itemsize)
+            offset: int = tensor.storage_offset()  # type: ignore[assignment]
+            return begin - offset * tensor.itemsize if offset else begin
     return _identity(tensor)
 
 
