@@ -43,7 +43,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## several minutes; on a machine with nothing else to do
+bench: native  ## several minutes; on a machine with nothing else to do
 	$(BIN)/python benchmarks/overhead.py --write-readme
 
 # Random programs against the promise: `make fuzz N=100000 SEED=7 JOBS=2`; without a seed, programs never seen before.

@@ -7,12 +7,15 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from workloads import WORKLOADS, Step, Workload
@@ -49,14 +52,20 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "allow-mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
 }
 """How a step is run. `bare` against itself shows the noise of the machine."""
+OURS = ("install", "watch", "contents")
+"""The modes that the native part makes cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Ratios of CPU time, mode to bare, over the pairs; `bare_ms` is the median of the bare step."""
+    """Ratios of CPU time, mode to bare, over the pairs; `bare_ms` is the median of the bare step.
+
+    `part` is "python" or "native": what takes the saves and writes.
+    """
 
     workload: str
     mode: str
+    part: str
     pairs: int
     median: float
     least: float
@@ -101,12 +110,32 @@ def measure(workload: Workload, mode: str, pairs: int) -> Result:
     return Result(
         workload.name,
         mode,
+        part(),
         pairs,
         statistics.median(ratios),
         min(ratios),
         max(ratios),
         1000 * statistics.median(bare),
     )
+
+
+def part() -> str:
+    """What takes the saves and writes in this process."""
+    import noclobber
+    from noclobber.observe.native import bridge
+
+    with noclobber.install():
+        return "python" if bridge.why_not() else "native"
+
+
+def measured_in(part: str, names: list[str], modes: list[str], pairs: int) -> list[Result]:
+    """The same in a process of its own, with Python alone or with the native part."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "results.json")
+        words = ["--part", part, "--workloads", *names, "--modes", *modes, "--pairs", str(pairs), "--json", str(file)]
+        env = {**os.environ, "NOCLOBBER_PURE": str(int(part == "python"))}
+        subprocess.run([sys.executable, __file__, *words], env=env, check=True, stdout=subprocess.DEVNULL)
+        return [Result(**one) for one in json.loads(file.read_text())["results"]]
 
 
 def machine() -> str:
@@ -123,20 +152,20 @@ def machine() -> str:
 
 
 def table(results: list[Result]) -> str:
-    """A Markdown table, a row for a workload and a mode, with the ratio to reach where there is one."""
+    """A Markdown table, a row for a workload and a mode, with the ratios to reach where there are some."""
     rows = [
-        "| workload | bare step | mode | median | least | most | pairs | to reach |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
+        "| workload | bare step | mode | by | median | least | most | pairs | to reach |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|",
     ]
-    known = {workload.name: workload for workload in WORKLOADS}
-    for one in results:
-        workload = known[one.workload]
-        ratio = getattr(workload, one.mode, None)
-        target = "" if ratio is None else f"{ratio:.2f}"
-        rows.append(
-            f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode}"
-            f" | {one.median:.2f} | {one.least:.2f} | {one.most:.2f} | {one.pairs} | {target} |"
-        )
+    for workload in WORKLOADS:
+        of_one = [one for one in results if one.workload == workload.name]
+        for one in sorted(of_one, key=lambda one: list(MODES).index(one.mode)):
+            ratios, ours = getattr(workload, one.mode, None), one.mode in OURS
+            target = "" if ratios is None else f"{ratios[one.part == 'native']:.2f}"
+            rows.append(
+                f"| {workload.says} | {one.bare_ms:.2f} ms | {one.mode} | {one.part if ours else ''}"
+                f" | {one.median:.2f} | {one.least:.2f} | {one.most:.2f} | {one.pairs} | {target} |"
+            )
     return "\n".join(rows) + "\n"
 
 
@@ -154,15 +183,24 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--pairs", type=int, default=21, help="pairs of samples for each workload and mode")
+    parts = ("both", "python", "native")
+    parser.add_argument("--part", choices=parts, default="both", help="what takes the saves and writes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--write-readme", action="store_true", help="put the table into benchmarks/README.md")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     results = []
-    for workload in WORKLOADS:
-        for mode in options.modes if workload.name in options.workloads else ():
-            results.append(measure(workload, mode, options.pairs))
+    if options.part == "both":
+        ours = [mode for mode in options.modes if mode in OURS]
+        results += measured_in("python", options.workloads, options.modes, options.pairs)
+        results += measured_in("native", options.workloads, ours, options.pairs) if ours else []
+    else:
+        for workload in WORKLOADS:
+            for mode in options.modes if workload.name in options.workloads else ():
+                results.append(measure(workload, mode, options.pairs))
+        if any(one.part != options.part for one in results):
+            parser.error(f"this process measures `{part()}`: set NOCLOBBER_PURE, or build the native part")
     print(f"{machine()}\n\n{table(results)}", end="")
     if options.json:
         options.json.write_text(

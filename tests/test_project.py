@@ -119,8 +119,16 @@ def test_import_contract_catches_a_breach(contract: str, path: str, text: str, t
 
 def test_the_benchmark_runs() -> None:
     script = ROOT / "benchmarks" / "overhead.py"
-    command = [sys.executable, str(script), "--workloads", "mlp", "--modes", "install", "watch", "--pairs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(script), "--part", "python", "--workloads", "mlp", "--pairs", "1"]
+    done = subprocess.run([*command, "--modes", "install", "watch"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| MLP")]
     assert [row.split("|")[3].strip() for row in rows] == ["install", "watch"]
+
+
+def test_the_benchmark_of_a_long_training_runs() -> None:
+    script = ROOT / "benchmarks" / "endurance.py"
+    command = [sys.executable, str(script), "--minutes", "1", "--steps", "200", "--rows", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("|      200 | ")

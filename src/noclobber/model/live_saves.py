@@ -79,6 +79,8 @@ class LiveSaves(Generic[Handle]):
         """Whether there is a live save at all. If there is none, what is left of dead ones goes."""
         if self.beside is not None and self.beside.alive():
             return True
+        if not (self.unsorted or self.by_storage):
+            return False
         if self._inside == get_ident():
             return True
         with self._lock:

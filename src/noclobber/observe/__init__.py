@@ -8,6 +8,7 @@ allocations     follows every operator, for hints: the memory of tensors over ti
 measured_peak   the peak of memory by PyTorch's allocators, with which `fix` checks a hint
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
 core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
+native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/
 describe/       from records to the model: clobbers, refusals, names of tensors, PyTorch's own words
 detectors/      the ways of going wrong, one file each
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
@@ -29,6 +30,10 @@ write meets them (`Context.meet`, which is `write_policy.meet`). If a version co
 `detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
 line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
 `model/source.owner_of` whose code a file is.
+
+Where the native part is on, a usual save and a usual write stay in C++ (`native/saves.h`, `native/writes.h`). A save
+gets its `Handle` when somebody asks the live table for it, or when its version or its bytes have changed at the read. A
+write becomes a `Record` when somebody reads the history. All that is unusual goes the two ways above.
 
 The way of foreign memory. Writes of numpy and its like meet no kernel. `foreign_memory/exports` notices who hands
 memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.
