@@ -27,15 +27,16 @@ def _preserve() -> AbstractContextManager[object]:
     return noclobber.preserve()
 
 
-def _watch() -> AbstractContextManager[object]:
+def _watch(**how: bool) -> AbstractContextManager[object]:
     import noclobber
 
-    return noclobber.watch()
+    return noclobber.watch(**how)
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "bare": nullcontext,
     "watch": _watch,
+    "contents": lambda: _watch(contents=True),
     "preserve": _preserve,
     "allow-mutation": allow_mutation_on_saved_tensors,
     "clone-at-save": lambda: saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor),
@@ -89,7 +90,7 @@ def peak(mode: str, times: int) -> float:
 
 
 def _print_peak(mode: str, times: int) -> None:
-    step = overwriting(times, in_place=mode not in ("bare", "watch"))
+    step = overwriting(times, in_place=mode not in ("bare", "watch", "contents"))
     status = Path("/proc/self/status")
     for _ in range(2):
         with MODES[mode]():
@@ -129,7 +130,7 @@ def main() -> None:
         bare = overwriting(times, in_place=False)
         row = [
             "raises"
-            if mode == "watch" and times
+            if mode in ("watch", "contents") and times
             else f"{ratio(mode, overwriting(times, in_place=True), bare, options.pairs):.2f}"
             for mode in modes
         ]

@@ -3,7 +3,7 @@
 python -m tests.fuzz.drive --programs 100000 [--seed 7] [--jobs 2] [--without numpy,hook]
 python -m tests.fuzz.drive --preserve --without "hook,grad write"
 python -m tests.fuzz.drive --device sham
-python -m tests.fuzz.drive --judge program.py
+python -m tests.fuzz.drive --judge program.py [--large]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.fuzz.judge import FAULTS, Outcome, Verdict, judge
 from tests.fuzz.programs import random_program
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.statements import KINDS, ON_THE_CPU, moved
+from tests.observe.sizes import as_large
 
 ALIKE = 3
 """Faults of one kind that a worker shrinks; the others are only counted."""
@@ -55,9 +56,11 @@ class Task(NamedTuple):
         program = random_program(f"{self.seed}-{number}", self.without)
         return program if self.device == "cpu" else moved(program, self.device)
 
-    def judge(self, source: str) -> Verdict:
-        """What is to be said of a program: of watching it, or of preserving what it saves."""
-        return preserved.judge(source) if self.preserve else judge(source)
+    def judge(self, source: str, number: int) -> Verdict:
+        """What is to be said of a program: of watching it, or of preserving what it saves. To every second program its
+        tensors are large."""
+        with as_large() if number % 2 else contextlib.nullcontext():
+            return preserved.judge(source) if self.preserve else judge(source)
 
 
 class Fault(NamedTuple):
@@ -76,11 +79,13 @@ def work(pipe: Connection, task: Task) -> None:
     seen: Counter[tuple[object, ...]] = Counter()
     for number in range(task.first, task.end, task.step)[:LIFE]:
         source = task.source(number)
-        verdict = task.judge(source)
+        verdict = task.judge(source, number)
         if verdict.outcome in FAULTS:
             seen[verdict.signature] += 1
             if seen[verdict.signature] <= ALIKE:
-                short = shrunk(source, lambda one, like=verdict.signature: task.judge(one).signature == like)
+                short = shrunk(
+                    source, lambda one, like=verdict.signature, number=number: task.judge(one, number).signature == like
+                )
                 pipe.send(Fault(number, verdict, short))
         pipe.send((number, verdict.outcome.value))  # last: whoever dies before is known by it
     pipe.send(None)
@@ -185,11 +190,15 @@ def main() -> int:
         "--device", default="cpu", help=f"where the tensors are: cpu, {sham.NAME} (see tests/device), cuda"
     )
     parser.add_argument("--judge", type=Path, help="judge one script instead")
+    parser.add_argument(
+        "--large", action="store_true", help="judge it as if its tensors were large, as odd programs are"
+    )
     options = parser.parse_args()
     if options.device == sham.NAME:
         sham.arrive()
     if options.judge:
-        verdict = (preserved.judge if options.preserve else judge)(options.judge.read_text())
+        task = Task("", 0, 0, 1, (), options.preserve)
+        verdict = task.judge(options.judge.read_text(), int(options.large))
         say(f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}")
         return int(verdict.outcome in FAULTS)
     without = tuple(kind for kind in options.without.split(",") if kind)

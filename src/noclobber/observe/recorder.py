@@ -134,12 +134,15 @@ CONTEXT = _composed()
 _ways: list[Way] = []
 
 
-def attach(*, watching: bool, contents: bool = False, by_key: bool | None = None) -> None:
-    """Start seeing. Raises UnsupportedTorch if this release of torch lacks something that everything needs."""
+def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False, by_key: bool | None = None) -> None:
+    """Start seeing; `only_foreign` is that of Contents.
+
+    Raises UnsupportedTorch if this release of torch lacks something that everything needs.
+    """
     private.require()
     context = CONTEXT
     context.armed, context.watching = True, watching
-    context.contents = Contents() if contents else None
+    context.contents = Contents(only_foreign=only_foreign) if contents else None
     context.core = core = Way("some saves and writes", context.bus.fail, lasting=True)
     try:
         self_tests.of_saves()

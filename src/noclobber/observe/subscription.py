@@ -91,12 +91,14 @@ def _settle() -> None:
     watching = any(one.watching for one in _subscribers)
     contents = watching and any(one.contents for one in _subscribers)
     keeping = any(one.keeping for one in _subscribers)
-    armed = (CONTEXT.watching, CONTEXT.contents is not None)
-    if CONTEXT.armed and (not _subscribers or armed != (watching, contents)):
+    only_foreign = not any(one.contents and not one.keeping for one in _subscribers)
+    known = CONTEXT.contents
+    as_it_is = contents == (known is not None) and (known is None or known.only_foreign == only_foreign)
+    if CONTEXT.armed and (not _subscribers or watching != CONTEXT.watching or not as_it_is):
         CONTEXT.bus.listeners = []
         recorder.detach(forget=not _subscribers)
     if _subscribers and not CONTEXT.armed:
-        recorder.attach(watching=watching, contents=contents)
+        recorder.attach(watching=watching, contents=contents, only_foreign=only_foreign)
     CONTEXT.bus.listeners = list(_subscribers)
     recorder.keep(keeping)
     recorder.count([one.account for one in _subscribers if one.account is not None])

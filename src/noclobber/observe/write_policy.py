@@ -33,6 +33,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     preserving = context.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
+    if context.contents is not None:
+        context.contents.begins_to_write(noted.key)  # also where no operator is seen: optimizers, `.data`
     save_hooks.note_base(handles, tensor)
     of_function = not torch.is_grad_enabled() and private.is_view_of_function(tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter

@@ -4,7 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import noclobber
 from noclobber.observe.core import fingerprints
 from noclobber.observe.core.fingerprints import BLOCK, LARGE, Contents, OnDevice, fingerprint, weighted
 
@@ -140,6 +142,40 @@ def test_a_large_tensor_saved_twice_is_read_once(monkeypatch):
     third = tensor.detach()
     assert seen.at_save(third) != seen.at_save(tensor[:-1].detach())
     assert len(read) == 3
+
+
+def fused_steps():
+    """The first graph is kept and never read; a fused step moves no version."""
+    layer = nn.Linear(256, 256)
+    optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True), torch.randn(2, 256, requires_grad=True)
+    kept = []
+    for _ in range(2):
+        kept.append(layer(x).sum())
+        layer(x).square().sum().backward()
+        optimizer.step()
+
+
+def statistics():
+    """In training the statistics are saved, and then overwritten by the same operator, which moves no version."""
+    norm, x = nn.BatchNorm1d(LARGE // 4), torch.randn(2, LARGE // 4)
+    trained = norm(x)
+    norm.eval()(trained).sum().backward()
+
+
+def through_data():
+    """The first graph is kept and never read."""
+    w = torch.randn(LARGE // 4, requires_grad=True)
+    kept = (w * w).sum()
+    w.data.mul_(2)
+    (w * w).sum().backward()
+    assert kept.requires_grad
+
+
+@pytest.mark.parametrize("program", [fused_steps, statistics, through_data])
+def test_a_fingerprint_is_not_used_again_after_a_write_without_a_version(program):
+    with noclobber.watch(contents=True) as seen:
+        program()
+    assert seen.report.findings == ()
 
 
 def test_memory_that_torch_did_not_allocate_is_read_for_every_save():

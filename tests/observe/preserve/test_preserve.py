@@ -9,6 +9,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
+from noclobber.observe.core.fingerprints import LARGE
+from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.torch_api import private
+
+pytestmark = pytest.mark.usefixtures("either_size")
 
 
 def right(program):
@@ -170,6 +175,36 @@ def test_numpy_before_a_write_that_is_seen():
             h.mul_(2)
         with pytest.raises(noclobber.ClobberError):
             h.sum().backward()
+
+
+def test_an_operator_that_overwrites_what_it_saves_through_data():
+    """The write is seen before the save is made, and moves no version of it."""
+    with noclobber.preserve():
+        x = leaf(4)
+        h = x.data
+        h.addcmul_(x, x)
+        with pytest.raises(noclobber.ClobberError):
+            h.sum().backward()
+
+
+def test_a_large_save_has_a_fingerprint_once_other_code_may_write_it():
+    pytest.importorskip("numpy")
+
+    def digest(tensor):
+        [handle] = CONTEXT.live.at(private.storage_key(tensor))
+        return handle.digest
+
+    with noclobber.preserve():
+        x = torch.ones(LARGE, requires_grad=True)
+        first, second = x.exp(), x.tanh()
+        assert digest(first) is digest(second) is None
+        first.detach().numpy()
+        assert digest(first) is not None
+        assert digest(second) is None
+        second[:8].detach().numpy()[:] = 0
+        with pytest.raises(noclobber.ClobberError):
+            second.sum().backward()
+        first.sum().backward()
 
 
 def test_nothing_is_copied_where_no_byte_is_shared():

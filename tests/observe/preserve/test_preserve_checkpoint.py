@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 import noclobber
 from tests.observe.preserve.test_preserve import leaf
 
+pytestmark = pytest.mark.usefixtures("either_size")
+
 
 def direct(region, *args):
     """The region without a checkpoint."""

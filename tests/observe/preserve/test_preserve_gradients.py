@@ -9,6 +9,8 @@ from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 from tests.observe.preserve.test_preserve import leaf, right
 
+pytestmark = pytest.mark.usefixtures("either_size")
+
 
 def edge(w):
     return GradientEdge(get_gradient_edge(w).node, 0)

@@ -14,6 +14,8 @@ import noclobber
 from tests.observe.preserve.test_preserve import leaf
 from tests.observe.preserve.test_preserve_checkpoint import direct, not_reentrant, reentrant
 
+pytestmark = pytest.mark.usefixtures("either_size")
+
 
 @pytest.fixture(params=[reentrant, not_reentrant])
 def run(request):

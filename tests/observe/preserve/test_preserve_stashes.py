@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 import noclobber
 from tests.observe.preserve.test_preserve import leaf
 
+pytestmark = pytest.mark.usefixtures("either_size")
+
 
 class OfInput(Function):
     """Keeps what it was given."""

@@ -61,9 +61,12 @@ class Way:
             except Exception as failure:
                 self._told(lost(self.name, failure))
 
-    def guarded(self, make: Callable[[], T]) -> T | None:
-        """Return what `make` returns; None if it fails, or if the way is off. Raises nothing but ClobberError."""
-        if not self.on:
+    def guarded(self, make: Callable[[], T], *, also_off: bool = False) -> T | None:
+        """Return what `make` returns; None if it fails, or if the way is off. Raises nothing but ClobberError.
+
+        With `also_off` it is called while the way is off too, which a function that undoes something needs.
+        """
+        if not (self.on or also_off):
             return None
         try:
             return make()

@@ -49,7 +49,7 @@ class CustomBackwards:
     def end(self, ends: list[tuple[Way, End]], result: object) -> None:
         """Call what `begin` returned, the last watcher first."""
         for way, end in reversed(ends):
-            way.entry(end, also_off=True)(result)
+            way.guarded(partial(end, result), also_off=True)
 
 
 def natives() -> dict[str, Callable[..., object]]:

@@ -95,7 +95,7 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
         if ends:
             call.applied = caller()
         for its_way, end in ends:
-            its_way.entry(end, also_off=True)(returned)
+            its_way.guarded(partial(end, returned), also_off=True)
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
         begun = way.guarded(lambda: began(cls, args))

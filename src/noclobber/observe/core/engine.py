@@ -104,7 +104,7 @@ def _has_ended(
             context.native.set_sharing(False)
     stopped = None
     for way, end in reversed(ends):
-        stopped = way.entry(end, also_off=True)(result, error) or stopped
+        stopped = way.guarded(partial(end, result, error), also_off=True) or stopped
     if error is not None:
         return
     thread.boundary = private.next_node()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from noclobber.observe.torch_api import private
 
 LARGE = 64 * 1024
 """From this size on, in bytes, a tensor that is saved several times is read only once."""
+MOST_OVERWRITTEN = 16384
+"""Storages that are remembered as overwritten."""
 BLOCK = 1024 * 1024
 """How many bytes are copied at a time where a tensor has gaps, so that the copy does not raise the memory peak."""
 _WEIGHTS = 4096
@@ -319,19 +321,54 @@ class Contents:
     """Takes fingerprints at save and at read, and reuses those of large tensors while the bytes cannot have changed.
 
     A tensor that is saved several times at one version is hashed once for all its saves, while one of them is alive,
-    and once for all its reads in a backward that runs no Python. Memory that torch did not allocate is always hashed.
+    and once for all its reads in a backward that runs no Python. Memory that torch did not allocate is always hashed,
+    and so is memory that a write is about to change without a version that tells (`begins_to_write`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_foreign: bool = False) -> None:
+        self.only_foreign = only_foreign
+        """Whether the saves of large tensors need a fingerprint only while code outside of torch can write them: where
+        bytes are preserved, torch's own writes are seen before they happen."""
+        self.handed: Mapping[int, object] = {}
+        """The storages that foreign code may hold, by key (exported_saves.py)."""
+        self.sees_all_writes = True
+        """Whether `begins_to_write` is called for every write, and not only where live saves are met."""
+        self._overwritten: dict[int, int] = {}
         self._saved: dict[tuple[object, ...], tuple[ref[torch.Tensor], Digest]] = {}
         self._read: dict[tuple[object, ...], Digest] = {}
         self._limit = 256
         self.unread = 0
         """How many saves had no bytes to read."""
 
+    def at_pack(self, alias: torch.Tensor) -> Digest:
+        """Return the fingerprint of a save that autograd makes; None also where it needs none for now."""
+        if self.only_foreign and _identity(alias) is not None and not private.storage(alias).is_shared():
+            key = private.storage_key(alias)
+            if key is not None and self._is_settled(key):
+                return None
+        return self.at_save(alias)
+
+    def begins_to_write(self, key: int) -> None:
+        """Note that an operator is about to write this storage, where the version of a save may not tell: it writes a
+        tensor outside of the graph or a Parameter, or counts no version (fused optimizers, batch norm's statistics)."""
+        if len(self._overwritten) >= MOST_OVERWRITTEN:
+            self._overwritten.clear()
+            self._saved.clear()
+        self._overwritten[key] = self._overwritten.get(key, 0) + 1
+
+    def _is_settled(self, key: int) -> bool:
+        """Return False if the bytes of a storage may be about to change though no version tells: foreign code may hold
+        them, or the operator that saves them overwrites them too. The spare key is off while such an operator runs."""
+        if key in self.handed:
+            return False
+        return private.key_is_set() or (self.sees_all_writes and key not in self._overwritten)
+
     def at_save(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a tensor that is being saved."""
         key = _identity(alias)
+        if key is not None:
+            storage = private.storage_key(alias) or 0
+            key = (*key, self._overwritten.get(storage, 0)) if self._is_settled(storage) else None
         known = self._saved.get(key) if key is not None else None
         if known is not None and known[0]() is not None:
             return known[1]

@@ -46,6 +46,11 @@ class HotPath(Protocol):
     ) -> Sequence[torch.Tensor]:
         """Record that an optimizer is about to write these parameters. Return those that are left to Python."""
 
+    # -- the graph
+
+    def gradients_behind(self, outputs: Sequence[torch.Tensor], /) -> Sequence[torch.Tensor]:
+        """Return the gradients that leaves have already and that a backward from these tensors may add to."""
+
     # -- what it must know
 
     def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
@@ -54,8 +59,11 @@ class HotPath(Protocol):
     def end(self) -> None:
         """Leave everything to Python."""
 
-    def enter(self, hooks: Pair | None, handed: object, *, contents: bool) -> None:
-        """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None."""
+    def enter(self, hooks: Pair | None, handed: object, *, contents: bool, only_foreign: bool = False) -> None:
+        """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
+
+        `contents` and `only_foreign` say which saves get fingerprints (`Contents`).
+        """
 
     def leave(self) -> None:
         """Leave this thread to Python."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakSet, ref
@@ -226,6 +226,16 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return alias
 
 
+def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
+    """Take the fingerprints that saves have gone without (`Contents.only_foreign`), before something that the version
+    does not tell: foreign code gets their bytes, or the version moves and no byte changes."""
+    if contents is not None and contents.only_foreign:
+        for handle in handles:
+            if handle.digest is None and not isinstance(handle, Needed):
+                with private.aside():
+                    handle.digest = fingerprint(handle.alias)
+
+
 def moved(handle: Handle, alias: torch.Tensor) -> None:
     """Put a save on other memory, shown by `alias`.
 
@@ -329,7 +339,7 @@ def hooks(
     new, of_view, reference, unsorted, kinds = Handle, OfView, ref, live.unsorted, KINDS
     add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of, now = private.next_node, sys._getframe, latest
-    at_save = contents.at_save if contents is not None else None
+    at_save = contents.at_pack if contents is not None else None
     address = private.address
     handed = {} if watch is None else watch.handed
 
@@ -404,7 +414,8 @@ def hooks(
             memory = handle.shown
             if memory is None or address(alias) != memory[1]:  # the storage may have been freed meanwhile
                 version = handle.version
-                digest = None if isinstance(version, Suspect) and version.kept is not None else at_read(alias)
+                kept = isinstance(version, Suspect) and version.kept is not None
+                digest = None if kept or handle.digest is None else at_read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             if alias._version == handle.version and digest == handle.digest:

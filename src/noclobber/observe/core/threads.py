@@ -83,8 +83,9 @@ def _enter_native(context: Context) -> None:
     if native is not None:
         foreign = context.memory.foreign_writers
         takes = save_hooks.are_ours(hooks) and not context.accounts
-        handed, contents = None if foreign is None else foreign.handed, context.contents is not None
-        native.enter(hooks if takes else None, handed, contents=contents)
+        handed, contents = None if foreign is None else foreign.handed, context.contents
+        only_foreign = contents is not None and contents.only_foreign
+        native.enter(hooks if takes else None, handed, contents=contents is not None, only_foreign=only_foreign)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -56,6 +56,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken = untracked_writes.taken
+    contents = context.contents
+    begins = contents.begins_to_write if contents is not None else None
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         key = storage_key(tensor)
@@ -74,6 +76,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         in_graph = tensor.requires_grad
         counted = in_graph and type(tensor) is plain and not (written.uncounted or written.detaches)
         if not counted or context.careful or (untracked and tensor._is_view()):
+            if begins is not None and not counted:
+                begins(key)
             if written.detaches and not context.core.guarded(partial(context.detached, tensor)):
                 context.detached_by_number(tensor)
             if unsorted:
@@ -123,7 +127,7 @@ def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) ->
     if context.careful != context.keeping or create_graph or _in_process_group():
         return False
     live = context.live
-    for gradient in _gradients_of(outputs):
+    for gradient in _gradients_of(context, list(outputs)):
         key = private.storage_key(gradient)
         if key is not None and live.at(key):
             return False
@@ -134,11 +138,13 @@ def _in_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _gradients_of(outputs: Iterable[object]) -> Iterator[torch.Tensor]:
+def _gradients_of(context: Context, outputs: list[object]) -> Iterable[torch.Tensor]:
     """Return the existing gradients of leaves that a backward from these outputs may add to."""
-    outputs = list(outputs)
-    leaves = [output for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is None]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    if context.native is not None and len(tensors) == len(outputs):
+        return context.native.gradients_behind(tensors)
+    leaves = [tensor for tensor in tensors if tensor.grad_fn is None]
     for node in graph.walk(graph.roots_of(outputs)):
         if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
             leaves.append(leaf)
-    return (leaf.grad for leaf in leaves if leaf.grad is not None)
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]

@@ -55,6 +55,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     key = private.storage_key(tensor) if context.thread.watched else None
     there = context.live.at(key) if key else []
     save_hooks.note_base(there, tensor)
+    save_hooks.compare(context.contents, there)  # they share the version of writes to other memory from now on
     handles = [handle for handle in there if handle.tensor() is tensor]
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn

@@ -17,7 +17,7 @@ from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.save_hooks import Handle, compare
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
 from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
@@ -59,6 +59,7 @@ class ExportedSaves:
         if len(self.handed) >= MOST_STORAGES:
             self.handed.pop(next(iter(list(self.handed))), None)
         self.handed[key] = [*kept, Handout(by, place_of(frame), storage, held)]
+        compare(self._context.contents, self._context.live.at(key))
         if held():
             for handle in self._context.live.at(key):
                 self._watch(handle, key, frame, fresh=False)
@@ -156,6 +157,7 @@ def arm(context: Context, way: Way) -> None:
     way.at_end(lambda: _disarm(context, exported))
     forked_children.arm(exported.processes, exported.rest, way)
     context.memory.foreign_writers = exported
+    context.contents.handed = exported.handed
 
 
 def _disarm(context: Context, exported: ExportedSaves) -> None:

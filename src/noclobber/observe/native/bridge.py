@@ -13,7 +13,7 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
-from noclobber.observe.core import records, save_hooks, sites, write_kernels
+from noclobber.observe.core import fingerprints, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
@@ -59,6 +59,7 @@ class Bridge:
         self.place_of: Callable[[int], Place | None] = native.place_of_node
         self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
         self.leave: Callable[[], None] = native.leave
+        self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
         self.set_usual: Callable[[bool], None] = native.set_usual
         self.set_backwards: Callable[[int], None] = native.set_backwards
         self.set_sharing: Callable[[bool], None] = native.share
@@ -95,15 +96,17 @@ class Bridge:
         self._native.enroll_write(base, overload, written, positions, flag, uncounted, detaches, moves)
 
     def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
-        self._native.begin(watching, attentive, taken, self._context.live.unsorted)
+        self._native.begin(watching, fingerprints.LARGE, attentive, taken, self._context.live.unsorted)
         self._native.set_rereads(rereads)
 
     def end(self) -> None:
         self._native.end()
 
-    def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool) -> None:
+    def enter(
+        self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, only_foreign: bool = False
+    ) -> None:
         pack, unpack = hooks if hooks is not None else (None, None)
-        self._native.enter(pack, unpack, handed, contents)
+        self._native.enter(pack, unpack, handed, contents, only_foreign)
 
     def set_rereads(self) -> None:
         self._native.set_rereads(True)
@@ -227,6 +230,8 @@ def begin(context: Context) -> None:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
     context.native = context.memory.native = context.live.beside = _bridge
+    if context.contents is not None:
+        context.contents.sees_all_writes = False
     _bridge.begin(
         watching=context.watching,
         attentive=context.attentive,

@@ -1,6 +1,9 @@
 // The part of noclobber that runs on every save and every write, next to libtorch: a filter that takes the usual ones and
 // leaves all others to Python. bridge.py is the only caller.
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <unordered_set>
 
 #include "writes.h"
 
@@ -38,7 +41,8 @@ void enroll_views(const std::string &name, const std::string &overload, const py
   enroll_kernel(name, overload, new ViewsKernel(op.inc_ref().ptr()));
 }
 
-bool begin(bool watching, const py::object &looks, const py::object &targets, const py::object &saves) {
+bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves) {
+  large = from;
   replace(attentive, looks);
   replace(taken, targets);
   replace(python_unsorted, saves);
@@ -53,14 +57,15 @@ bool end() {
   return !taking_saves || take_saves(false);
 }
 
-void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents) {
+void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents,
+           bool only_foreign) {
   Thread &mine = thread();
   mine.usual = true;
   mine.backwards = 0;
   mine.hooks = {};
   if (!pack.is_none()) {
-    mine.hooks =
-        c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(), contents);
+    mine.hooks = c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(),
+                                            contents, only_foreign);
   }
 }
 
@@ -148,6 +153,34 @@ py::list note_step(const py::list &parameters, const py::object &written, const 
   return left;
 }
 
+// Returns the gradients that leaves have already and that a backward from these tensors may add to.
+py::list gradients_behind(const py::list &outputs) {
+  std::vector<torch::autograd::Node *> waiting;
+  std::unordered_set<torch::autograd::Node *> seen;
+  auto reach = [&](torch::autograd::Node *node) {
+    if (node != nullptr && seen.insert(node).second) {
+      waiting.push_back(node);
+    }
+  };
+  for (const py::handle &one : outputs) {
+    reach(torch::autograd::impl::gradient_edge(THPVariable_Unpack(one.ptr())).function.get());
+  }
+  py::list gradients;
+  while (!waiting.empty()) {
+    torch::autograd::Node *node = waiting.back();
+    waiting.pop_back();
+    if (auto *leaf = dynamic_cast<torch::autograd::AccumulateGrad *>(node)) {
+      if (leaf->variable.grad().defined()) {
+        gradients.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(leaf->variable.grad())));
+      }
+    }
+    for (const torch::autograd::Edge &edge : node->next_edges()) {
+      reach(edge.function.get());
+    }
+  }
+  return gradients;
+}
+
 void share(bool on) {
   sharing = on;
   std::lock_guard<std::mutex> guard(reads_lock);
@@ -200,6 +233,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("take_views", &take_views);
   m.def("place_of_node", &place_of_node);
   m.def("note_step", &note_step);
+  m.def("gradients_behind", &gradients_behind);
   m.def("share", &share);
   m.def("next_moment", &next_moment);
   m.def("forget", &forget);

@@ -4,12 +4,14 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 #include <unordered_map>
 
@@ -20,6 +22,8 @@ namespace noclobber {
 
 using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
+
+constexpr auto KEY = c10::DispatchKey::TESTING_ONLY_GenericMode; // on in a watched thread, but not within its kernels
 
 // Set by Python when this module is connected; borrowed from then on.
 inline PyObject *parameter_type = nullptr;
@@ -68,8 +72,8 @@ inline uint32_t version_of(const at::TensorImpl *tensor) { return tensor->versio
 
 // The pack and unpack hook that noclobber pushed on a thread's stack. Python's own hooks stand for all that is unusual.
 struct Hooks : c10::intrusive_ptr_target {
-  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents)
-      : pack(pack), unpack(unpack), handed(handed), contents(contents) {
+  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents, bool only_foreign)
+      : pack(pack), unpack(unpack), handed(handed), contents(contents), only_foreign(only_foreign) {
     Py_INCREF(pack);
     Py_INCREF(unpack);
     Py_XINCREF(handed);
@@ -85,6 +89,7 @@ struct Hooks : c10::intrusive_ptr_target {
   PyObject *pack, *unpack;
   PyObject *handed; // the dict of storages that foreign code may hold, or null
   bool contents;
+  bool only_foreign; // large tensors need a fingerprint only where code outside of torch can write them
 };
 
 constexpr size_t HISTORY = 16384; // places of past saves that are kept for each thread, as in core/save_hooks.py
@@ -98,6 +103,7 @@ struct Thread {
   bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
   int backwards = 0;  // the backward calls under way
   c10::intrusive_ptr<Hooks> hooks;
+  const std::vector<uintptr_t> *overwritten = nullptr; // by the kernel under way, where a version may not tell
   std::vector<PastSave> past;
   size_t next_past = 0;
   uint64_t era = 0; // of the places in `past`
@@ -145,12 +151,12 @@ struct IdentityHash {
   size_t operator()(const Identity &identity) const { return mixed((uintptr_t)identity.begin, identity.geometry); }
 };
 
-constexpr int64_t LARGE = 64 * 1024; // bytes from which on a tensor that is saved several times is hashed once
+inline int64_t large = 0; // bytes from which on a tensor that is saved several times is hashed once
 
 // Returns what tells bytes that cannot have changed by a counted write; empty for small tensors, and for memory that torch
 // did not allocate.
 inline Identity identity_of(const at::Tensor &tensor) {
-  if (tensor.numel() * (int64_t)tensor.element_size() < LARGE || !tensor.storage().resizable()) {
+  if (tensor.numel() * (int64_t)tensor.element_size() < large || !tensor.storage().resizable()) {
     return {};
   }
   uint64_t geometry = (uint64_t)version_of(tensor.unsafeGetTensorImpl()) * 31 + (uint64_t)tensor.scalar_type();
@@ -161,6 +167,11 @@ inline Identity identity_of(const at::Tensor &tensor) {
     geometry = geometry * 1000003 + (uint64_t)stride;
   }
   return {tensor.const_data_ptr(), geometry | 1};
+}
+
+// Returns true for memory that torch has allocated for this process alone.
+inline bool is_of_torch(const at::Tensor &tensor) {
+  return tensor.storage().data_ptr().get_deleter() == c10::GetAllocator(c10::kCPU)->raw_deleter();
 }
 
 enum ViewKind : int8_t { NO_VIEW = 0, VIEW = 1, MADE_ASIDE = 2, ONE_OF_SEVERAL = 3 }; // the classes of save_hooks.py
@@ -215,6 +226,68 @@ inline bool is_saved(uintptr_t key) {
   file_saves();
   auto at = by_storage.find(key);
   return at != by_storage.end() && !at->second.is_alone();
+}
+
+// Where the elements of a tensor lie in its storage: in rows of one length, at the same place in each.
+struct Rows {
+  explicit Rows(const at::TensorImpl *tensor) : begin(tensor->storage_offset()) {
+    for (int64_t i = 0; i < tensor->dim(); i++) {
+      const int64_t steps = tensor->size(i) - 1, stride = tensor->stride(i);
+      if (steps <= 0) {
+        continue;
+      }
+      if (stride > row) {
+        inner += row * rows; // the dimension that was taken for that of the rows lies within one
+        row = stride;
+        rows = steps;
+      } else {
+        inner += stride * steps;
+      }
+    }
+  }
+  int64_t end() const { return begin + inner + row * rows; }
+  int64_t begin, row = 0, rows = 0, inner = 1; // `inner`: the elements from the first to the last in a row
+};
+
+// Returns true if two tensors of one storage certainly share no byte. False is not exact.
+inline bool are_apart(const at::TensorImpl *one, const at::TensorImpl *other) {
+  if (one->itemsize() != other->itemsize()) {
+    return false;
+  }
+  if (one->numel() == 0 || other->numel() == 0) {
+    return true;
+  }
+  const Rows first(one), second(other);
+  if (first.end() <= second.begin || second.end() <= first.begin) {
+    return true;
+  }
+  if (first.row != second.row || first.row == 0) {
+    return false;
+  }
+  const int64_t a = first.begin % first.row, b = second.begin % second.row;
+  return a + first.inner <= first.row && b + second.inner <= first.row &&
+         (a + first.inner <= b || b + second.inner <= a);
+}
+
+// Returns true if a write to a tensor may concern a save that is not Python's yet: it may touch the save's bytes, or the
+// save has no fingerprint to be told by when its version moves.
+inline bool may_clobber(uintptr_t key, const at::TensorImpl *written) {
+  if (alive == 0) {
+    return false;
+  }
+  std::lock_guard<std::mutex> guard(table_lock);
+  file_saves();
+  auto at = by_storage.find(key);
+  if (at == by_storage.end()) {
+    return false;
+  }
+  for (Link *link = at->second.after; link != &at->second; link = link->after) {
+    auto *kept = static_cast<Kept *>(link);
+    if (!kept->has_digest || !are_apart(kept->alias.unsafeGetTensorImpl(), written)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 inline void take_out(Kept &kept) { // with the lock
@@ -351,7 +424,20 @@ struct Save final : SavedVariableHooks {
     const Hooks &hooks = *mine.hooks;
     // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
     return !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
-           (hooks.handed == nullptr || PyDict_GET_SIZE(hooks.handed) == 0);
+           !is_handed_out(hooks, tensor) &&
+           (!hooks.contents || mine.overwritten != nullptr || c10::impl::tls_is_dispatch_key_included(KEY));
+  }
+
+  static bool is_handed_out(const Hooks &hooks, const at::Tensor &tensor) {
+    if (hooks.handed == nullptr || PyDict_GET_SIZE(hooks.handed) == 0) {
+      return false;
+    }
+    Gil gil;
+    PyObject *key = PyLong_FromUnsignedLongLong(storage_key(tensor.unsafeGetTensorImpl()));
+    const bool is_out = key == nullptr || PyDict_Contains(hooks.handed, key) != 0;
+    PyErr_Clear();
+    Py_XDECREF(key);
+    return is_out;
   }
 
   // Returns false if the save has bytes that cannot be read.
@@ -363,7 +449,7 @@ struct Save final : SavedVariableHooks {
     save.tensor = c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr());
     save.version = version_of(save.alias.unsafeGetTensorImpl());
     save.view = view_of(tensor);
-    if (mine.hooks->contents && !digest(save)) {
+    if (mine.hooks->contents && !digest(mine, save)) {
       return false;
     }
     save.node = (int64_t)at::sequence_number::peek() - 1; // of the node that is being made
@@ -390,8 +476,14 @@ struct Save final : SavedVariableHooks {
                                                                       : VIEW;
   }
 
-  static bool digest(Kept &save) {
-    save.identity = identity_of(save.alias);
+  static bool digest(const Thread &mine, Kept &save) {
+    if (!is_overwritten(mine, storage_key(save.alias.unsafeGetTensorImpl()))) {
+      save.identity = identity_of(save.alias);
+    }
+    if (save.hooks->only_foreign && save.identity.begin != nullptr && is_of_torch(save.alias)) {
+      save.identity = {};
+      return true; // `takes` has seen that nothing is handed out
+    }
     if (save.identity.begin != nullptr) {
       std::lock_guard<std::mutex> guard(table_lock);
       auto known = saved_digests.find(save.identity);
@@ -411,6 +503,12 @@ struct Save final : SavedVariableHooks {
       saved_digests.emplace(save.identity, &save);
     }
     return true;
+  }
+
+  // Returns true if the operator that saves overwrites the storage too, and the version may not tell.
+  static bool is_overwritten(const Thread &mine, uintptr_t key) {
+    return mine.overwritten != nullptr &&
+           std::find(mine.overwritten->begin(), mine.overwritten->end(), key) != mine.overwritten->end();
   }
 
   at::Tensor call_unpack_hook() override {

@@ -5,7 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -14,7 +13,6 @@
 
 namespace noclobber {
 
-constexpr auto KEY = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr auto KEY_OF_PYTHON = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr size_t RECENT = 8192; // writes that are kept, needed or not, as in core/history.py
 
@@ -145,6 +143,11 @@ inline void note_views(PyObject *op) {
 
 enum Way { IGNORED, NOTED, FOR_PYTHON };
 
+// Returns true if the write moves the version of all saves of the tensor.
+inline bool is_counted(const Operator &op, const at::Tensor &tensor) {
+  return tensor.requires_grad() && !op.uncounted && !op.detaches && is_plain(tensor.unsafeGetTensorImpl(), false);
+}
+
 inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   auto *impl = tensor.unsafeGetTensorImpl();
   if (!is_usual(impl)) {
@@ -154,7 +157,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return NOTED;
   }
   const bool in_graph = tensor.requires_grad();
-  const bool counted = in_graph && !op.uncounted && !op.detaches && is_plain(impl, false);
+  const bool counted = is_counted(op, tensor);
   if (counted && !flags.careful) {
     return NOTED;
   }
@@ -162,7 +165,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   const uintptr_t key = storage_key(impl);
-  if (is_saved(key) || (python_has_saves() && answers(may_hold, key)) || (!in_graph && flags.rereads)) {
+  if ((counted ? may_clobber(key, impl) : is_saved(key)) || (python_has_saves() && answers(may_hold, key)) || (!in_graph && flags.rereads)) {
     return FOR_PYTHON;
   }
   return in_graph ? NOTED : IGNORED;
@@ -176,8 +179,15 @@ inline bool is_for_python(const Thread &mine) {
 // -- kernels -----------------------------------------------------------------------------------------------------------
 
 struct KeyOff {
-  KeyOff() { c10::impl::tls_set_dispatch_key_included(KEY, false); }
-  ~KeyOff() { c10::impl::tls_set_dispatch_key_included(KEY, true); }
+  explicit KeyOff(const std::vector<uintptr_t> *overwritten) : above(thread().overwritten) {
+    c10::impl::tls_set_dispatch_key_included(KEY, false);
+    thread().overwritten = overwritten;
+  }
+  ~KeyOff() {
+    thread().overwritten = above;
+    c10::impl::tls_set_dispatch_key_included(KEY, true);
+  }
+  const std::vector<uintptr_t> *above;
 };
 
 inline void pass_to_python(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
@@ -213,10 +223,11 @@ struct WriteKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
     const size_t count = handle.schema().arguments().size();
     at::Tensor first;
-    if (is_for_python(thread()) || !note_all(stack, count, first)) {
+    std::vector<uintptr_t> overwritten;
+    if (is_for_python(thread()) || !note_all(stack, count, first, overwritten)) {
       return pass_to_python(handle, keys, stack);
     }
-    KeyOff off;
+    KeyOff off(&overwritten);
     try {
       handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
     } catch (...) {
@@ -226,7 +237,7 @@ struct WriteKernel final : c10::OperatorKernel {
 
 private:
   // Notes what the operator is about to write; `first` is the first of it. Returns false if it is for Python.
-  bool note_all(torch::jit::Stack *stack, size_t count, at::Tensor &first) const {
+  bool note_all(torch::jit::Stack *stack, size_t count, at::Tensor &first, std::vector<uintptr_t> &overwritten) const {
     if (op->flag >= 0 && !torch::jit::peek(*stack, op->flag, count).toBool()) {
       return true;
     }
@@ -234,12 +245,12 @@ private:
     for (int position : op->arguments) {
       const c10::IValue &value = torch::jit::peek(*stack, position, count);
       if (value.isTensor()) {
-        if (!look(value.toTensor(), first, noted)) {
+        if (!look(value.toTensor(), first, noted, overwritten)) {
           return false;
         }
       } else if (value.isTensorList()) {
         for (const c10::IValue &element : value.toListRef()) {
-          if (!look(element.toTensor(), first, noted)) {
+          if (!look(element.toTensor(), first, noted, overwritten)) {
             return false;
           }
         }
@@ -256,7 +267,8 @@ private:
     return true;
   }
 
-  bool look(const at::Tensor &tensor, at::Tensor &first, c10::SmallVector<const at::Tensor *, 4> &noted) const {
+  bool look(const at::Tensor &tensor, at::Tensor &first, c10::SmallVector<const at::Tensor *, 4> &noted,
+            std::vector<uintptr_t> &overwritten) const {
     if (!tensor.defined()) {
       return true;
     }
@@ -271,6 +283,9 @@ private:
       break;
     case IGNORED:
       break;
+    }
+    if (!is_counted(*op, tensor)) {
+      overwritten.push_back(storage_key(tensor.unsafeGetTensorImpl()));
     }
     return true;
   }
@@ -287,7 +302,7 @@ struct ViewsKernel final : c10::OperatorKernel {
       return pass_to_python(handle, keys, stack);
     }
     note_views(op);
-    KeyOff off;
+    KeyOff off(thread().overwritten);
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
   }
 

@@ -12,7 +12,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint, same
 from noclobber.observe.core.records import Record, geometry
-from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim
+from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim, compare
 from noclobber.observe.core.sites import site_of
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
@@ -40,6 +40,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
         off = noted.written.only_moves or not clobbers.touch(noted.geometry, geometry(alias))
         if off or handle in context.put_off:
             suspect.spared = True
+            compare(context.contents, [handle])
             continue
         with private.aside():
             if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
