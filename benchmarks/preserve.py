@@ -8,16 +8,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from overhead import README, machine
+from overhead import README, machine, part
 from torch.autograd.graph import allow_mutation_on_saved_tensors, saved_tensors_hooks
 from workloads import WORKLOADS, Step
 
 BEGIN, END = "<!-- preserve -->\n", "<!-- end of preserve -->\n"
+WATCHING = ("watch", "contents")
+"""The modes that raise where activations are overwritten. They are measured on the same program out of place."""
 LAYERS, WIDTH = 32, 1 << 19
 
 
@@ -90,7 +92,7 @@ def peak(mode: str, times: int) -> float:
 
 
 def _print_peak(mode: str, times: int) -> None:
-    step = overwriting(times, in_place=mode not in ("bare", "watch", "contents"))
+    step = overwriting(times, in_place=mode not in ("bare", *WATCHING))
     status = Path("/proc/self/status")
     for _ in range(2):
         with MODES[mode]():
@@ -106,8 +108,36 @@ def _high_water(status: Path) -> float:
     return next(int(line.split()[1]) / 1000 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
 
+def table(pairs: int) -> Iterator[str]:
+    """The lines of the tables of this process, each as soon as it is measured."""
+    modes = [mode for mode in MODES if mode != "bare"]
+    yield f"| time, ratio to bare; {part()} | {' | '.join(modes)} |"
+    yield f"|---|{'---:|' * len(modes)}"
+    for workload in WORKLOADS[:4]:
+        torch.manual_seed(0)
+        step = workload.build()
+        step()
+        row = [f"{ratio(mode, step, step, pairs):.2f}" for mode in modes]
+        yield f"| {workload.says} | {' | '.join(row)} |"
+    for times in (0, 8, 32):
+        bare = overwriting(times, in_place=False)
+        row = [
+            "raises"
+            if mode in WATCHING and times
+            else f"{ratio(mode, overwriting(times, in_place=True), bare, pairs):.2f}"
+            for mode in modes
+        ]
+        yield f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |"
+    yield ""
+    yield f"| peak memory of a step, MB; {part()} | {' | '.join(MODES)} |"
+    yield f"|---|{'---:|' * len(MODES)}"
+    for times in (0, 8, 32):
+        row = [f"{peak(mode, times):.0f}" for mode in MODES]
+        yield f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |"
+
+
 def main() -> None:
-    """Measure, print, and write the README's table if asked to."""
+    """Measure, print, and write the README's tables if asked to: with Python alone, and with the native part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--write-readme", action="store_true")
@@ -116,35 +146,16 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.peak:
         _print_peak(options.peak[0], int(options.peak[1]))
-        return
-    modes = [mode for mode in MODES if mode != "bare"]
-    lines = [f"| time, ratio to bare | {' | '.join(modes)} |", f"|---|{'---:|' * len(modes)}"]
-    for workload in WORKLOADS[:4]:
-        torch.manual_seed(0)
-        step = workload.build()
-        step()
-        row = [f"{ratio(mode, step, step, options.pairs):.2f}" for mode in modes]
-        lines.append(f"| {workload.says} | {' | '.join(row)} |")
-        print(lines[-1], flush=True)
-    for times in (0, 8, 32):
-        bare = overwriting(times, in_place=False)
-        row = [
-            "raises"
-            if mode in ("watch", "contents") and times
-            else f"{ratio(mode, overwriting(times, in_place=True), bare, options.pairs):.2f}"
-            for mode in modes
-        ]
-        lines.append(f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |")
-        print(lines[-1], flush=True)
-    modes = list(MODES)
-    lines += ["", f"| peak memory of a step, MB | {' | '.join(modes)} |", f"|---|{'---:|' * len(modes)}"]
-    for times in (0, 8, 32):
-        row = [f"{peak(mode, times):.0f}" for mode in modes]
-        lines.append(f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |")
-        print(lines[-1], flush=True)
-    if options.write_readme:
+    elif options.write_readme:
+        command = [sys.executable, __file__, "--pairs", str(options.pairs)]
+        environs = [{**os.environ, "NOCLOBBER_PURE": pure} for pure in "10"]
+        runs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one) for one in environs]
         before, rest = README.read_text().split(BEGIN)
-        README.write_text(f"{before}{BEGIN}{machine()}\n\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}")
+        tables = "\n".join(run.stdout for run in runs)
+        README.write_text(f"{before}{BEGIN}{machine()}\n\n{tables}{END}{rest.split(END)[1]}")
+    else:
+        for line in table(options.pairs):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_the_pages_become_a_site(tmp_path: Path) -> None:
 
 def test_the_costs_in_the_readme_are_measured() -> None:
     table = (ROOT / "benchmarks" / "README.md").read_text()
-    medians = dict(re.findall(r"^\| (.*?) \| .*? \| contents \| ([\d.]+) \|", table, re.MULTILINE))
+    medians = dict(re.findall(r"^\| (.*?) \| .*? \| contents \| python \| ([\d.]+) \|", table, re.MULTILINE))
     real = medians["GPT 6 x 384, 2 x 128 letters"], medians["ResNet-50, 2 pictures of 96 pixels"]
     costs = re.search(r"^## What it costs\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert costs is not None

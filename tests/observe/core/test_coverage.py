@@ -97,6 +97,20 @@ def test_fused_optimizers_move_no_version():
     assert write_kernels.written_by(schema("_fused_sgd_")).uncounted
 
 
+def test_writes_below_the_key_that_counts_versions():
+    """`install` remembers none of these, as they can make no error. torch makes them within its own kernels."""
+    t = torch.ones(3)
+    assert not private.below_versions()
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        assert private.below_versions()
+        t.add_(1)
+    assert t._version == 0
+    with torch.inference_mode():
+        assert not private.below_versions()
+        t.add_(1)
+    assert t._version == 1
+
+
 def test_ordinary_schemas():
     assert write_kernels.written_by(schema("add_", "Tensor")) == write_kernels.Written(
         "aten::add_", ((0, "self"),), False

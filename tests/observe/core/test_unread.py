@@ -69,6 +69,16 @@ def test_running_statistics_are_read_in_evaluation_only(norm, write, train, twic
     assert torch.equal(bare(preserved), right)
 
 
+def test_a_statistic_that_is_the_weight_too_is_read():
+    def program():
+        x, both, var = torch.randn(6, 3, requires_grad=True), torch.randn(3), torch.rand(3) + 0.5
+        aten.native_batch_norm(x, both, None, both, var, True, 0.1, 1e-5)[0].pow(3).sum().backward()
+        return x.grad
+
+    heard, _ = hear(program)
+    assert [clobber.save.field for clobber in heard.clobbers] == ["weight"]
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("draw", [torch._C._nn.rrelu_with_noise, torch._C._nn.rrelu_with_noise_])
 def test_noise_is_read_where_it_was_drawn(draw, training):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from types import FrameType
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.core.boundary import Way
@@ -32,18 +31,29 @@ class BackwardCalls:
 
     def begin(self, call: Backward) -> list[tuple[Way, End]]:
         """Tell the watchers that a call begins, and return what to call at its end."""
-        ends = [(way, way.guarded(partial(begin, call))) for way, begin in tuple(self._watching)]
-        return [(way, end) for way, end in ends if end is not None]
+        ends = []
+        for way, begin in tuple(self._watching):
+            if not way.on:
+                continue
+            try:  # as `Way.guarded` does, which would cost more than most watchers
+                end = begin(call)
+            except ClobberError:
+                raise
+            except Exception as failure:
+                way.fail(failure)
+                continue
+            if end is not None:
+                ends.append((way, end))
+        return ends
 
 
-def read(outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]) -> Backward:
-    """Return the backward call that the engine's arguments ask for.
+def read(frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]) -> Backward:
+    """Return the backward call that the engine's arguments ask for. `frame` calls the engine.
 
     `torch.autograd.backward` and `grad` pass (outputs, gradients, retain_graph, create_graph, inputs) by position and
     `accumulate_grad` by name (torch 2.13; self_tests.py tests it).
     """
     gradients, _, create_graph, inputs = (*args, *(None,) * 4)[:4]
     call = "backward" if kwargs.get("accumulate_grad") else "grad"
-    return Backward(
-        place_of(sys._getframe(1)), outputs, call, gradients or (), inputs or (), create_graph=bool(create_graph)
-    )
+    place, create_graph = place_of(frame), bool(create_graph)
+    return Backward(place, outputs, call, gradients or (), inputs or (), create_graph=create_graph, frame=frame)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 
 import torch
 
@@ -14,6 +15,7 @@ from noclobber.observe.core.backward_calls import End, read
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, moment
+from noclobber.observe.core.sites import identity
 from noclobber.observe.core.write_log import may_rest
 from noclobber.observe.torch_api import private
 
@@ -27,30 +29,33 @@ def arm(context: Context, way: Way) -> None:
 
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
-        begun = way.guarded(lambda: _begins(context, t_outputs, args, kwargs))
+        # The frame is not kept in a variable: one that refers to itself keeps all others until a garbage collection.
+        begun = way.guarded(partial(_begins, context, sys._getframe(), t_outputs, args, kwargs))
         if begun is None:
             return engine(t_outputs, *args, **kwargs)
-        call, ended = begun
-        # Not kept in a variable: a frame that refers to itself keeps all other frames until a garbage collection.
-        call.frame = sys._getframe()
+        call, ends = begun
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
             call.over = True  # set first, whatever fails afterwards
-            way.guarded(partial(ended, None, error))
+            way.guarded(partial(_has_ended, context, call, ends, None, error), also_off=True)
             __tracebackhide__ = True  # IPython and pytest leave this frame out (tests/integrations/test_notebooks.py)
             raise
         call.over = True
-        way.guarded(partial(ended, result, None))
+        way.guarded(partial(_has_ended, context, call, ends, result, None), also_off=True)
         return result
 
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
 def _begins(
-    context: Context, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[Backward, Callable[[object, BaseException | None], None]] | None:
-    """Return the backward call that this thread begins, and what to call at its end with its result or its error.
+    context: Context,
+    frame: FrameType,
+    outputs: Iterable[object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> tuple[Backward, list[tuple[Way, End]]] | None:
+    """Return the backward call that this thread begins, and what its watchers want to be called at its end.
 
     None for a call that nobody watches.
     """
@@ -64,8 +69,8 @@ def _begins(
         context.bus.not_seen("backward calls in threads that ran before watching began")
         return None
     optimizer_steps.unmute(thread)
-    call = read(outputs, args, kwargs)
-    call.outer, call.node = outer, private.next_node()
+    call = read(frame, outputs, args, kwargs)
+    call.outer, call.node, call.hooks = outer, private.next_node(), thread.hooks
     ends = context.calls.begin(call)  # watchers may find hooks, whose writes must be logged
     logged = context.by_key and not context.python_in_backward and private.key_is_set()
     call.quiet = logged and may_rest(context, outputs, call.create_graph)
@@ -81,10 +86,12 @@ def _begins(
         private.set_backward_call(call)
         if call.quiet:
             private.set_key(False)
+            if not call.create_graph:
+                threads.rest_hooks(context, call)
     except Exception:
         call.over = True  # the backward runs unwatched
         raise
-    return call, partial(_has_ended, context, call, ends)
+    return call, ends
 
 
 def _has_ended(
@@ -92,8 +99,11 @@ def _has_ended(
 ) -> None:
     """Undo what `_begins` did and call the watchers. Raises the ClobberError that a watcher returned, if any."""
     thread, call.frame = context.thread, None
-    if call.quiet and thread.watched:
+    if call.outer is None and (thread.hooks is not call.hooks or not thread.entered):
+        threads.put_right(context, call)
+    elif call.quiet:
         private.set_key(True)
+        threads.wake_hooks(context, call)
     thread.backwards.remove(call)
     if context.native is not None:
         context.native.set_backwards(len(thread.backwards))
@@ -108,8 +118,9 @@ def _has_ended(
     if error is not None:
         return
     thread.boundary = private.next_node()
-    thread.boundaries.pop(call.place, None)
-    thread.boundaries[call.place] = thread.boundary
+    line = identity(call.place)
+    thread.boundaries.pop(line, None)
+    thread.boundaries[line] = (call.place, thread.boundary)
     if len(thread.boundaries) > _LINES:
         del thread.boundaries[next(iter(thread.boundaries))]
     if call.call == "backward":
@@ -124,7 +135,7 @@ def arm_listening(context: Context, way: Way) -> None:
 
 
 def listen(context: Context, *_: object) -> Callable[..., None] | None:
-    """Log writes again while Python code runs inside a backward that is not logged.
+    """Log writes, and save with hooks, while Python code runs inside a backward that does without.
 
     Returns what ends this; None where there is nothing to do.
     """
@@ -132,7 +143,13 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
     if call is None or not call.quiet or private.key_is_set():
         return None
     private.set_key(True)
-    return lambda *_: private.set_key(False)
+    threads.wake_hooks(context, call)
+
+    def rest(*_: object) -> None:
+        private.set_key(False)
+        threads.rest_hooks(context, call)
+
+    return rest
 
 
 @contextmanager

@@ -12,10 +12,13 @@ from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import record
-from noclobber.observe.core.sites import Place, caller, site_of
+from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
+
+_STEPS = 256
+"""The number of lines that run a step, for which the Step is kept."""
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
@@ -23,18 +26,13 @@ def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def writes_only_parameters(
-    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
-) -> bool:
-    """Return True if the step is PyTorch's own and runs no user code: then the write log may rest while it runs.
+def writes_only_parameters(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if a step without a closure is PyTorch's own: then the write log may rest while it runs.
 
     A closure runs forward and backward inside the step; `differentiable=True` records the step itself.
     """
-    return (
-        type(optimizer).__module__.startswith("torch.optim.")
-        and not _has_closure(args, kwargs)
-        and not optimizer.defaults.get("differentiable")
-    )
+    ours = type(optimizer).__module__.startswith("torch.optim.")
+    return ours and not optimizer.defaults.get("differentiable")
 
 
 def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
@@ -61,11 +59,12 @@ def _before(
     unmute(thread)
     place = caller(1)
     step = _step(type(optimizer).__name__, place)
-    rests = context.by_key and writes_only_parameters(optimizer, args, kwargs)
+    closure = _has_closure(args, kwargs)
+    rests = context.by_key and not closure and writes_only_parameters(optimizer)
     thread.step, thread.stepped = step, None
     if context.native is not None and not rests:
         context.native.set_usual(False)  # each write belongs to the step
-    if _has_closure(args, kwargs):
+    if closure:
         # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
         groups = optimizer.param_groups
         thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
@@ -92,9 +91,18 @@ def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: P
                 context.meet(handles, parameter, noted)
 
 
-@lru_cache(maxsize=256)
+_steps: dict[tuple[object, ...], Step] = {}
+"""By the name of the optimizer and the identity of the place, which the Step holds."""
+
+
 def _step(optimizer: str, place: Place | None) -> Step:
-    return Step(optimizer, site_of(place))
+    key = (optimizer, *identity(place))
+    step = _steps.get(key)
+    if step is None:
+        if len(_steps) >= _STEPS:
+            _steps.clear()
+        step = _steps[key] = Step(optimizer, site_of(place))
+    return step
 
 
 @lru_cache(maxsize=256)

@@ -93,6 +93,10 @@ class Backward:
     """Whether the call has ended."""
     quiet: bool = False
     """Whether the write log rests during the call."""
+    hooks: private.Pair | None = None
+    """Noclobber's hooks of the thread that calls, when the call begins."""
+    resting: bool = False
+    """Whether these hooks are off the stack while no Python runs in the call."""
     deliveries: Any = None
     """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if nothing."""
     explained: list[Site | None] = field(default_factory=list)

@@ -60,6 +60,15 @@ def caller(depth: int = 1) -> Place | None:
     return place_of(frame_above(depth + 1))
 
 
+def identity(place: Place | None) -> tuple[int, ...]:
+    """Return what tells a place from others while it lives. To hash a place costs more: a code object hashes all its
+    constants, which takes 0.3 us for a function and several for a long script (Python 3.11)."""
+    if place is None:
+        return ()
+    code, lasti, inside = place
+    return (id(code), lasti) if inside is None else (id(code), lasti, id(inside[0]), inside[1])
+
+
 def site_of(place: Place | None) -> Site | None:
     """Return a place as a Site of the model; None for None."""
     if place is None:

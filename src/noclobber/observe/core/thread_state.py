@@ -64,8 +64,8 @@ class Thread(threading.local):
         """The backward calls that this thread makes, innermost last."""
         self.boundary = 0
         """The sequence number at the end of the last backward: nodes below it belong to graphs that may be freed."""
-        self.boundaries: dict[Place | None, int] = {}
-        """The same number for each line that ran a backward, newest last."""
+        self.boundaries: dict[tuple[int, ...], tuple[Place | None, int]] = {}
+        """The same number for each line that ran a backward, newest last; by the identity of its place."""
 
     @property
     def watched(self) -> bool:

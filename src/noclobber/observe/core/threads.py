@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from noclobber.observe.core import interpose, save_hooks, write_kernels
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.records import Backward
 from noclobber.observe.torch_api import native_saves, private
 
 
@@ -156,6 +157,40 @@ def put_back(context: Context) -> None:
         private.push_hooks(*thread.withdrawn)
         thread.withdrawn = None
         context.bus.not_seen("saves inside torch.func transforms")
+
+
+def rest_hooks(context: Context, call: Backward) -> None:
+    """Take noclobber's hooks off the stack during a backward that saves nothing, if they are on top of it.
+
+    The engine copies the stack several times for each node, and waits for the GIL for each pair (torch 2.13,
+    ThreadLocalState.cpp; 5 % of the time of an LSTM's backward).
+    """
+    if context.thread.withdrawn is None and has_hooks_on_top(context):
+        call.hooks, call.resting = call.hooks or private.top_hooks(True), True
+        private.pop_hooks()
+
+
+def wake_hooks(context: Context, call: Backward) -> None:
+    """Push noclobber's hooks again after `rest_hooks`: those of now, if they were renewed meanwhile."""
+    if call.resting and not has_hooks_on_top(context) and (hooks := context.thread.hooks or call.hooks) is not None:
+        private.push_hooks(*hooks)
+
+
+def put_right(context: Context, call: Backward) -> None:
+    """Give this thread the key and the hooks that it should have, after a backward in which they have changed.
+
+    When a node has run, the engine sets the thread's keys and hooks back to what they were before it (torch 2.13,
+    ThreadLocalState.cpp; tests/observe/core/test_resting_hooks.py).
+    """
+    thread = context.thread
+    if context.by_key:
+        private.set_key(thread.entered)
+    if thread.withdrawn is not None:
+        return
+    if not call.resting and call.hooks is not None:
+        private.replace_hooks(lambda pair: pair == call.hooks or save_hooks.are_ours(pair), thread.hooks)
+    elif thread.hooks is not None:
+        private.push_hooks(*thread.hooks)
 
 
 def versions_preserved(context: Context, more: int) -> None:

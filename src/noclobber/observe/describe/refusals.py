@@ -15,7 +15,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
-from noclobber.observe.core.sites import place_of, site_of
+from noclobber.observe.core.sites import identity, place_of, site_of
 from noclobber.observe.core.write_kernels import Written, tensors
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
@@ -139,8 +139,10 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     if newest is not None:
         number = newest._sequence_nr()
         place = memory.place_of(number)
-        shared = repeated is False and number >= memory.thread.boundaries.get(backward.place, 0)
-        ends = ((end, line) for line, end in memory.thread.boundaries.items() if end > number)
+        boundaries = memory.thread.boundaries
+        _, last = boundaries.get(identity(backward.place), (None, 0))
+        shared = repeated is False and number >= last
+        ends = ((end, line) for line, end in boundaries.values() if end > number)
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     carrying = _carrying(roots, boundary, memory)
     return Refusal(

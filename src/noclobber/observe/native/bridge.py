@@ -93,7 +93,8 @@ class Bridge:
         positions = [position for position, _ in written.arguments]
         flag = -1 if written.flag is None else written.flag
         uncounted, detaches, moves = written.uncounted, written.detaches, written.only_moves
-        self._native.enroll_write(base, overload, written, positions, flag, uncounted, detaches, moves)
+        kinds = (uncounted, detaches, moves, written.is_statistics)
+        self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
     def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
         self._native.begin(watching, fingerprints.LARGE, attentive, taken, self._context.live.unsorted)

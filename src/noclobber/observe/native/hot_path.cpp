@@ -32,8 +32,9 @@ void connect(uintptr_t moments, const py::object &parameter, const py::object &k
 }
 
 void enroll_write(const std::string &name, const std::string &overload, const py::object &written,
-                  std::vector<int> arguments, int flag, bool uncounted, bool detaches, bool moves) {
-  auto *op = new Operator{written.inc_ref().ptr(), std::move(arguments), flag, uncounted, detaches, moves};
+                  std::vector<int> arguments, int flag, bool uncounted, bool detaches, bool moves, bool statistics) {
+  auto *op =
+      new Operator{written.inc_ref().ptr(), std::move(arguments), flag, uncounted, detaches, moves, statistics};
   enroll_kernel(name, overload, new WriteKernel(op));
 }
 
@@ -170,7 +171,7 @@ py::list gradients_behind(const py::list &outputs) {
     torch::autograd::Node *node = waiting.back();
     waiting.pop_back();
     if (auto *leaf = dynamic_cast<torch::autograd::AccumulateGrad *>(node)) {
-      if (leaf->variable.grad().defined()) {
+      if (leaf->variable.defined() && leaf->variable.grad().defined()) {
         gradients.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(leaf->variable.grad())));
       }
     }

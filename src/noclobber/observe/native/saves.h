@@ -66,6 +66,11 @@ inline uintptr_t storage_key(at::TensorImpl *tensor) {
   return begin != 0 && tensor->numel() != 0 ? begin : (uintptr_t)storage;
 }
 
+inline const void *first_byte(at::TensorImpl *tensor) {
+  return (const char *)tensor->unsafe_storage().unsafeGetStorageImpl()->data() +
+         tensor->storage_offset() * (int64_t)tensor->itemsize();
+}
+
 inline uint32_t version_of(const at::TensorImpl *tensor) { return tensor->version_counter().current_version(); }
 
 // -- the hooks of a thread ---------------------------------------------------------------------------------------------
@@ -99,11 +104,24 @@ struct PastSave {
   const Place *place;
 };
 
+struct Kept;
+
+// What an operator overwrites where a version may not tell.
+struct Overwriting {
+  struct Range {
+    uintptr_t storage;
+    const void *begin;
+    Kept *saved = nullptr; // the save of it that the operator has made
+  };
+  bool statistics = false; // whether it is batch norm: in training, its backward does not read what it overwrites
+  c10::SmallVector<Range, 4> ranges;
+};
+
 struct Thread {
   bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
   int backwards = 0;  // the backward calls under way
   c10::intrusive_ptr<Hooks> hooks;
-  const std::vector<uintptr_t> *overwritten = nullptr; // by the kernel under way, where a version may not tell
+  Overwriting *overwriting = nullptr; // what the kernel under way overwrites
   std::vector<PastSave> past;
   size_t next_past = 0;
   uint64_t era = 0; // of the places in `past`
@@ -183,6 +201,7 @@ struct Kept : c10::intrusive_ptr_target, Link {
   uint32_t version = 0;
   ViewKind view = NO_VIEW;
   bool has_digest = false;
+  bool is_statistic = false; // of batch norm in training, whose node saves it but does not read it
   uint64_t digest = 0;
   Identity identity;
   int64_t node = 0, moment = 0;
@@ -425,7 +444,7 @@ struct Save final : SavedVariableHooks {
     // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
     return !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
            !is_handed_out(hooks, tensor) &&
-           (!hooks.contents || mine.overwritten != nullptr || c10::impl::tls_is_dispatch_key_included(KEY));
+           (!hooks.contents || mine.overwriting != nullptr || c10::impl::tls_is_dispatch_key_included(KEY));
   }
 
   static bool is_handed_out(const Hooks &hooks, const at::Tensor &tensor) {
@@ -449,6 +468,7 @@ struct Save final : SavedVariableHooks {
     save.tensor = c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr());
     save.version = version_of(save.alias.unsafeGetTensorImpl());
     save.view = view_of(tensor);
+    mark_statistic(mine, tensor, save);
     if (mine.hooks->contents && !digest(mine, save)) {
       return false;
     }
@@ -507,8 +527,37 @@ struct Save final : SavedVariableHooks {
 
   // Returns true if the operator that saves overwrites the storage too, and the version may not tell.
   static bool is_overwritten(const Thread &mine, uintptr_t key) {
-    return mine.overwritten != nullptr &&
-           std::find(mine.overwritten->begin(), mine.overwritten->end(), key) != mine.overwritten->end();
+    return mine.overwriting != nullptr &&
+           std::any_of(mine.overwriting->ranges.begin(), mine.overwriting->ranges.end(),
+                       [key](const Overwriting::Range &range) { return range.storage == key; });
+  }
+
+  // Marks the save of a running statistic that batch norm makes in training. Memory that it saves twice may be its
+  // weight too, which it reads.
+  static void mark_statistic(const Thread &mine, const at::Tensor &tensor, Kept &save) {
+    if (mine.overwriting == nullptr || !mine.overwriting->statistics) {
+      return;
+    }
+    const void *begin = first_byte(tensor.unsafeGetTensorImpl());
+    for (Overwriting::Range &range : mine.overwriting->ranges) {
+      if (range.begin == begin) {
+        save.is_statistic = range.saved == nullptr;
+        if (range.saved != nullptr) {
+          range.saved->is_statistic = false;
+        }
+        range.saved = &save;
+        return;
+      }
+    }
+  }
+
+  // Returns true in the backward of the node that saved a statistic.
+  static bool is_unread(const Kept &save) {
+    if (!save.is_statistic) {
+      return false;
+    }
+    auto node = torch::autograd::get_current_node();
+    return node != nullptr && (int64_t)node->sequence_nr() == save.node;
   }
 
   at::Tensor call_unpack_hook() override {
@@ -522,7 +571,7 @@ struct Save final : SavedVariableHooks {
       alias = save.alias; // undefined once there is a handle
     }
     if (alias.defined() && version_of(alias.unsafeGetTensorImpl()) == save.version &&
-        (!save.has_digest || digest_at_read(alias) == save.digest)) {
+        (!save.has_digest || is_unread(save) || digest_at_read(alias) == save.digest)) {
       return alias;
     }
     Gil gil;

@@ -21,7 +21,7 @@ struct Operator {
   PyObject *written;
   std::vector<int> arguments;
   int flag; // the position of the flag that makes it write; -1 if it always writes
-  bool uncounted, detaches, moves;
+  bool uncounted, detaches, moves, statistics;
 };
 
 // -- the log -----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   if (!flags.watching) {
-    return NOTED;
+    return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) ? IGNORED : NOTED;
   }
   const bool in_graph = tensor.requires_grad();
   const bool counted = is_counted(op, tensor);
@@ -179,15 +179,15 @@ inline bool is_for_python(const Thread &mine) {
 // -- kernels -----------------------------------------------------------------------------------------------------------
 
 struct KeyOff {
-  explicit KeyOff(const std::vector<uintptr_t> *overwritten) : above(thread().overwritten) {
+  explicit KeyOff(Overwriting *overwriting) : above(thread().overwriting) {
     c10::impl::tls_set_dispatch_key_included(KEY, false);
-    thread().overwritten = overwritten;
+    thread().overwriting = overwriting;
   }
   ~KeyOff() {
-    thread().overwritten = above;
+    thread().overwriting = above;
     c10::impl::tls_set_dispatch_key_included(KEY, true);
   }
-  const std::vector<uintptr_t> *above;
+  Overwriting *above;
 };
 
 inline void pass_to_python(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
@@ -223,11 +223,11 @@ struct WriteKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
     const size_t count = handle.schema().arguments().size();
     at::Tensor first;
-    std::vector<uintptr_t> overwritten;
-    if (is_for_python(thread()) || !note_all(stack, count, first, overwritten)) {
+    Overwriting overwriting{op->statistics, {}};
+    if (is_for_python(thread()) || !note_all(stack, count, first, overwriting)) {
       return pass_to_python(handle, keys, stack);
     }
-    KeyOff off(&overwritten);
+    KeyOff off(&overwriting);
     try {
       handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
     } catch (...) {
@@ -237,7 +237,7 @@ struct WriteKernel final : c10::OperatorKernel {
 
 private:
   // Notes what the operator is about to write; `first` is the first of it. Returns false if it is for Python.
-  bool note_all(torch::jit::Stack *stack, size_t count, at::Tensor &first, std::vector<uintptr_t> &overwritten) const {
+  bool note_all(torch::jit::Stack *stack, size_t count, at::Tensor &first, Overwriting &overwriting) const {
     if (op->flag >= 0 && !torch::jit::peek(*stack, op->flag, count).toBool()) {
       return true;
     }
@@ -245,12 +245,12 @@ private:
     for (int position : op->arguments) {
       const c10::IValue &value = torch::jit::peek(*stack, position, count);
       if (value.isTensor()) {
-        if (!look(value.toTensor(), first, noted, overwritten)) {
+        if (!look(value.toTensor(), first, noted, overwriting)) {
           return false;
         }
       } else if (value.isTensorList()) {
         for (const c10::IValue &element : value.toListRef()) {
-          if (!look(element.toTensor(), first, noted, overwritten)) {
+          if (!look(element.toTensor(), first, noted, overwriting)) {
             return false;
           }
         }
@@ -268,7 +268,7 @@ private:
   }
 
   bool look(const at::Tensor &tensor, at::Tensor &first, c10::SmallVector<const at::Tensor *, 4> &noted,
-            std::vector<uintptr_t> &overwritten) const {
+            Overwriting &overwriting) const {
     if (!tensor.defined()) {
       return true;
     }
@@ -285,7 +285,8 @@ private:
       break;
     }
     if (!is_counted(*op, tensor)) {
-      overwritten.push_back(storage_key(tensor.unsafeGetTensorImpl()));
+      auto *impl = tensor.unsafeGetTensorImpl();
+      overwriting.ranges.push_back({storage_key(impl), first_byte(impl)});
     }
     return true;
   }
@@ -302,7 +303,7 @@ struct ViewsKernel final : c10::OperatorKernel {
       return pass_to_python(handle, keys, stack);
     }
     note_views(op);
-    KeyOff off(thread().overwritten);
+    KeyOff off(thread().overwriting);
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
   }
 

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from types import CodeType, FunctionType, GetSetDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -140,6 +140,10 @@ KEY: DispatchKey | None = None
 include = cast("Callable[[DispatchKey | None, bool], None]", None)
 KEYS_BELOW = cast("DispatchKeySet", None)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
+below_versions: Callable[[], bool] = _not_yet
+"""Returns True inside the kernel of an operator, below the key that counts versions: writes there move none.
+
+Only on the spare key: a TorchDispatchMode always runs below."""
 
 
 def require() -> None:
@@ -147,7 +151,7 @@ def require() -> None:
 
     Raises UnsupportedTorch, which names the release and the missing name.
     """
-    global KEY, include, KEYS_BELOW
+    global KEY, include, KEYS_BELOW, below_versions
     for name, path in _REQUIRED.items():
         globals()[name] = lookup(path)
     engine()
@@ -156,6 +160,8 @@ def require() -> None:
         include = lookup("_C._dispatch_tls_set_dispatch_key_included")
         KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
         lookup("_C._dispatch_tls_is_dispatch_key_included")
+        counting = lookup("_C._parse_dispatch_key")("ADInplaceOrView")
+        below_versions = partial(lookup("_C._dispatch_tls_is_dispatch_key_excluded"), counting)
     except RuntimeError:  # from `_parse_dispatch_key`: it knows no key of that name
         KEY = None
 
@@ -176,7 +182,8 @@ def current_node() -> Node | None:
     return _current_node()
 
 
-_CALL = "noclobber: the backward call under way"
+_CALL = "noclobber: call"
+"""Short, as the engine copies it for every node: C++ allocates no memory for 15 characters."""
 _PROBE = "noclobber: a probe"
 
 
@@ -191,19 +198,14 @@ def backward_call() -> Any:
 
 
 def set_backward_call(call: object) -> None:
-    """Set the backward call that this thread makes; None for no call. The entry stays: torch 2.12 cannot remove it."""
-    _set_aside(_CALL, call)
-
-
-def _set_aside(name: str, thing: object) -> None:
-    """Keep an object in the state of this thread.
+    """Set the backward call that this thread makes; None for no call. The entry stays: torch 2.12 cannot remove it.
 
     torch 2.10 and 2.11 take no reference to the object, but release one in the end. Python would then free an object
     that is still in use, so the missing reference is added here (tests/observe/torch_api/test_releases.py).
     """
     if _uncounted():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    _put_aside(name, thing)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+    _put_aside(_CALL, call)
 
 
 @cache
