@@ -195,4 +195,4 @@ def arm(context: Context, way: Way) -> None:
         for one in context.accounts:
             one.begins(call)
 
-    context.calls.watch(way, begin)
+    context.calls.watch(way, begin, among=context.accounts)

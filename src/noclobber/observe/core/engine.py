@@ -11,10 +11,9 @@ from types import FrameType
 import torch
 
 from noclobber.observe.core import optimizer_steps, threads
-from noclobber.observe.core.backward_calls import End, read
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward, here, moment
+from noclobber.observe.core.records import Backward, here, moment, read
 from noclobber.observe.core.sites import identity
 from noclobber.observe.core.write_log import may_rest
 from noclobber.observe.torch_api import private
@@ -30,74 +29,86 @@ def arm(context: Context, way: Way) -> None:
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
         # The frame is not kept in a variable: one that refers to itself keeps all others until a garbage collection.
-        begun = way.guarded(partial(_begins, context, sys._getframe(), t_outputs, args, kwargs))
-        if begun is None:
+        call = begins(sys._getframe(), t_outputs, args, kwargs)
+        if call is None:
             return engine(t_outputs, *args, **kwargs)
-        call, ends = begun
         try:
             result = engine(t_outputs, *args, **kwargs)
         except BaseException as error:
             call.over = True  # set first, whatever fails afterwards
-            way.guarded(partial(_has_ended, context, call, ends, None, error), also_off=True)
+            has_ended(call, None, error)
             __tracebackhide__ = True  # IPython and pytest leave this frame out (tests/integrations/test_notebooks.py)
             raise
         call.over = True
-        way.guarded(partial(_has_ended, context, call, ends, result, None), also_off=True)
+        has_ended(call, result, None)
         return result
 
+    begins, has_ended = way.entry(_beginning(context)), way.entry(partial(_has_ended, context), also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
-def _begins(
+def _beginning(
     context: Context,
-    frame: FrameType,
-    outputs: Iterable[object],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> tuple[Backward, list[tuple[Way, End]]] | None:
-    """Return the backward call that this thread begins, and what its watchers want to be called at its end.
+) -> Callable[[FrameType, Iterable[object], tuple[object, ...], dict[str, object]], Backward | None]:
+    """Return a function that returns the backward call which this thread begins; None for a call that nobody watches.
 
-    None for a call that nobody watches.
+    The function takes the frame that calls the engine, and the engine's arguments. It calls little, as it runs once a
+    step, when hardly anything of noclobber is in the processor's caches.
     """
-    thread = context.thread
-    outer = here() if thread.backwards or not thread.entered else None
-    if not context.bus.listeners or thread.apart:
-        return None
-    if thread.entered:
-        threads.enter(context)
-    elif outer is None:
-        context.bus.not_seen("backward calls in threads that ran before watching began")
-        return None
-    optimizer_steps.unmute(thread)
-    call = read(frame, outputs, args, kwargs)
-    call.outer, call.node, call.hooks = outer, private.next_node(), thread.hooks
-    ends = context.calls.begin(call)  # watchers may find hooks, whose writes must be logged
-    logged = context.by_key and not context.python_in_backward and private.key_is_set()
-    call.quiet = logged and may_rest(context, outputs, call.create_graph)
-    if context.contents is not None:
-        sharing = call.quiet and context.is_alone
-        context.contents.begin(sharing=sharing)
-        if context.native is not None:
-            context.native.set_sharing(sharing)
-    try:
-        thread.backwards.append(call)
-        if context.native is not None:
-            context.native.set_backwards(len(thread.backwards))
-        private.set_backward_call(call)
-        if call.quiet:
-            private.set_key(False)
-            if not call.create_graph:
-                threads.rest_hooks(context, call)
-    except Exception:
-        call.over = True  # the backward runs unwatched
-        raise
-    return call, ends
+    thread, bus, calls = context.thread, context.bus, context.calls
+    next_node, key_is_set, set_key = private.next_node, private.key_is_set, private.set_key
+    set_backward_call, program_has_hooks = private.set_backward_call, private.program_has_hooks
+
+    def begins(
+        frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Backward | None:
+        outer = here() if thread.backwards or not thread.entered else None
+        if not bus.listeners or thread.apart:
+            return None
+        if thread.entered:
+            if thread.arming != context.armings:
+                threads.enter(context)
+        elif outer is None:
+            bus.not_seen("backward calls in threads that ran before watching began")
+            return None
+        if thread.muted:
+            optimizer_steps.unmute(thread)
+        call = read(frame, outputs, args, kwargs)
+        call.outer, call.node, call.hooks = outer, next_node(), thread.hooks
+        calls.begin(call)
+        if not context.python_in_backward and program_has_hooks():
+            # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
+            # from before noclobber began.
+            context.python_in_backward = True
+        quiet = context.by_key and not context.python_in_backward and key_is_set()
+        call.quiet = quiet = quiet and (not context.careful or may_rest(context, outputs, call.create_graph))
+        if not quiet:
+            calls.python_begins(call)
+        if context.contents is not None:
+            sharing = quiet and context.is_alone
+            context.contents.begin(sharing=sharing)
+            if context.native is not None:
+                context.native.set_sharing(sharing)
+        try:
+            thread.backwards.append(call)
+            if context.native is not None:
+                context.native.set_backwards(len(thread.backwards))
+            set_backward_call(call)
+            if quiet:
+                set_key(False)
+                if not call.create_graph:
+                    threads.rest_hooks(context, call)
+        except Exception:
+            call.over = True  # the backward runs unwatched
+            raise
+        return call
+
+    return begins
 
 
-def _has_ended(
-    context: Context, call: Backward, ends: list[tuple[Way, End]], result: object, error: BaseException | None
-) -> None:
-    """Undo what `_begins` did and call the watchers. Raises the ClobberError that a watcher returned, if any."""
+def _has_ended(context: Context, call: Backward, result: object, error: BaseException | None) -> None:
+    """Undo what was done for a call that begins, and call the watchers. Raises the ClobberError that one of them
+    returned, if any."""
     thread, call.frame = context.thread, None
     if call.outer is None and (thread.hooks is not call.hooks or not thread.entered):
         threads.put_right(context, call)
@@ -112,9 +123,7 @@ def _has_ended(
         context.contents.begin(sharing=False)
         if context.native is not None:
             context.native.set_sharing(False)
-    stopped = None
-    for way, end in reversed(ends):
-        stopped = way.guarded(partial(end, result, error), also_off=True) or stopped
+    stopped = context.calls.end(call, result, error) if error is not None or call.later or call.ends else None
     if error is not None:
         return
     thread.boundary = private.next_node()
@@ -144,6 +153,8 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
         return None
     private.set_key(True)
     threads.wake_hooks(context, call)
+    if not call.with_python:
+        context.calls.python_begins(call)
 
     def rest(*_: object) -> None:
         private.set_key(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType
@@ -103,12 +103,28 @@ class Backward:
     """The lines of the writes that were reported during the call."""
     later: list[Any] = field(default_factory=list)
     """Reads of bytes on a device, which are compared at the end of the call (describe/clobbers.Later)."""
+    ends: list[Any] = field(default_factory=list)
+    """What the watchers want to be called at the end of the call (backward_calls.py)."""
+    with_python: bool = False
+    """Whether the watchers of Python code in a call were told."""
     outer: Backward | None = None
     """The call during which this call is made; None if there is none."""
     node: int = 0
     """The sequence number of the calling thread's next autograd node when the call begins."""
     frame: FrameType | None = None
     """The calling frame while the call is under way. Threads of the engine have no frames of the program."""
+
+
+def read(frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]) -> Backward:
+    """Return the backward call that the engine's arguments ask for. `frame` calls the engine.
+
+    `torch.autograd.backward` and `grad` pass (outputs, gradients, retain_graph, create_graph, inputs) by position and
+    `accumulate_grad` by name (torch 2.13; self_tests.py tests it).
+    """
+    gradients, _, create_graph, inputs = (*args, *(None,) * 4)[:4]
+    call = "backward" if kwargs.get("accumulate_grad") else "grad"
+    place, create_graph = place_of(frame), bool(create_graph)
+    return Backward(place, outputs, call, gradients or (), inputs or (), create_graph=create_graph, frame=frame)
 
 
 def here() -> Backward | None:

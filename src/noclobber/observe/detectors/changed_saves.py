@@ -10,7 +10,6 @@ from torch.autograd.function import BackwardCFunction
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.observe.core import save_hooks
-from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, OnDevice, all_known, fingerprint, same
@@ -23,16 +22,13 @@ from noclobber.observe.torch_api import graph, private
 def arm(context: Context, way: Way) -> None:
     """At the end of each backward call, make the comparisons that are left, and explain an error that it raised."""
 
-    def begin(call: Backward) -> End:
-        def ended(result: object, error: BaseException | None) -> ClobberError | None:
-            stopped = settle(context, call) if call.later else None
-            if isinstance(error, RuntimeError):
-                _has_failed(context, call, error)
-            return stopped
+    def ended(call: Backward, result: object, error: BaseException | None) -> ClobberError | None:
+        stopped = settle(context, call) if call.later else None
+        if isinstance(error, RuntimeError):
+            _has_failed(context, call, error)
+        return stopped
 
-        return ended
-
-    context.calls.watch(way, begin)
+    context.calls.watch_ends(way, ended)
 
 
 def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -43,8 +43,9 @@ def arm(context: Context, way: Way) -> None:
         self_tests.of_use_counts()
     gradients = Gradients(context, way)
     interpose.on_backward_hooks(way, gradients.registered)
-    context.calls.watch(way, gradients.begin)
     if context.watching:
+        context.calls.watch(way, gradients.given_again, among=gradients.given)
+        context.calls.watch_python(way, gradients.begin)
         context.customs.watch(way, gradients.function_begins)
         interpose.on_function_hooks(way, gradients.function_hooked)
 
@@ -58,7 +59,7 @@ class Gradients:
         self._places: dict[CodeType, Place | None] = {}
         self._hooked: WeakSet[Node] = WeakSet()
         """The nodes of Functions on which the program registered hooks that run after them."""
-        self._given: list[Spoil] = []
+        self.given: list[Spoil] = []
         """Overwritten gradients that the program itself had passed to the backward."""
 
     def registered(self, hook: object) -> None:
@@ -74,18 +75,9 @@ class Gradients:
         """Record that the program registers a hook on the node of a Function, which will run after the node."""
         self._hooked.add(node)
 
-    def begin(self, call: Backward) -> End | None:
-        """Check all writes until this backward has ended. Returns what to call then; None where saves are not
-        watched."""
+    def begin(self, call: Backward) -> End:
+        """Check all writes until this backward has ended. Returns what to call then."""
         context = self._context
-        if private.program_has_hooks():
-            # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
-            # from before noclobber began.
-            context.python_in_backward = True
-        if not context.watching:
-            return None
-        if self._given:
-            self._given_again(call.gradients)
         call.deliveries = run = Deliveries(call, self._way)
         context.attend(self._looking)
 
@@ -176,12 +168,12 @@ class Gradients:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
         again."""
         run.finish(result)
-        self._given += [spoil for spoil in run.spoils if spoil.is_on_any(run.given) and spoil.keep()]
+        self.given += [spoil for spoil in run.spoils if spoil.is_on_any(run.given) and spoil.keep()]
 
-    def _given_again(self, gradients: Iterable[object] | None) -> None:
-        """Report each of these gradients that an earlier backward overwrote."""
-        again = [spoil for spoil in self._given if spoil.is_on_any(gradients) and spoil.is_as_kept()]
-        self._given = [spoil for spoil in self._given if spoil not in again and not spoil.storage.expired()]
+    def given_again(self, call: Backward) -> None:
+        """Report each gradient that the program passes to a backward after an earlier backward overwrote it."""
+        again = [spoil for spoil in self.given if spoil.is_on_any(call.gradients) and spoil.is_as_kept()]
+        self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.storage.expired()]
         for spoil in again:
             spoil.tell("", self._context.bus.notice)
 

@@ -66,7 +66,7 @@ class HookedViews:
     def arm(self, way: Way) -> None:
         """Begin to watch backward calls."""
         self._looking = way.entry(self._look)
-        self._context.calls.watch(way, self._backward_begins)
+        self._context.calls.watch(way, self._backward_begins, among=self._hooked)
 
     def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
         """Record a hook on a view. Reading the node of a view is safe here: PyTorch itself has just read it."""
@@ -89,8 +89,6 @@ class HookedViews:
 
     def _backward_begins(self, backward: Backward) -> None:
         """Report the hooks that this backward would have run without the write."""
-        if not self._hooked:
-            return
         numbers = {node._sequence_nr() for node in graph.walk(graph.roots_of(backward.outputs))}
         left = []
         for hooked in self._hooked:
@@ -102,6 +100,6 @@ class HookedViews:
                         hooked.tensor, site_of(hooked.place), write_of(hooked.write, hooked.tensor), read_of(backward)
                     )
                 )
-        self._hooked = left
+        self._hooked[:] = left
         if not left:
             self._context.ignore(self._looking)

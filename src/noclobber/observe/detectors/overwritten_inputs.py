@@ -31,7 +31,7 @@ def arm(context: Context, way: Way) -> None:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 _tell_of_input(context, tensor, backward)
 
-    context.calls.watch(way, begin)
+    context.calls.watch_special(way, begin)
 
 
 def _tell_of_input(context: Context, tensor: torch.Tensor, backward: Backward) -> None:

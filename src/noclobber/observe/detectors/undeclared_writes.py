@@ -74,7 +74,7 @@ def arm(context: Context, way: Way) -> None:
         return ended if inputs else None
 
     context.forwards.watch(way, begin)
-    context.calls.watch(way, writers.backward_begins)
+    context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
 class Writers:
@@ -83,7 +83,8 @@ class Writers:
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self._looks: dict[int, Callable[..., None]] = {}
-        self._overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
+        self.overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
+        """The inputs that Functions overwrote without `mark_dirty`, newest last."""
 
     def began(self, args: tuple[object, ...]) -> list[Input]:
         """Return the inputs of a forward that begins: its arguments that have a node.
@@ -125,14 +126,14 @@ class Writers:
                 continue
             event = Undeclared(function.__name__, _write(argument, place), site_of(place))
             made_by = (argument.node, argument.name, argument.output)
-            self._overwritten.append(_Overwritten(made_by, private.next_node(), event))
+            self.overwritten.append(_Overwritten(made_by, private.next_node(), event))
 
     def backward_begins(self, call: Backward) -> End | None:
         """Find gradients that will skip an undeclared write, and report them once the call has ended without an error.
 
         Returns what to call at that end; None where there are no such gradients.
         """
-        events = self._passed_by(call.outputs, call.inputs) if self._overwritten else []
+        events = self._passed_by(call.outputs, call.inputs)
 
         def ended(result: object, error: BaseException | None) -> None:
             for event in events if error is None else ():
@@ -143,7 +144,7 @@ class Writers:
     def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
         to the node that made the tensor."""
-        remembered = list(self._overwritten)
+        remembered = list(self.overwritten)
         known = {(overwritten.node, overwritten.since): overwritten for overwritten in remembered}
         made = {overwritten.node for overwritten in remembered}
         found: dict[int, Undeclared] = {}

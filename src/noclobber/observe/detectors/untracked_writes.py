@@ -125,7 +125,8 @@ class UntrackedWrites:
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
-        self._context.calls.watch(way, self._attach)
+        self._context.calls.watch(way, lambda call: self.taken.clear(), among=self.taken)
+        self._context.calls.watch(way, self._attach, among=self._waiting)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -239,9 +240,8 @@ class UntrackedWrites:
 
         Returns what to call when the backward has ended; None where no writes wait.
         """
-        self.taken.clear()
         waiting = list(self._waiting)
-        if not waiting or self._way is None:
+        if self._way is None:
             return None
         for unseen in waiting:
             unseen.waited += 1
