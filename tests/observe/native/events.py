@@ -149,7 +149,7 @@ def seen(program: Callable[[Look], None], contents: bool) -> list[object]:
         events.extend(kept for *_, kept in sorted(saves))  # the live table has no order
         for noted in CONTEXT.memory.recent:
             step = noted.step and noted.step.optimizer
-            about = (noted.written.op, noted.version, str(noted.geometry), step, noted.backwards, noted.untracked)
+            about = (noted.written.op, noted.version, str(noted.geometry), step, noted.in_backward, noted.untracked)
             events.append(("write", *about, where(noted.place)))
         events.extend(("views", op, where(place)) for _, op, place in CONTEXT.memory.views)
 

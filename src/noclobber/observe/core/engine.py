@@ -10,11 +10,12 @@ from types import FrameType
 
 import torch
 
+from noclobber.model.error import ClobberError
 from noclobber.observe.core import optimizer_steps, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, moment, read
-from noclobber.observe.core.sites import identity
+from noclobber.observe.core.sites import identity, place_of
 from noclobber.observe.core.write_log import may_rest
 from noclobber.observe.torch_api import private
 
@@ -29,7 +30,13 @@ def arm(context: Context, way: Way) -> None:
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
         # The frame is not kept in a variable: one that refers to itself keeps all others until a garbage collection.
-        call = begins(sys._getframe(), t_outputs, args, kwargs)
+        try:  # as `Way.entry` does, which costs more
+            call = begins(sys._getframe(), t_outputs, args, kwargs) if way.on else None
+        except ClobberError:
+            raise
+        except Exception as failure:
+            way.fail(failure)
+            call = None
         if call is None:
             return engine(t_outputs, *args, **kwargs)
         try:
@@ -43,7 +50,7 @@ def arm(context: Context, way: Way) -> None:
         has_ended(call, result, None)
         return result
 
-    begins, has_ended = way.entry(_beginning(context)), way.entry(partial(_has_ended, context), also_off=True)
+    begins, has_ended = _beginning(context), way.entry(partial(_has_ended, context), also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
@@ -73,7 +80,8 @@ def _beginning(
             return None
         if thread.muted:
             optimizer_steps.unmute(thread)
-        call = read(frame, outputs, args, kwargs)
+        place = place_of(frame) if context.native is None else context.native.place_here()
+        call = read(place, frame, outputs, args, kwargs)
         call.outer, call.node, call.hooks = outer, next_node(), thread.hooks
         calls.begin(call)
         if not context.python_in_backward and program_has_hooks():
@@ -91,8 +99,6 @@ def _beginning(
                 context.native.set_sharing(sharing)
         try:
             thread.backwards.append(call)
-            if context.native is not None:
-                context.native.set_backwards(len(thread.backwards))
             set_backward_call(call)
             if quiet:
                 set_key(False)
@@ -116,10 +122,8 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
         private.set_key(True)
         threads.wake_hooks(context, call)
     thread.backwards.remove(call)
-    if context.native is not None:
-        context.native.set_backwards(len(thread.backwards))
     private.set_backward_call(call.outer)
-    if context.contents is not None:
+    if context.contents is not None and call.quiet:
         context.contents.begin(sharing=False)
         if context.native is not None:
             context.native.set_sharing(False)

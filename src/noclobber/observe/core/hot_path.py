@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,6 +33,9 @@ class HotPath(Protocol):
     def place_of(self, node: int, /) -> Place | None:
         """Return where a node last saved; None if that is not known."""
 
+    def place_here(self) -> Place | None:
+        """Return the place of the program's line that runs, as `sites.place_of` does."""
+
     # -- writes
 
     def records(self) -> list[Record]:
@@ -42,9 +45,12 @@ class HotPath(Protocol):
         """Return the operators that returned several views since the last call, as `Memory.views` holds them."""
 
     def step(
-        self, parameters: Sequence[torch.Tensor], written: Written, step: Step, place: Place | None
+        self, groups: Sequence[dict[str, Any]], written: Written, step: Step, place: Place | None, /
     ) -> Sequence[torch.Tensor]:
-        """Record that an optimizer is about to write these parameters. Return those that are left to Python."""
+        """Record that an optimizer is about to write the parameters that have a gradient, of its `param_groups`.
+
+        Return the parameters that are left to Python.
+        """
 
     # -- the graph
 
@@ -70,9 +76,6 @@ class HotPath(Protocol):
 
     def set_usual(self, usual: bool, /) -> None:
         """Leave the writes of this thread to Python (False), or take them again."""
-
-    def set_backwards(self, count: int, /) -> None:
-        """Hear how many backward calls this thread makes at the moment."""
 
     def set_sharing(self, sharing: bool, /) -> None:
         """Hear whether a backward is under way in which bytes that are read twice need to be hashed once only."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from noclobber.model.error import ClobberError
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -35,50 +36,66 @@ def writes_only_parameters(optimizer: torch.optim.Optimizer) -> bool:
     return ours and not optimizer.defaults.get("differentiable")
 
 
-def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    return len(args) > 1 or bool(kwargs.get("closure"))
-
-
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
     for register, hook in (
-        (register_optimizer_step_pre_hook, partial(_before, context)),
+        (register_optimizer_step_pre_hook, _before(context, way)),
         # Not called if the step raises (Optimizer.profile_hook_step, torch 2.13). The next backward unmutes then.
-        (register_optimizer_step_post_hook, lambda *_: _after(context)),
+        (register_optimizer_step_post_hook, _after(context, way)),
     ):
-        way.at_end(private.hook(register, way.entry(hook)).remove)
+        way.at_end(private.hook(register, hook).remove)
 
 
 def _before(
-    context: Context, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
-) -> None:
-    """Record the writes to parameters that a finding may need. PyTorch's own optimizers then run unlogged."""
-    thread = context.thread
-    if not thread.watched:
-        return
-    unmute(thread)
-    place = caller(1)
-    step = _step(type(optimizer).__name__, place)
-    closure = _has_closure(args, kwargs)
-    rests = context.by_key and not closure and writes_only_parameters(optimizer)
-    thread.step, thread.stepped = step, None
-    if context.native is not None and not rests:
-        context.native.set_usual(False)  # each write belongs to the step
-    if closure:
-        # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
-        groups = optimizer.param_groups
-        thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
-    if rests and (not context.watching or context.live.any() or context.memory.rereads.any()):
-        _about_to_write(context, optimizer, place, step)
-    if rests:
-        thread.muted = True
-        private.set_key(False)
+    context: Context, way: Way
+) -> Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]:
+    """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
+    optimizers then run unlogged."""
+    thread, live, rereads = context.thread, context.live, context.memory.rereads
+    watching, native, by_key, set_key = context.watching, context.native, context.by_key, private.set_key
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not way.on:
+            return
+        try:  # as `Way.guarded` does, which costs more
+            if not (thread.entered or thread.watched):
+                return
+            if thread.muted:
+                unmute(thread)
+            place = caller(0) if native is None else native.place_here()
+            step = _step(type(optimizer).__name__, place)
+            closure = len(args) > 1 or bool(kwargs.get("closure"))
+            rests = by_key and not closure and writes_only_parameters(optimizer)
+            thread.step, thread.stepped = step, None
+            if native is not None and not rests:
+                native.set_usual(False)  # each write belongs to the step
+            if closure:
+                # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
+                groups = optimizer.param_groups
+                thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
+            if rests:
+                if not watching or live.any() or rereads.any():
+                    _about_to_write(context, optimizer, place, step)
+                thread.muted = True
+                set_key(False)
+        except ClobberError:
+            raise
+        except Exception as failure:
+            way.fail(failure)
+
+    return before
 
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
-    written, writing = _written(step.optimizer, bool(optimizer.defaults.get("fused"))), parameters(optimizer)
+    written = _written(step.optimizer, bool(optimizer.defaults.get("fused")))
     if context.native is not None and not context.watching:
-        writing = context.native.step(writing, written, step, place)
+        writing: Sequence[torch.Tensor] = [
+            parameter
+            for parameter in context.native.step(optimizer.param_groups, written, step, place)
+            if parameter.grad is not None
+        ]
+    else:
+        writing = parameters(optimizer)
     for parameter in writing:
         key = private.storage_key(parameter)
         if key is None:
@@ -110,12 +127,18 @@ def _written(optimizer: str, fused: bool) -> Written:
     return Written(f"{optimizer}.step", (), fused)
 
 
-def _after(context: Context) -> None:
-    thread = context.thread
-    thread.step = None
-    if context.native is not None and thread.entered:
-        context.native.set_usual(True)
-    unmute(thread)
+def _after(context: Context, way: Way) -> Callable[..., None]:
+    thread, native = context.thread, context.native
+
+    def after(*_: object) -> None:
+        if thread.muted:
+            unmute(thread)
+            return
+        thread.step = None
+        if native is not None and thread.entered:
+            native.set_usual(True)
+
+    return way.entry(after)
 
 
 def unmute(thread: Thread) -> None:

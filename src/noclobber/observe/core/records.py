@@ -64,8 +64,8 @@ class Record(NamedTuple):
     version: int | None
     geometry: Geometry | None
     step: Step | None
-    backwards: int
-    """How many backward calls are under way in the thread."""
+    in_backward: bool
+    """Whether a backward call is under way in the thread."""
     node: int
     """The sequence number of the thread's next autograd node."""
     moment: int
@@ -115,7 +115,13 @@ class Backward:
     """The calling frame while the call is under way. Threads of the engine have no frames of the program."""
 
 
-def read(frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]) -> Backward:
+def read(
+    place: Place | None,
+    frame: FrameType,
+    outputs: Iterable[object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> Backward:
     """Return the backward call that the engine's arguments ask for. `frame` calls the engine.
 
     `torch.autograd.backward` and `grad` pass (outputs, gradients, retain_graph, create_graph, inputs) by position and
@@ -123,8 +129,7 @@ def read(frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], 
     """
     gradients, _, create_graph, inputs = (*args, *(None,) * 4)[:4]
     call = "backward" if kwargs.get("accumulate_grad") else "grad"
-    place, create_graph = place_of(frame), bool(create_graph)
-    return Backward(place, outputs, call, gradients or (), inputs or (), create_graph=create_graph, frame=frame)
+    return Backward(place, outputs, call, gradients or (), inputs or (), bool(create_graph), frame=frame)
 
 
 def here() -> Backward | None:
@@ -206,18 +211,18 @@ def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | Non
     return cast(torch.Tensor, shown)
 
 
-def _elsewhere() -> tuple[int, int]:
-    """Return the number of backward calls and the next node's number for a thread that was not entered.
+def _elsewhere() -> tuple[bool, int]:
+    """Return whether a backward call is under way, and the next node's number, for a thread that was not entered.
 
     Such a thread works for a call of another thread and writes to the graphs of that thread. So the node's number is
     that of the calling thread when it made the outermost call.
     """
     call: Backward | None = private.backward_call()
     if call is None or call.over:
-        return 0, private.next_node()
+        return False, private.next_node()
     while call.outer is not None:
         call = call.outer
-    return 1, call.node
+    return True, call.node
 
 
 def record(
@@ -233,7 +238,7 @@ def record(
     if step is not None and thread.stepped is not None and key not in thread.stepped:
         step = None
     if thread.entered:
-        under_way, number = len(thread.backwards), private.next_node()
+        under_way, number = bool(thread.backwards), private.next_node()
     else:
         under_way, number = _elsewhere()
     where: Any

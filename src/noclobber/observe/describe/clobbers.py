@@ -275,7 +275,7 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
     """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when), version + index)
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, True, 0, when), version + index)
         for index, (when, place) in enumerate(since)
     ]
 
@@ -299,8 +299,8 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 written,
                 touches,
                 record.step,
-                in_forward=record.backwards == 0,
-                untracked=record.untracked and record.backwards == 0,
+                in_forward=not record.in_backward,
+                untracked=record.untracked and not record.in_backward,
             )
         )
     return tuple(made)
@@ -364,7 +364,7 @@ def write_of(noted: Record, tensor: Tensor) -> Write:
         version_after=after,
         tensor=tensor,
         step=noted.step,
-        in_forward=noted.backwards == 0,
+        in_forward=not noted.in_backward,
     )
 
 

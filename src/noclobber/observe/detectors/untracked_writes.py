@@ -319,7 +319,7 @@ def _write(unseen: _Unseen) -> Write:
         version_before=noted.version,
         tensor=unseen.tensor,
         step=noted.step,
-        in_forward=noted.backwards == 0,
+        in_forward=not noted.in_backward,
     )
 
 

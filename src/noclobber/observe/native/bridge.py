@@ -61,8 +61,10 @@ class Bridge:
         self.leave: Callable[[], None] = native.leave
         self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
         self.set_usual: Callable[[bool], None] = native.set_usual
-        self.set_backwards: Callable[[int], None] = native.set_backwards
         self.set_sharing: Callable[[bool], None] = native.share
+        self.place_here: Callable[[], Place | None] = native.place_here
+        self.step: Callable[[Sequence[dict[str, Any]], Written, Step, Place | None], list[torch.Tensor]]
+        self.step = native.note_step
         self.set_careful: Callable[[bool], None] = native.set_careful
         self.set_keeping: Callable[[bool], None] = native.set_keeping
         records.count_with(native.next_moment)
@@ -115,12 +117,6 @@ class Bridge:
     def records(self) -> list[Record]:
         return [Record(*fields) for fields in self._native.take_records()]
 
-    def step(
-        self, parameters: Sequence[torch.Tensor], written: Written, step: Step, place: Place | None
-    ) -> Sequence[torch.Tensor]:
-        left: Sequence[torch.Tensor] = self._native.note_step(parameters, written, step, place)
-        return left
-
     def forget(self, *, places: bool) -> None:
         self._native.forget(places)
 
@@ -167,7 +163,7 @@ class Bridge:
                 holds(noted.key == private.storage_key(y), "a write is noted for its storage")
                 holds(noted.geometry == records.geometry(y), "a write is noted with its geometry")
                 here = sites.place_of(sys._getframe())
-                holds((self._native.place_here() or (None,))[0] == (here or (None,))[0], "lines are found")
+                holds((self.place_here() or (None,))[0] == (here or (None,))[0], "lines are found")
                 for tensor in (x.detach(), x.detach().t(), x.detach()[:, :1]):
                     holds(self._native.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")
             finally:

@@ -62,7 +62,6 @@ void enter(const py::object &pack, const py::object &unpack, const py::object &h
            bool only_foreign) {
   Thread &mine = thread();
   mine.usual = true;
-  mine.backwards = 0;
   mine.hooks = {};
   if (!pack.is_none()) {
     mine.hooks = c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(),
@@ -96,7 +95,7 @@ py::list take_records() {
     auto dtype = py::reinterpret_borrow<py::object>((PyObject *)torch::getTHPDtype(one.dtype));
     auto step = one.step == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one.step);
     rows.append(py::make_tuple(py::reinterpret_borrow<py::object>(one.written), shown(one.place), one.key, one.version,
-                               py::make_tuple(one.offset, sizes, strides, dtype), step, one.backwards, one.node,
+                               py::make_tuple(one.offset, sizes, strides, dtype), step, one.in_backward, one.node,
                                one.moment));
   }
   return rows;
@@ -136,24 +135,6 @@ void keep_reference(PyObject *object) {
   }
 }
 
-// Notes the writes of an optimizer step to its parameters. Returns those that Python must look at.
-py::list note_step(const py::list &parameters, const py::object &written, const py::object &step,
-                   const py::object &at) {
-  keep_reference(written.ptr());
-  keep_reference(step.ptr());
-  const Place *place = place_of_tuple(known_places(), at.ptr());
-  py::list left;
-  for (const py::handle &one : parameters) {
-    const at::Tensor &tensor = THPVariable_Unpack(one.ptr());
-    if (is_usual(tensor.unsafeGetTensorImpl())) {
-      note(written.ptr(), step.ptr(), place, tensor, storage_key(tensor.unsafeGetTensorImpl()));
-    } else {
-      left.append(one);
-    }
-  }
-  return left;
-}
-
 // Returns the gradients that leaves have already and that a backward from these tensors may add to.
 py::list gradients_behind(const py::list &outputs) {
   std::vector<torch::autograd::Node *> waiting;
@@ -182,12 +163,6 @@ py::list gradients_behind(const py::list &outputs) {
   return gradients;
 }
 
-void share(bool on) {
-  sharing = on;
-  std::lock_guard<std::mutex> guard(reads_lock);
-  read_digests.clear();
-}
-
 void forget(bool places) {
   {
     std::lock_guard<std::mutex> guard(log_lock);
@@ -210,6 +185,90 @@ void unlock() {
   }
 }
 
+// -- what runs in every training step ------------------------------------------------------------------------------------
+//
+// Functions of Python's own interface: a call through pybind11 costs several times as much as what these do.
+
+// Notes the writes of an optimizer step to one parameter. Returns false if Python must look at it, or if it failed.
+bool note_parameter(PyObject *parameter, PyObject *written, PyObject *step, const Place *place) {
+  if (!THPVariable_Check(parameter)) {
+    return false;
+  }
+  const at::Tensor &tensor = THPVariable_Unpack(parameter);
+  if (!is_usual(tensor.unsafeGetTensorImpl())) {
+    return false;
+  }
+  if (tensor.grad().defined()) {
+    note(written, step, place, tensor, storage_key(tensor.unsafeGetTensorImpl()));
+  }
+  return true;
+}
+
+PyObject *noted_step(PyObject *groups, PyObject *written, PyObject *step, PyObject *at) {
+  keep_reference(written);
+  keep_reference(step);
+  const Place *place = place_of_tuple(known_places(), at);
+  auto left = py::reinterpret_steal<py::list>(PyList_New(0));
+  auto rows = py::reinterpret_steal<py::object>(PySequence_Fast(groups, "the groups are no sequence"));
+  for (Py_ssize_t i = 0; rows && i < PySequence_Fast_GET_SIZE(rows.ptr()); i++) {
+    auto named = py::reinterpret_steal<py::object>(
+        PyMapping_GetItemString(PySequence_Fast_GET_ITEM(rows.ptr(), i), "params"));
+    auto parameters = py::reinterpret_steal<py::object>(
+        named ? PySequence_Fast(named.ptr(), "the parameters are no sequence") : nullptr);
+    if (!parameters) {
+      return nullptr;
+    }
+    for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(parameters.ptr()); k++) {
+      PyObject *one = PySequence_Fast_GET_ITEM(parameters.ptr(), k);
+      if (!note_parameter(one, written, step, place)) {
+        left.append(py::handle(one));
+      }
+    }
+  }
+  return rows ? left.release().ptr() : nullptr;
+}
+
+PyObject *note_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "note_step takes the groups, what is written, the step and the place");
+    return nullptr;
+  }
+  try {
+    return noted_step(arguments[0], arguments[1], arguments[2], arguments[3]);
+  } catch (const std::exception &failure) {
+    PyErr_SetString(PyExc_RuntimeError, failure.what());
+    return nullptr;
+  }
+}
+
+PyObject *share(PyObject *, PyObject *on) {
+  sharing = on == Py_True;
+  std::lock_guard<std::mutex> guard(reads_lock);
+  read_digests.clear();
+  Py_RETURN_NONE;
+}
+
+PyObject *set_usual(PyObject *, PyObject *on) {
+  thread().usual = on == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject *count_alive(PyObject *, PyObject *) { return PyLong_FromSsize_t((Py_ssize_t)alive.load()); }
+
+PyObject *number_moment(PyObject *, PyObject *) { return PyLong_FromLongLong(next_moment()); }
+
+PyObject *show_place_here(PyObject *, PyObject *) { return shown_place(place_here()); }
+
+PyMethodDef each_step[] = {
+    {"note_step", (PyCFunction)(void (*)())note_step, METH_FASTCALL, nullptr},
+    {"share", share, METH_O, nullptr},
+    {"set_usual", set_usual, METH_O, nullptr},
+    {"alive", count_alive, METH_NOARGS, nullptr},
+    {"next_moment", number_moment, METH_NOARGS, nullptr},
+    {"place_here", show_place_here, METH_NOARGS, nullptr},
+    {},
+};
+
 } // namespace
 } // namespace noclobber
 
@@ -222,23 +281,19 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("end", &end);
   m.def("enter", &enter);
   m.def("leave", &leave);
-  m.def("set_usual", [](bool usual) { thread().usual = usual; });
-  m.def("set_backwards", [](int count) { thread().backwards = count; });
   m.def("set_careful", [](bool on) { flags.careful = on; });
   m.def("set_keeping", [](bool on) { flags.keeping = on; });
   m.def("set_filed", [](bool on) { flags.filed = on; });
   m.def("set_rereads", [](bool on) { flags.rereads = on; });
   m.def("hand_over", &hand_over_at);
-  m.def("alive", [] { return alive.load(); });
   m.def("take_records", &take_records);
   m.def("take_views", &take_views);
   m.def("place_of_node", &place_of_node);
-  m.def("note_step", &note_step);
   m.def("gradients_behind", &gradients_behind);
-  m.def("share", &share);
-  m.def("next_moment", &next_moment);
   m.def("forget", &forget);
   m.def("unlock", &unlock);
-  m.def("place_here", [] { return shown(place_here()); });
+  if (PyModule_AddFunctions(m.ptr(), each_step) != 0) {
+    throw py::error_already_set();
+  }
   m.def("fingerprint", [](const py::object &tensor) { return fingerprint(THPVariable_Unpack(tensor.ptr())); });
 }

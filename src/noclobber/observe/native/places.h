@@ -20,11 +20,13 @@ namespace noclobber {
 enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3 };
 
 // The code, the offset of the instruction in bytes, and the library's place inside the call or null. Each place exists
-// once and lives until `forget_places`, so two places are equal if their addresses are.
+// once and lives until `forget_places`, so two places are equal if their addresses are. `shown` is what Python sees of
+// it, once Python has asked.
 struct Place {
   PyObject *code;
   int instruction;
   const Place *inside;
+  mutable PyObject *shown = nullptr;
 };
 
 inline size_t mixed(uintptr_t one, uintptr_t other) {
@@ -221,12 +223,15 @@ inline const Place *place_here() {
   return asked_place(mine);
 }
 
-// Returns a place as Python has it, a new reference: a tuple, or None.
+// Returns a place as Python has it, a new reference: a tuple, or None. With the GIL.
 inline PyObject *shown_place(const Place *place) {
   if (place == nullptr) {
     Py_RETURN_NONE;
   }
-  return Py_BuildValue("(OiN)", place->code, place->instruction, shown_place(place->inside));
+  if (place->shown == nullptr) {
+    place->shown = Py_BuildValue("(OiN)", place->code, place->instruction, shown_place(place->inside));
+  }
+  return Py_XNewRef(place->shown);
 }
 
 // Drops all places. To be called with the GIL, while nothing refers to one.
@@ -236,8 +241,13 @@ inline void forget_places() {
     std::lock_guard<std::mutex> guard(places_lock);
     places_era.fetch_add(1, std::memory_order_release);
     place_by_key.clear();
-    all_places.clear();
     dropped.swap(codes);
+    for (Place &place : all_places) {
+      if (place.shown != nullptr) {
+        dropped.push_back(place.shown);
+      }
+    }
+    all_places.clear();
   }
   for (PyObject *code : dropped) {
     Py_DECREF(code);

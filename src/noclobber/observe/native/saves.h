@@ -119,7 +119,6 @@ struct Overwriting {
 
 struct Thread {
   bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
-  int backwards = 0;  // the backward calls under way
   c10::intrusive_ptr<Hooks> hooks;
   Overwriting *overwriting = nullptr; // what the kernel under way overwrites
   std::vector<PastSave> past;

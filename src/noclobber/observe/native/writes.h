@@ -33,7 +33,7 @@ struct Record {
   int64_t version, offset;
   at::DimVector sizes, strides;
   at::ScalarType dtype;
-  int backwards;
+  bool in_backward;
   int64_t node, moment;
 };
 
@@ -121,7 +121,7 @@ inline void note(PyObject *written, PyObject *step, const Place *place, const at
     std::lock_guard<std::mutex> guard(log_lock);
     records.push_back(Record{written, step, place, key, (int64_t)version_of(impl), impl->storage_offset(),
                              at::DimVector(sizes.begin(), sizes.end()), at::DimVector(strides.begin(), strides.end()),
-                             tensor.scalar_type(), thread().backwards, (int64_t)at::sequence_number::peek(),
+                             tensor.scalar_type(), torch::autograd::get_current_graph_task_id() != -1, (int64_t)at::sequence_number::peek(),
                              next_moment()});
     full = records.size() > records_limit;
   }
