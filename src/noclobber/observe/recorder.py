@@ -44,7 +44,7 @@ from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.saved_bytes import SavedBytes
-from noclobber.observe.torch_api import private, self_tests
+from noclobber.observe.torch_api import compile_guard, private, self_tests
 
 
 class Seen(NamedTuple):
@@ -64,6 +64,10 @@ def _warnings(context: Context, way: Way) -> None:
     interpose.on_warnings(way)
 
 
+def _compiled(context: Context, way: Way) -> None:
+    way.at_end(compile_guard.skip_ours())
+
+
 def _operators(context: Context, way: Way) -> None:
     interpose.on_new_operators(way, write_kernels.rescan)
 
@@ -78,6 +82,7 @@ def _custom_functions(context: Context, way: Way) -> None:
 
 SEEN: tuple[Seen, ...] = (
     Seen("lines that warnings blame", _warnings, of_saves=False),
+    Seen("regions that torch.compile compiles", _compiled, of_saves=False),
     Seen("threads that the program starts", threads.arm, lasting=True, of_saves=False),
     Seen("operators that the program defines", _operators, of_saves=False),
     Seen("writes of custom Functions in backward", engine.arm_listening, of_saves=False),

@@ -1,6 +1,8 @@
 """What compiled code saves: PyTorch compares no version of it, its bytes are compared all the same."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,3 +27,65 @@ def test_what_inductor_saves_is_compared_by_its_bytes():
     assert torch.equal(gradient, bare(program))
     (clobber,) = heard.clobbers
     assert is_marked(clobber.writes[-1].site, "written")
+
+
+_STEP = """
+import contextlib, sys, warnings
+import torch
+from torch._dynamo import graph_break
+import noclobber
+
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.exp()
+
+
+@torch.compile(backend="eager")
+def step():
+    optimizer.zero_grad()
+    y = model(torch.ones(2, 3))
+    graph_break()
+    loss = Exp.apply(y).sum()
+    graph_break()
+    torch.zeros(3).add_(1)
+    graph_break()
+    loss.backward()
+    graph_break()
+    optimizer.step()
+
+
+modes = {
+    "bare": contextlib.nullcontext,
+    "install": noclobber.install,
+    "watch": noclobber.watch,
+    "contents": lambda: noclobber.watch(contents=True),
+    "preserve": noclobber.preserve,
+}
+with warnings.catch_warnings(record=True) as warned, modes[sys.argv[1]]():
+    warnings.simplefilter("always")
+    for _ in range(3):
+        step()
+print(sorted({str(one.message).partition(chr(10))[0] for one in warned}))
+"""
+
+
+def test_torch_compile_warns_of_no_function_of_noclobber():
+    """A region with graph breaks runs the optimizer, backward and kernels while torch.compile looks at each frame."""
+
+    def run(mode):
+        command = [sys.executable, "-W", "ignore", "-c", _STEP, mode]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+    bare = run("bare")
+    assert [run(mode) for mode in ("install", "watch", "contents", "preserve")] == [bare] * 4

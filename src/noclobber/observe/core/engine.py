@@ -80,7 +80,7 @@ def _beginning(
             return None
         if thread.muted:
             optimizer_steps.unmute(thread)
-        place = place_of(frame) if context.native is None else context.native.place_here()
+        place = place_of(frame) if context.native is None else context.native.backward_begins()
         call = read(place, frame, outputs, args, kwargs)
         call.outer, call.node, call.hooks = outer, next_node(), thread.hooks
         calls.begin(call)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence, Sized
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -44,13 +44,22 @@ class HotPath(Protocol):
     def views(self) -> list[tuple[int, str, Place | None]]:
         """Return the operators that returned several views since the last call, as `Memory.views` holds them."""
 
-    def step(
-        self, groups: Sequence[dict[str, Any]], written: Written, step: Step, place: Place | None, /
-    ) -> Sequence[torch.Tensor]:
-        """Record that an optimizer is about to write the parameters that have a gradient, of its `param_groups`.
+    def around_steps(
+        self,
+        before: Callable[..., None],
+        after: Callable[..., None],
+        is_ours: Callable[[type], bool],
+        about: Callable[[type, bool, Place | None], tuple[Written, Step]],
+    ) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return what to call before and after each step of an optimizer.
 
-        Return the parameters that are left to Python.
+        They take the usual steps, and call `before` and `after` for all others. `is_ours` returns whether a type of
+        optimizers is PyTorch's own; `about` returns what a record says of a step: of which type, whether it is fused,
+        and where.
         """
+
+    def backward_begins(self) -> Place | None:
+        """Hear that this thread is about to call the engine: a step that raised is over. Return the place."""
 
     # -- the graph
 

@@ -27,23 +27,29 @@ def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def writes_only_parameters(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if a step without a closure is PyTorch's own: then the write log may rest while it runs.
-
-    A closure runs forward and backward inside the step; `differentiable=True` records the step itself.
-    """
-    ours = type(optimizer).__module__.startswith("torch.optim.")
-    return ours and not optimizer.defaults.get("differentiable")
+def _is_ours(kind: type) -> bool:
+    """Return True if a type of optimizers is PyTorch's own: its step runs no code of the program but a closure."""
+    return kind.__module__.startswith("torch.optim.")
 
 
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
-    for register, hook in (
-        (register_optimizer_step_pre_hook, _before(context, way)),
-        # Not called if the step raises (Optimizer.profile_hook_step, torch 2.13). The next backward unmutes then.
-        (register_optimizer_step_post_hook, _after(context, way)),
-    ):
-        way.at_end(private.hook(register, hook).remove)
+    # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
+    before, after = _before(context, way), _after(context, way)
+    if context.native is not None and context.by_key:
+        take, end = context.native.around_steps(before, after, _is_ours, _about)
+        before, after = _of_python(take), _of_python(end)
+    way.at_end(private.hook(register_optimizer_step_pre_hook, before).remove)
+    way.at_end(private.hook(register_optimizer_step_post_hook, after).remove)
+
+
+def _of_python(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a Python function that calls a native hook: torch.compile warns of a hook that has no Python code."""
+
+    def call(*args: object) -> None:
+        hook(*args)
+
+    return call
 
 
 def _before(
@@ -64,13 +70,16 @@ def _before(
                 unmute(thread)
             place = caller(0) if native is None else native.place_here()
             step = _step(type(optimizer).__name__, place)
-            closure = len(args) > 1 or bool(kwargs.get("closure"))
-            rests = by_key and not closure and writes_only_parameters(optimizer)
+            closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
+            # `differentiable=True` records the step itself.
+            rests = (
+                by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
+            )
             thread.step, thread.stepped = step, None
             if native is not None and not rests:
                 native.set_usual(False)  # each write belongs to the step
             if closure:
-                # A closure runs forward and backward inside the step: only writes to parameters are the step's own.
+                # Only writes to parameters are the step's own.
                 groups = optimizer.param_groups
                 thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
             if rests:
@@ -88,15 +97,7 @@ def _before(
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
     written = _written(step.optimizer, bool(optimizer.defaults.get("fused")))
-    if context.native is not None and not context.watching:
-        writing: Sequence[torch.Tensor] = [
-            parameter
-            for parameter in context.native.step(optimizer.param_groups, written, step, place)
-            if parameter.grad is not None
-        ]
-    else:
-        writing = parameters(optimizer)
-    for parameter in writing:
+    for parameter in parameters(optimizer):
         key = private.storage_key(parameter)
         if key is None:
             continue
@@ -125,6 +126,11 @@ def _step(optimizer: str, place: Place | None) -> Step:
 @lru_cache(maxsize=256)
 def _written(optimizer: str, fused: bool) -> Written:
     return Written(f"{optimizer}.step", (), fused)
+
+
+def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]:
+    """Return what the record of a step says: what writes, and the step."""
+    return _written(kind.__name__, fused), _step(kind.__name__, place)
 
 
 def _after(context: Context, way: Way) -> Callable[..., None]:

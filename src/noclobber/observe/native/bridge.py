@@ -63,8 +63,7 @@ class Bridge:
         self.set_usual: Callable[[bool], None] = native.set_usual
         self.set_sharing: Callable[[bool], None] = native.share
         self.place_here: Callable[[], Place | None] = native.place_here
-        self.step: Callable[[Sequence[dict[str, Any]], Written, Step, Place | None], list[torch.Tensor]]
-        self.step = native.note_step
+        self.backward_begins: Callable[[], Place | None] = native.backward_begins
         self.set_careful: Callable[[bool], None] = native.set_careful
         self.set_keeping: Callable[[bool], None] = native.set_keeping
         records.count_with(native.next_moment)
@@ -113,6 +112,16 @@ class Bridge:
 
     def set_rereads(self) -> None:
         self._native.set_rereads(True)
+
+    def around_steps(
+        self,
+        before: Callable[..., None],
+        after: Callable[..., None],
+        is_ours: Callable[[type], bool],
+        about: Callable[[type, bool, Place | None], tuple[Written, Step]],
+    ) -> tuple[Callable[..., None], Callable[..., None]]:
+        self._native.connect_steps(before, after, self._guarded(is_ours), self._guarded(about))
+        return self._native.before_step, self._native.after_step
 
     def records(self) -> list[Record]:
         return [Record(*fields) for fields in self._native.take_records()]

@@ -5,7 +5,7 @@
 
 #include <unordered_set>
 
-#include "writes.h"
+#include "steps.h"
 
 namespace py = pybind11;
 
@@ -42,6 +42,13 @@ void enroll_views(const std::string &name, const std::string &overload, const py
   enroll_kernel(name, overload, new ViewsKernel(op.inc_ref().ptr()));
 }
 
+void connect_steps(const py::object &before, const py::object &after, const py::object &ours, const py::object &words) {
+  replace(before_in_python, before);
+  replace(after_in_python, after);
+  replace(is_ours, ours);
+  replace(about_step, words);
+}
+
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves) {
   large = from;
   replace(attentive, looks);
@@ -62,6 +69,7 @@ void enter(const py::object &pack, const py::object &unpack, const py::object &h
            bool only_foreign) {
   Thread &mine = thread();
   mine.usual = true;
+  mine.muted = false;
   mine.hooks = {};
   if (!pack.is_none()) {
     mine.hooks = c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(),
@@ -70,8 +78,9 @@ void enter(const py::object &pack, const py::object &unpack, const py::object &h
 }
 
 void leave() {
-  thread().usual = false;
-  thread().hooks = {};
+  Thread &mine = thread();
+  mine.usual = mine.muted = false;
+  mine.hooks = {};
 }
 
 void hand_over_at(std::optional<uintptr_t> key) {
@@ -127,14 +136,6 @@ py::object place_of_node(int64_t node) {
   return py::none();
 }
 
-std::vector<PyObject *> steps; // what records of optimizers refer to
-
-void keep_reference(PyObject *object) {
-  if (std::find(steps.begin(), steps.end(), object) == steps.end()) {
-    steps.push_back(Py_NewRef(object));
-  }
-}
-
 // Returns the gradients that leaves have already and that a backward from these tensors may add to.
 py::list gradients_behind(const py::list &outputs) {
   std::vector<torch::autograd::Node *> waiting;
@@ -170,9 +171,7 @@ void forget(bool places) {
     views.clear();
     records_limit = RECENT;
   }
-  for (PyObject *object : std::exchange(steps, {})) {
-    Py_DECREF(object);
-  }
+  forget_steps();
   if (places && alive == 0) { // else they stay until a later call, as saves refer to them
     forget_places();
   }
@@ -188,58 +187,6 @@ void unlock() {
 // -- what runs in every training step ------------------------------------------------------------------------------------
 //
 // Functions of Python's own interface: a call through pybind11 costs several times as much as what these do.
-
-// Notes the writes of an optimizer step to one parameter. Returns false if Python must look at it, or if it failed.
-bool note_parameter(PyObject *parameter, PyObject *written, PyObject *step, const Place *place) {
-  if (!THPVariable_Check(parameter)) {
-    return false;
-  }
-  const at::Tensor &tensor = THPVariable_Unpack(parameter);
-  if (!is_usual(tensor.unsafeGetTensorImpl())) {
-    return false;
-  }
-  if (tensor.grad().defined()) {
-    note(written, step, place, tensor, storage_key(tensor.unsafeGetTensorImpl()));
-  }
-  return true;
-}
-
-PyObject *noted_step(PyObject *groups, PyObject *written, PyObject *step, PyObject *at) {
-  keep_reference(written);
-  keep_reference(step);
-  const Place *place = place_of_tuple(known_places(), at);
-  auto left = py::reinterpret_steal<py::list>(PyList_New(0));
-  auto rows = py::reinterpret_steal<py::object>(PySequence_Fast(groups, "the groups are no sequence"));
-  for (Py_ssize_t i = 0; rows && i < PySequence_Fast_GET_SIZE(rows.ptr()); i++) {
-    auto named = py::reinterpret_steal<py::object>(
-        PyMapping_GetItemString(PySequence_Fast_GET_ITEM(rows.ptr(), i), "params"));
-    auto parameters = py::reinterpret_steal<py::object>(
-        named ? PySequence_Fast(named.ptr(), "the parameters are no sequence") : nullptr);
-    if (!parameters) {
-      return nullptr;
-    }
-    for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(parameters.ptr()); k++) {
-      PyObject *one = PySequence_Fast_GET_ITEM(parameters.ptr(), k);
-      if (!note_parameter(one, written, step, place)) {
-        left.append(py::handle(one));
-      }
-    }
-  }
-  return rows ? left.release().ptr() : nullptr;
-}
-
-PyObject *note_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (count != 4) {
-    PyErr_SetString(PyExc_TypeError, "note_step takes the groups, what is written, the step and the place");
-    return nullptr;
-  }
-  try {
-    return noted_step(arguments[0], arguments[1], arguments[2], arguments[3]);
-  } catch (const std::exception &failure) {
-    PyErr_SetString(PyExc_RuntimeError, failure.what());
-    return nullptr;
-  }
-}
 
 PyObject *share(PyObject *, PyObject *on) {
   sharing = on == Py_True;
@@ -257,10 +204,18 @@ PyObject *count_alive(PyObject *, PyObject *) { return PyLong_FromSsize_t((Py_ss
 
 PyObject *number_moment(PyObject *, PyObject *) { return PyLong_FromLongLong(next_moment()); }
 
+// Hears that a step of this thread is over, also one that raised. Returns the place of the line that calls backward.
+PyObject *backward_begins(PyObject *, PyObject *) {
+  unmute(thread());
+  return shown_place(place_here());
+}
+
 PyObject *show_place_here(PyObject *, PyObject *) { return shown_place(place_here()); }
 
 PyMethodDef each_step[] = {
-    {"note_step", (PyCFunction)(void (*)())note_step, METH_FASTCALL, nullptr},
+    {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
+    {"after_step", (PyCFunction)(void (*)())after_step, METH_FASTCALL, nullptr},
+    {"backward_begins", backward_begins, METH_NOARGS, nullptr},
     {"share", share, METH_O, nullptr},
     {"set_usual", set_usual, METH_O, nullptr},
     {"alive", count_alive, METH_NOARGS, nullptr},
@@ -277,6 +232,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("connect", &connect);
   m.def("enroll_write", &enroll_write);
   m.def("enroll_views", &enroll_views);
+  m.def("connect_steps", &connect_steps);
   m.def("begin", &begin);
   m.def("end", &end);
   m.def("enter", &enter);

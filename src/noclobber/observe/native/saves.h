@@ -119,6 +119,7 @@ struct Overwriting {
 
 struct Thread {
   bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
+  bool muted = false; // whether the key is off for an optimizer step that was taken here
   c10::intrusive_ptr<Hooks> hooks;
   Overwriting *overwriting = nullptr; // what the kernel under way overwrites
   std::vector<PastSave> past;

@@ -27,7 +27,7 @@ struct Operator {
 // -- the log -----------------------------------------------------------------------------------------------------------
 
 struct Record {
-  PyObject *written, *step; // borrowed from an Operator or from `steps`; `step` is null outside of optimizers
+  PyObject *written, *step; // borrowed from an Operator or from `known_steps`; `step` is null outside of optimizers
   const Place *place;
   uintptr_t key;
   int64_t version, offset;

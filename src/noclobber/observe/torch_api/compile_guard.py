@@ -1,4 +1,4 @@
-"""Notice regions of torch.compile.
+"""Notice regions of torch.compile, and keep noclobber's own code out of them.
 
 torch.compile knows torch's functions by their identity, so none may be replaced while it looks at the program.
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodDescriptorType, ModuleType
+from typing import Any
 
+from noclobber.imports import after_import
 from noclobber.observe.torch_api import private
 
+_OURS = Path(__file__).parents[2].as_posix() + "/"
+"""The folder of noclobber, as torch.compile lists folders that it leaves alone."""
 _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._dynamo.decorators")
 """The modules in which torch.compile looks up `set_eval_frame`."""
 
@@ -54,6 +59,31 @@ class Regions:
     def stop(self) -> None:
         """Stop listening. torch.compile's module may have been imported meanwhile with our function in it."""
         _replace(self._ours, self._native)
+
+
+def skip_ours() -> Callable[[], None]:
+    """Keep torch.compile from compiling noclobber's functions where the program's code leads to them. Return what ends
+    that.
+
+    It would compile each function that a hook or a kernel runs inside a compiled region, and warn of what it cannot
+    compile (torch 2.13; tests/observe/core/test_compiled.py).
+    """
+    rules: list[Any] = []
+
+    def begin() -> None:
+        rules.append(sys.modules["torch._dynamo.trace_rules"])
+        rules[0].SKIP_DIRS.append(_OURS)
+        rules[0]._recompile_re()
+
+    forget = after_import("torch._dynamo.trace_rules", begin)
+
+    def end() -> None:
+        forget()
+        if rules:
+            rules[0].SKIP_DIRS.remove(_OURS)
+            rules[0]._recompile_re()
+
+    return end
 
 
 def forget(ours: Callable[..., object], native: Callable[..., object]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import FunctionType, ModuleType
 
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
 
 _ABSENT = object()
@@ -18,6 +19,8 @@ class Patches:
     def put(self, owner: type | ModuleType, name: str, value: object) -> None:
         """Set `owner.name`, and remember what the owner itself held: nothing where it only inherits the name."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
+        if isinstance(value, FunctionType):  # by its file's name torch.compile cannot know it any more (skip_ours)
+            private.never_compile(value, nor_its_calls=False)
         setattr(owner, name, value)
 
     def undo(self) -> None:

@@ -1,0 +1,182 @@
+// Optimizer steps: PyTorch's own, without a closure, while no save is alive. Only such a step is taken here, as it needs
+// no more than that the log rests; `install` notes the parameters too. All others go to core/optimizer_steps.py.
+#pragma once
+
+#include "writes.h"
+
+namespace noclobber {
+
+// Python's functions: the hooks before and after a step; `is_ours(type)` returns whether a type of optimizers is
+// PyTorch's own; `about(type, fused, place)` returns what a record says of the step, as (written, step).
+inline PyObject *before_in_python = nullptr, *after_in_python = nullptr;
+inline PyObject *is_ours = nullptr, *about_step = nullptr;
+
+struct AboutStep {
+  PyObject *type, *written, *step;
+  const Place *place;
+  bool fused;
+};
+
+constexpr size_t MOST_STEPS = 256;
+// All with the GIL. What is held here is dropped by `forget_steps`.
+inline std::vector<AboutStep> known_steps;
+inline std::vector<std::pair<PyObject *, bool>> known_types;
+
+class Name { // a name of Python's, made once
+public:
+  explicit Name(const char *text) : name(PyUnicode_InternFromString(text)) {}
+  PyObject *of(PyObject *object) const { return PyObject_GetAttr(object, name); }
+  bool is_set_in(PyObject *table) const {
+    PyObject *value = PyDict_Check(table) ? PyDict_GetItemWithError(table, name) : nullptr;
+    return value != nullptr && PyObject_IsTrue(value) == 1;
+  }
+  PyObject *in(PyObject *table) const { return PyDict_Check(table) ? PyDict_GetItemWithError(table, name) : nullptr; }
+
+private:
+  PyObject *name;
+};
+
+inline bool is_type_ours(PyObject *type) {
+  for (auto &[known, ours] : known_types) {
+    if (known == type) {
+      return ours;
+    }
+  }
+  PyObject *answer = PyObject_CallOneArg(is_ours, type);
+  if (answer == nullptr) {
+    return false;
+  }
+  const bool ours = answer == Py_True;
+  Py_DECREF(answer);
+  known_types.emplace_back(Py_NewRef(type), ours);
+  return ours;
+}
+
+// Returns what the records of a step say; null where Python must note it.
+inline const AboutStep *about(PyObject *type, bool fused) {
+  const Place *place = place_here();
+  for (const AboutStep &known : known_steps) {
+    if (known.type == type && known.place == place && known.fused == fused) {
+      return &known;
+    }
+  }
+  if (known_steps.size() >= MOST_STEPS) {
+    return nullptr; // a program that steps at ever new lines
+  }
+  PyObject *shown = shown_place(place);
+  PyObject *answer = PyObject_CallFunction(about_step, "OOO", type, fused ? Py_True : Py_False, shown);
+  Py_DECREF(shown);
+  PyObject *written = nullptr, *step = nullptr;
+  if (answer == nullptr || !PyArg_ParseTuple(answer, "OO", &written, &step)) {
+    Py_XDECREF(answer);
+    return nullptr;
+  }
+  known_steps.push_back({Py_NewRef(type), Py_NewRef(written), Py_NewRef(step), place, fused});
+  Py_DECREF(answer);
+  return &known_steps.back();
+}
+
+// Collects the parameters that have a gradient. Returns false if Python must look at one of them.
+inline bool collect(PyObject *optimizer, c10::SmallVector<const at::Tensor *, 32> &parameters) {
+  static const Name param_groups("param_groups"), params("params");
+  PyObject *groups = param_groups.of(optimizer);
+  bool usual = groups != nullptr && PyList_Check(groups);
+  for (Py_ssize_t i = 0; usual && i < PyList_GET_SIZE(groups); i++) {
+    PyObject *these = params.in(PyList_GET_ITEM(groups, i));
+    usual = these != nullptr && PyList_Check(these);
+    for (Py_ssize_t k = 0; usual && k < PyList_GET_SIZE(these); k++) {
+      PyObject *one = PyList_GET_ITEM(these, k);
+      usual = THPVariable_Check(one) && is_usual(THPVariable_Unpack(one).unsafeGetTensorImpl());
+      if (usual && THPVariable_Unpack(one).grad().defined()) {
+        parameters.push_back(&THPVariable_Unpack(one)); // the optimizer holds the group, which holds the parameter
+      }
+    }
+  }
+  Py_XDECREF(groups);
+  return usual;
+}
+
+inline void unmute(Thread &mine) {
+  if (mine.muted) {
+    mine.muted = false;
+    c10::impl::tls_set_dispatch_key_included(KEY, true);
+  }
+}
+
+// Takes a step that is about to begin. Returns false if it is for Python.
+inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
+  static const Name defaults("defaults"), differentiable("differentiable"), fused("fused");
+  Thread &mine = thread();
+  unmute(mine); // a step that raised did not reach its end
+  if (!flags.on || !mine.usual || c10::impl::TorchDispatchModeTLS::any_modes_set() || PyTuple_GET_SIZE(args) != 1 ||
+      PyDict_GET_SIZE(kwargs) != 0) {
+    return false;
+  }
+  if (flags.watching && (alive != 0 || python_has_saves() || flags.rereads)) {
+    return false;
+  }
+  auto *type = (PyObject *)Py_TYPE(optimizer);
+  PyObject *table = is_type_ours(type) ? defaults.of(optimizer) : nullptr;
+  if (table == nullptr) {
+    return false;
+  }
+  const bool is_plain = !differentiable.is_set_in(table), is_fused = fused.is_set_in(table);
+  Py_DECREF(table);
+  if (!is_plain) {
+    return false;
+  }
+  if (!flags.watching) {
+    c10::SmallVector<const at::Tensor *, 32> parameters;
+    const AboutStep *known = collect(optimizer, parameters) ? about(type, is_fused) : nullptr;
+    if (known == nullptr) {
+      return false;
+    }
+    for (const at::Tensor *one : parameters) {
+      note(known->written, known->step, known->place, *one, storage_key(one->unsafeGetTensorImpl()));
+    }
+  }
+  mine.muted = true;
+  c10::impl::tls_set_dispatch_key_included(KEY, false);
+  return true;
+}
+
+// The hooks on all optimizers.
+inline PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (count == 3 && PyTuple_Check(arguments[1]) && PyDict_Check(arguments[2])) {
+    try {
+      if (take_step(arguments[0], arguments[1], arguments[2])) {
+        Py_RETURN_NONE;
+      }
+    } catch (const std::exception &) { // no memory: Python decides
+    }
+    PyErr_Clear();
+  }
+  return PyObject_Vectorcall(before_in_python, arguments, (size_t)count, nullptr);
+}
+
+inline PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  Thread &mine = thread();
+  if (mine.muted) {
+    unmute(mine);
+    Py_RETURN_NONE;
+  }
+  return PyObject_Vectorcall(after_in_python, arguments, (size_t)count, nullptr);
+}
+
+// Drops what is known of steps. Records may refer to it until then.
+inline void forget_steps() { // with the GIL
+  std::vector<PyObject *> dropped;
+  for (const AboutStep &known : known_steps) {
+    dropped.insert(dropped.end(), {known.type, known.written, known.step});
+  }
+  for (auto &[type, ours] : known_types) {
+    dropped.push_back(type);
+  }
+  known_steps.clear();
+  known_types.clear();
+  for (PyObject *object : dropped) {
+    Py_DECREF(object);
+  }
+}
+
+} // namespace noclobber
