@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import noclobber
 from noclobber.integrations.transformers import NoclobberCallback
@@ -44,6 +46,9 @@ class Regression(nn.Module):
             h.data.mul_(0.5)
         if self.wrong == "raised" and self.calls > 2:
             h.mul_(0.5)
+        if self.wrong == "stopped" and self.calls > 2:
+            h.data.mul_(0.5)
+            raise KeyboardInterrupt
         return {"loss": self.last(h).square().mean()}
 
 
@@ -52,8 +57,7 @@ def gpt() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=30, n_positions=8, n_embd=8, n_layer=2, n_head=2))
 
 
-def trained(net: nn.Module, folder: Path, callback: NoclobberCallback | None, **more: Any) -> list[torch.Tensor]:
-    """The weights after 20 batches."""
+def trainer(net: nn.Module, folder: Path, *callbacks: TrainerCallback, **more: Any) -> Trainer:
     arguments = TrainingArguments(
         str(folder),
         num_train_epochs=1,
@@ -65,10 +69,14 @@ def trained(net: nn.Module, folder: Path, callback: NoclobberCallback | None, **
         seed=3,
         **more,
     )
+    return Trainer(net, arguments, train_dataset=Words(), callbacks=[*callbacks])
+
+
+def trained(net: nn.Module, folder: Path, callback: NoclobberCallback | None, **more: Any) -> list[torch.Tensor]:
+    """The weights after 20 batches."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch|transformers|accelerate")
-        callbacks = [callback] if callback is not None else []
-        Trainer(net, arguments, train_dataset=Words(), callbacks=callbacks).train()
+        trainer(net, folder, *([callback] if callback is not None else []), **more).train()
     return [one.detach().clone() for one in net.parameters()]
 
 
@@ -114,3 +122,62 @@ def test_an_error_is_explained_and_the_next_training_is_as_usual(tmp_path: Path)
     trained(Regression(""), tmp_path, callback)
     assert [one.code for one in callback.findings] == ["NC101"]
     assert not subscription.is_armed()
+
+
+class Stopping(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        raise KeyboardInterrupt
+
+
+def seen_on(one: Trainer) -> set[str]:
+    """The names of a trainer's methods that stand on the trainer itself."""
+    return {name for name in vars(one) if callable(getattr(type(one), name, None))}
+
+
+@pytest.mark.parametrize("wrong", ["raised", "stopped", "optimizer"])
+def test_an_error_of_a_step_ends_it_and_the_report_is_logged(
+    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, another = NoclobberCallback(), NoclobberCallback()
+    training = trainer(Regression(wrong), tmp_path, one, another)
+    before = seen_on(training)
+    if wrong == "optimizer":
+        training.optimizer = Stopping(training.model.parameters(), lr=0.1)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    logging.getLogger("transformers.trainer").setLevel(logging.INFO)
+    try:
+        with pytest.raises((noclobber.ClobberError, KeyboardInterrupt)) as raised:
+            training.train()
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+        logging.getLogger("transformers.trainer").setLevel(logging.NOTSET)
+    assert not subscription.is_armed()
+    assert seen_on(training) == before
+    assert len({id(one) for one in caplog.records if "noclobber: " in one.getMessage()}) == 2  # one for each callback
+    assert ("error[NC101]" in "".join(getattr(raised.value, "__notes__", ()))) is (wrong == "raised")
+
+
+def test_nothing_is_on_the_trainer_while_it_trains_and_afterwards(tmp_path: Path) -> None:
+    here = []
+
+    class Looking(TrainerCallback):
+        def on_step_end(self, *given: Any, **more: Any) -> None:
+            here.append(seen_on(training))
+
+    training = trainer(Regression(""), tmp_path, NoclobberCallback(), NoclobberCallback(), Looking())
+    before = seen_on(training)
+    training.train()
+    assert here == [before] * 20
+    assert seen_on(training) == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_begins_empty_with_the_same_settings(copied: Any, tmp_path: Path) -> None:
+    callback = NoclobberCallback(every=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained(Regression("silent"), tmp_path, callback)
+        another = copied(callback)
+        assert (len(callback.findings), another.findings) == (1, ())
+        trained(Regression("silent"), tmp_path, another)
+    assert another.report.coverage == callback.report.coverage

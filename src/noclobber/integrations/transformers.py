@@ -5,68 +5,97 @@ Use as `Trainer(..., callbacks=[NoclobberCallback()])`.
 
 from __future__ import annotations
 
-from logging import INFO, WARNING
+import sys
+from types import FrameType
 from typing import Any
 
+from transformers.trainer import Trainer
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 
-from noclobber.blocks import watch
+from noclobber.integrations.training import Training
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
-from noclobber.render import render
+from noclobber.observe.torch_api.frames import passed_over
 
 _log = logging.get_logger("transformers.trainer")
+_EPOCH = "_run_epoch"
+"""The method of a Trainer that runs all that a step does."""
 
 
 class NoclobberCallback(TrainerCallback):
     """Watch the first three steps, and then one of `every`. A step has all micro-batches that gradients add up over.
 
     A silent error is a ClobberWarning at the end of the first step that has it. What was found is logged when the
-    training ends, and is in `report` and `findings`. An in-place error of a watched step is explained.
+    training ends, also with an error, and is in `report` and `findings`. An in-place error of a watched step is
+    explained.
 
     `contents=True` compares the bytes that backward reads with the saved bytes, and not only their versions.
     """
 
     def __init__(self, *, every: int = 100, contents: bool = True) -> None:
-        self._seen = watch(contents=contents, every=every)
-        self._inside = False
+        self._training = Training(every, contents)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What all watched steps have found."""
-        return self._seen.findings
+        return self.report.findings
 
     @property
     def report(self) -> Report:
         """The findings, with what was watched and which steps were not."""
-        return self._seen.report
+        return self._training.report
 
-    def on_train_begin(
+    def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """End a step of an earlier training: nobody is told that it has failed."""
-        self._leave()
+        """Follow the epoch, because no event tells that it has failed."""
+        trainer = _trainer_above(sys._getframe())
+        if trainer is not None and hasattr(trainer, _EPOCH):
+            self._follow(trainer)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Begin a step."""
-        self._leave()
-        self._seen.__enter__()
-        self._inside = True
+        self._training.end()
+        self._training.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """End a step."""
-        self._leave()
+        self._training.end()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Log the report, where this process is the one that logs."""
-        self._leave()
-        report = self.report
-        if state.is_local_process_zero:
-            _log.log(WARNING if report.findings else INFO, "%s", render(report, "full").rstrip())
+        """Log the report."""
+        self._training.end()
+        self._training.log(_log.log, args.process_index)
 
-    def _leave(self) -> None:
-        if self._inside:
-            self._inside = False
-            self._seen.__exit__(None, None, None)
+    def _follow(self, trainer: Trainer) -> None:
+        """End the step and log the report if the trainer's next epoch leaves with an error.
+
+        What replaces the method puts it back when it is called, so nothing of noclobber's stays on the trainer.
+        """
+        run, before = getattr(trainer, _EPOCH), vars(trainer).get(_EPOCH)
+
+        @passed_over
+        def followed(*args: Any, **named: Any) -> Any:
+            if before is None:
+                vars(trainer).pop(_EPOCH, None)
+            else:
+                vars(trainer)[_EPOCH] = before
+            try:
+                return run(*args, **named)
+            except BaseException as error:
+                self._training.end(error)
+                self._training.log(_log.log, trainer.args.process_index)
+                raise
+
+        vars(trainer)[_EPOCH] = followed
+
+
+def _trainer_above(frame: FrameType | None) -> Trainer | None:
+    """Return the trainer that calls, None if there is none. Reads the locals of methods only: reading keeps them."""
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",) and isinstance(one := frame.f_locals.get("self"), Trainer):
+            return one
+        frame = frame.f_back
+    return None
