@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
+import signal
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +39,9 @@ class Net(LightningModule):
             h.data.mul_(0.5)
         if self.wrong == "raised" and number >= 2:
             h.mul_(0.5)
+        if self.wrong == "stopped" and number >= 2:
+            h.data.mul_(0.5)
+            raise KeyboardInterrupt
         return h
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
@@ -63,6 +72,11 @@ class TwoOptimizers(Net):
         return [torch.optim.SGD(one.parameters(), lr=0.01) for one in (self.first, self.last)]
 
 
+class Skipping(Net):
+    def on_train_batch_start(self, batch: Any, number: int) -> int | None:
+        return -1 if number == 2 else None
+
+
 def trained(
     net: LightningModule, callback: NoclobberCallback | None, logger: Logger | bool = False, **more: Any
 ) -> Any:
@@ -76,7 +90,6 @@ def trained(
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", "The 'train_dataloader'|You are using|`isinstance")
         Trainer(
-            max_epochs=1,
             accelerator="cpu",
             callbacks=[callback] if callback is not None else [],
             logger=logger,
@@ -84,7 +97,7 @@ def trained(
             enable_progress_bar=False,
             enable_model_summary=False,
             log_every_n_steps=1,
-            **more,
+            **{"max_epochs": 1, **more},
         ).fit(net, data)
     assert not subscription.is_armed()
     return [one.detach().clone() for one in net.parameters()]
@@ -129,3 +142,76 @@ def test_an_error_is_explained() -> None:
         trained(Net("raised"), callback)
     assert "error[NC101]" in "".join(raised.value.__notes__)
     assert [one.code for one in callback.findings] == ["NC101"]
+
+
+def test_a_model_that_skips_epochs_leaves_no_step_open() -> None:
+    callback = NoclobberCallback(every=5)
+    trained(Skipping(), callback, max_epochs=4)  # which also sees that nothing is armed
+    assert callback.report.coverage.unseen == ("7 of 12 steps (`every=5` watches the others)",)
+
+
+@pytest.mark.parametrize("wrong", ["raised", "stopped"])
+def test_the_report_is_logged_once_if_the_training_ends_with_an_error(
+    wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("lightning.pytorch").addHandler(caplog.handler)
+    interrupts = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((noclobber.ClobberError, SystemExit)):
+            trained(Net(wrong), NoclobberCallback())
+    finally:
+        signal.signal(signal.SIGINT, interrupts)  # which Lightning turns off
+        logging.getLogger("lightning.pytorch").removeHandler(caplog.handler)
+    # The same record comes twice where the logger hands it on to the root too.
+    assert len({id(one) for one in caplog.records if "noclobber: " in one.getMessage()}) == 1
+    assert not subscription.is_armed()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_begins_empty_with_the_same_settings(copied: Any) -> None:
+    callback = NoclobberCallback(every=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained(Net("silent"), callback)
+        another = copied(callback)
+        assert (len(callback.findings), another.findings) == (1, ())
+        trained(Net("silent"), another)
+    assert len(another.findings) == 1
+    assert another.report.coverage == callback.report.coverage
+
+
+RANKS = """
+import warnings
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+from noclobber.integrations.lightning import NoclobberCallback
+
+warnings.simplefilter("ignore")
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+    def training_step(self, batch, number):
+        h = self.layer(batch[0]).exp()
+        if self.global_rank in WRONG:
+            h.data.mul_(0.5)
+        return h.sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+Trainer(
+    max_epochs=1, accelerator="cpu", strategy="ddp_fork", devices=2, callbacks=[NoclobberCallback()], logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+).fit(Net(), DataLoader(TensorDataset(torch.randn(8, 3)), batch_size=2))
+"""
+
+
+@pytest.mark.parametrize(("wrong", "reports"), [("()", 0), ("(1,)", 1)])
+def test_only_the_first_rank_and_those_with_findings_log_a_report(wrong: str, reports: int, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS.replace("WRONG", wrong))
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=True).stderr
+    assert said.count("noclobber: nothing found") == 1
+    assert said.count("noclobber on rank 1:\nerror[NC201]") == said.count("error[NC201]") == reports

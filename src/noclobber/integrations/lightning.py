@@ -9,64 +9,70 @@ import logging
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
-from noclobber.blocks import watch
+from noclobber.integrations.training import METRIC as METRIC
+from noclobber.integrations.training import Training
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
-from noclobber.render import render
 
-METRIC = "noclobber/findings"
-"""The metric that the trainer's loggers get when a step has found something new: how many findings there are."""
 _log = logging.getLogger("lightning.pytorch")
 
 
 class NoclobberCallback(Callback):
-    """Watch the first three training steps, and then one of `every`.
+    """Watch the first three training steps, and then one of `every`. A step is a batch.
 
     A silent error is a ClobberWarning at the end of the first step that has it. What was found is logged when the
-    training ends, and is in `report` and `findings`. An in-place error of a watched step is explained.
+    training ends, also with an error, and is in `report` and `findings`. An in-place error of a watched step is
+    explained.
 
     `contents=True` compares the bytes that backward reads with the saved bytes, and not only their versions.
     """
 
     def __init__(self, *, every: int = 100, contents: bool = True) -> None:
-        self._seen = watch(contents=contents, every=every)
-        self._inside = False
-        self._told = 0
+        self._training = Training(every, contents)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What all watched steps have found."""
-        return self._seen.findings
+        return self.report.findings
 
     @property
     def report(self) -> Report:
         """The findings, with what was watched and which steps were not."""
-        return self._seen.report
+        return self._training.report
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin a step."""
-        self._seen.__enter__()
-        self._inside = True
+        """Begin a step. A model that skips the rest of the epoch leaves one open."""
+        self._end(trainer)
+        self._training.begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End a step, and tell the loggers if there is something new."""
-        self._inside = False
-        self._seen.__exit__(None, None, None)
-        if (found := len(self.findings)) > self._told:
-            self._told = found
-            for logger in trainer.loggers:
-                logger.log_metrics({METRIC: found}, step=trainer.global_step)
+        """End a step."""
+        self._end(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a step whose model has skipped the rest of the epoch."""
+        self._end(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a step whose model has skipped the rest of the training."""
+        self._end(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the step that has failed, and explain its error."""
-        if self._inside:
-            self._inside = False
-            self._seen.__exit__(type(exception), exception, exception.__traceback__)
+        """End the step that has failed, explain its error, and log the report."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._training.end(exception)
+            self._training.log(_log.log, trainer.global_rank)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the report."""
-        report = self.report
-        _log.log(logging.WARNING if report.findings else logging.INFO, "%s", render(report, "full").rstrip())
+        self._training.log(_log.log, trainer.global_rank)
+
+    def _end(self, trainer: Trainer) -> None:
+        """End the open step, and tell the loggers if it has found something new."""
+        if found := self._training.end():
+            for logger in trainer.loggers:
+                logger.log_metrics({METRIC: found}, step=trainer.global_step)
