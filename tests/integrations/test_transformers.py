@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import noclobber
+from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
 from noclobber.observe import subscription
 
@@ -112,6 +113,28 @@ def test_a_silent_error_is_told_once_and_reported(tmp_path: Path, caplog: pytest
     (finding,) = callback.findings
     assert finding.count == 5  # the third, fifth, tenth, fifteenth and twentieth step
     assert "error[NC201]: silent in-place write" in caplog.text
+
+
+def test_the_number_of_findings_is_logged_when_it_changes_and_the_trainer_logs_as_before(tmp_path: Path) -> None:
+    told = []
+
+    class Reading(TrainerCallback):
+        def on_log(self, *given: Any, logs: dict[str, float], **more: Any) -> None:
+            told.append(logs)
+
+    histories = []
+    for callbacks in ([Reading()], [NoclobberCallback(), Reading()]):
+        training = trainer(Regression("silent"), tmp_path, *callbacks, logging_steps=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            training.train()
+        histories.append(training.state.log_history)
+    bare, watched = histories
+    (news,) = (one for one in watched if METRIC in one)
+    assert (news[METRIC], news["step"]) == (1, 3)
+    assert any(METRIC in one for one in told)
+    assert [one["step"] for one in watched if one is not news] == [one["step"] for one in bare]
+    assert [one.get("loss") for one in watched if one is not news] == [one.get("loss") for one in bare]
 
 
 def test_an_error_is_explained_and_the_next_training_is_as_usual(tmp_path: Path) -> None:

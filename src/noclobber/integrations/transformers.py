@@ -14,7 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 
-from noclobber.integrations.training import Training
+from noclobber.integrations.training import METRIC, Training
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.observe.torch_api.frames import passed_over
@@ -27,7 +27,8 @@ _EPOCH = "_run_epoch"
 class NoclobberCallback(TrainerCallback):
     """Watch the first three steps, and then one of `every`. A step has all micro-batches that gradients add up over.
 
-    A silent error is a ClobberWarning at the end of the first step that has it. What was found is logged when the
+    A silent error is a ClobberWarning at the end of the first step that has it, and the logs get `noclobber/findings`:
+    how many findings there are. What was found is logged when the
     training ends, also with an error, and is in `report` and `findings`. An in-place error of a watched step is
     explained.
 
@@ -36,6 +37,8 @@ class NoclobberCallback(TrainerCallback):
 
     def __init__(self, *, every: int = 100, contents: bool = True) -> None:
         self._training = Training(every, contents)
+        self._trainer: Trainer | None = None
+        """Whose epoch runs."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -50,27 +53,35 @@ class NoclobberCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Follow the epoch, because no event tells that it has failed."""
+        """Follow the epoch, because no event tells that it has failed, and none brings the trainer."""
         trainer = _trainer_above(sys._getframe())
         if trainer is not None and hasattr(trainer, _EPOCH):
             self._follow(trainer)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Begin a step."""
-        self._training.end()
+        self._end(control)
         self._training.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """End a step."""
-        self._training.end()
+        self._end(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Log the report."""
         self._training.end()
         self._training.log(_log.log, args.process_index)
 
+    def _end(self, control: TrainerControl) -> None:
+        """End the open step, and put it into the logs of the training if it has found something new."""
+        found = self._training.end()
+        if found and self._trainer is not None:
+            due = control.should_log
+            self._trainer.log({METRIC: found})
+            control.should_log = due  # logging takes it back, and the trainer's own log of this step is still to come
+
     def _follow(self, trainer: Trainer) -> None:
-        """End the step and log the report if the trainer's next epoch leaves with an error.
+        """Know the trainer during its next epoch; end the step and log the report if the epoch leaves with an error.
 
         What replaces the method puts it back when it is called, so nothing of noclobber's stays on the trainer.
         """
@@ -82,12 +93,15 @@ class NoclobberCallback(TrainerCallback):
                 vars(trainer).pop(_EPOCH, None)
             else:
                 vars(trainer)[_EPOCH] = before
+            self._trainer = trainer
             try:
                 return run(*args, **named)
             except BaseException as error:
                 self._training.end(error)
                 self._training.log(_log.log, trainer.args.process_index)
                 raise
+            finally:
+                self._trainer = None
 
         vars(trainer)[_EPOCH] = followed
 
