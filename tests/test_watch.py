@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+import threading
 import warnings
 
 import pytest
@@ -138,9 +141,92 @@ def test_every_explains_an_error_of_a_watched_step_only():
         assert isinstance(raised.value, noclobber.ClobberError) is (step in (1, 2, 3, 10))
 
 
+def test_every_finds_what_happens_in_every_second_step_only():
+    for odd in (0, 1):
+        seen = noclobber.watch(every=10)
+        steps(seen, 300, wrong=range(4 + odd, 300, 2))
+        (finding,) = seen.findings
+        assert 5 <= finding.count <= 25, odd
+
+
+def test_every_draws_with_a_generator_of_its_own():
+    random.seed(3)
+    alone = [random.random() for _ in range(20)]
+    random.seed(3)
+    seen, drawn = noclobber.watch(every=2), []
+    for _ in range(20):
+        with seen:
+            drawn.append(random.random())
+    assert drawn == alone
+
+
+def test_every_watches_no_step_inside_a_watched_one():
+    seen = noclobber.watch(every=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(10):
+            with seen, seen:
+                silent()
+    (finding,) = seen.findings
+    assert finding.count <= 10
+    missed, steps = (int(one) for one in re.match(r"(\d+) of (\d+)", seen.report.coverage.unseen[-1]).groups())
+    assert (steps, missed + finding.count) == (20, 20)
+
+
+def in_threads(function):
+    """Call a function of no arguments 90 times in all, in three threads."""
+    failed = []
+
+    def thread():
+        try:
+            for _ in range(30):
+                function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=thread) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert failed == []
+    assert not subscription.is_armed()
+
+
+def test_every_counts_a_finding_once_where_threads_share_the_object():
+    seen = noclobber.watch(every=3)
+    in_threads(seen(silent))
+    (finding,) = seen.findings
+    assert finding.count <= 90
+    assert "of 90 steps" in seen.report.coverage.unseen[-1]
+
+
+def test_each_thread_ends_its_own_block():
+    """Each thread waits for the other two inside its block, so they end in another order than they began."""
+    seen, ended = noclobber.watch(), []
+    inside = threading.Barrier(3)
+
+    def block():
+        with seen:
+            mine = seen._open.blocks[-1]
+            inside.wait(10)
+        ended.append(not mine.session.started)
+        inside.wait(10)
+
+    in_threads(block)
+    assert ended == [True] * 90
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, float("nan"), True, "x", None])
+def test_every_is_a_whole_number(wrong):
+    with pytest.raises(ValueError, match=f"every must be a whole number above 0, not {re.escape(repr(wrong))}"):
+        noclobber.watch(every=wrong)
+
+
 def test_every_refuses_what_needs_all_steps():
     for wrong in (
-        {"every": 0},
         {"every": 9, "ledger": True},
         {"every": 9, "hints": True},
         {"every": 9, "children": True},

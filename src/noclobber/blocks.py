@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberWarning
 from noclobber.model.finding import Finding
+from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
@@ -44,8 +47,10 @@ class watch:
     in-place write would lower the peak of memory, where one lowers nothing, and where one is harmless.
 
     `every=100` is for a whole training: put the same object around each step, and it watches the first three steps and
-    then one of a hundred. Findings of all steps are in one report, which says how many steps were not watched.
-    Steps may not lie inside each other. Raises ValueError together with `children`, `ledger` or `hints`.
+    then one of each hundred, at a place that is drawn. Findings of all steps are in one report, which says how many
+    steps were not watched. A step that begins while another one is watched, inside it or in another thread, is not
+    watched itself. Raises ValueError together with `children`, `ledger` or `hints`, and if it is no whole number above
+    0.
     """
 
     def __init__(
@@ -58,8 +63,8 @@ class watch:
         hints: bool = False,
         every: int = 1,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be 1 or more, not {every!r}")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number above 0, not {every!r}")
         if every > 1 and (children or ledger or hints):
             raise ValueError("every watches some steps only: leave out children, ledger and hints")
         if on_write not in ("record", "raise"):
@@ -69,7 +74,7 @@ class watch:
         self._children = children
         self._ledger, self._hints = ledger, hints
         self._sampling = Sampling(every, self._new_session()) if every > 1 else None
-        self._blocks: list[Block | None] = []
+        self._open = _Open()
         self._last = Block(Session())
 
     def _new_session(self) -> Session:
@@ -82,33 +87,43 @@ class watch:
         )
 
     def __enter__(self) -> watch:
-        sampling = self._sampling
-        if sampling is not None and not sampling.is_due():
-            self._blocks.append(None)
-            return self
-        session = sampling.session if sampling is not None else self._new_session()
-        session.start()
-        self._last = Block(session, children=self._children)
-        self._blocks.append(self._last)
+        self._open.blocks.append(self._begin())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        block = self._leave(error)
-        if error is None and block is not None:
-            _warn_about(block)
+        news = self._end(self._open.blocks.pop(), error)
+        if error is None and news is not None:
+            _warn_about(news)
 
-    def _leave(self, error: BaseException | None) -> Block | None:
+    def _begin(self) -> Block | None:
+        """Begin a block. Return None if it is a step that is not watched."""
+        sampling = self._sampling
+        if sampling is None:
+            session = self._new_session()
+        elif sampling.begins():
+            session = sampling.session
+        else:
+            return None
+        try:
+            session.start()
+        except BaseException:
+            if sampling is not None:
+                sampling.ends()
+            raise
+        self._last = block = Block(session, children=self._children)
+        return block
+
+    def _end(self, block: Block | None, error: BaseException | None) -> Block | None:
         """End a block. Return it if there is something to warn of that no earlier step has found."""
-        block = self._blocks.pop()
         if block is None:
             return None
         self._last = block
         if error is not None:
             block.session.escaped(error)
         block.end()
-        return block if self._sampling is None or self._sampling.has_news() else None
+        return block if self._sampling is None or self._sampling.ends() else None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function; a warning is about the function, wherever it is called from."""
@@ -117,14 +132,14 @@ class watch:
         @passed_over
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
-            self.__enter__()
+            block = self._begin()
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
-                self._leave(error)
+                self._end(block, error)
                 raise
-            if (block := self._leave(None)) is not None:
-                _warn_about(block, function)
+            if (news := self._end(block, None)) is not None:
+                _warn_about(news, function)
             return result
 
         return watched
@@ -161,8 +176,18 @@ class watch:
         return report if self._sampling is None else self._sampling.counted(report)
 
 
+class _Open(threading.local):
+    """The blocks that a thread is in, the innermost last; None for a step that is not watched."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block | None] = []
+
+
 class Sampling:
-    """Which steps of a training are watched: the first ones, and then one of `every`."""
+    """Which steps of a training are watched: the first ones, and then one of each block of `every`.
+
+    Its place in the block is drawn. With a fixed one, what happens in every second step could be missed for good.
+    """
 
     FIRST = 3
 
@@ -170,19 +195,32 @@ class Sampling:
         self.session = session
         """Has what all steps found."""
         self._every = every
+        self._drawn = random.Random(0)  # the program's own generator stays as it is
+        self._due = 0
+        self._under_way = False
         self._steps = self._watched = self._told = 0
+        unlocked_in_child(self)
 
-    def is_due(self) -> bool:
-        """Count a step. Return True if it is to be watched."""
-        self._steps += 1
-        due = self._steps <= self.FIRST or self._steps % self._every == 0
-        self._watched += due
-        return due
+    def unlock(self) -> None:
+        """Make a new lock, which no thread holds."""
+        self._counting = threading.RLock()  # a signal or a garbage collection that comes meanwhile may begin a step
 
-    def has_news(self) -> bool:
-        """Return True if there are findings that were not there when this was called before."""
+    def begins(self) -> bool:
+        """Count a step. Return True if it is to be watched: then `ends` must be called."""
+        with self._counting:
+            self._steps += 1
+            if (self._steps - self.FIRST) % self._every == 1:
+                self._due = self._steps + self._drawn.randrange(self._every)
+            due = (self._steps <= self.FIRST or self._steps == self._due) and not self._under_way
+            self._under_way |= due
+            self._watched += due
+            return due
+
+    def ends(self) -> bool:
+        """End the watched step. Return True if there are findings that were not there when an earlier one ended."""
         found = len(self.session.findings) + len(self.session.failures)
         told, self._told = self._told, found
+        self._under_way = False
         return found > told
 
     def counted(self, report: Report) -> Report:
