@@ -63,26 +63,61 @@ def test_the_wheel_works_where_it_is_installed(built: Path, tmp_path: Path) -> N
         assert text in done.stdout + done.stderr
 
 
+def acted(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """The last step of the action, with some inputs."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    environ = {"OPTIONS": "", "REPORT": "found.sarif"} | {name.upper(): text for name, text in inputs.items()}
+    assert set(step["env"]) == set(environ)
+    assert all(value == f"${{{{ inputs.{name.lower()} }}}}" for name, value in step["env"].items())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", step["run"]],
+        cwd=folder,
+        env={**os.environ, **environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "status", "found"), [("", 1, ["NC201"]), ("--ignore NC201 --no-contents", 0, []), ("--bogus", 2, None)]
 )
 def test_the_action_runs_a_program(tmp_path: Path, options: str, status: int, found: list[str] | None) -> None:
-    action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = action["runs"]["steps"][-1]
-    inputs = {"OPTIONS": options, "PROGRAM": "'my train.py' --lr 0.1; touch owned", "REPORT": "found.sarif"}
-    assert set(step["env"]) == set(inputs)
-    assert all(value == f"${{{{ inputs.{name.lower()} }}}}" for name, value in step["env"].items())
     (tmp_path / "my train.py").write_text(WRONG + "assert sys.argv[1:] == ['--lr', '0.1;', 'touch', 'owned']\n")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", step["run"]],
-        cwd=tmp_path,
-        env={**os.environ, **inputs, "PATH": path},
-        capture_output=True,
-        text=True,
-    )
+    done = acted(tmp_path, options=options, program="'my train.py' --lr 0.1; touch owned")
     assert done.returncode == status, done.stderr
     assert not (tmp_path / "owned").exists()
     if found is not None:
         results = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
         assert [one["ruleId"] for one in results] == found
+
+
+def test_the_action_passes_every_word_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = acted(tmp_path, program="train.py -n -e \n -E '' \"a b\" 'c\\d' \"it's\" é")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['-n', '-e', '-E', '', 'a b', 'c\\\\d', \"it's\", 'é']\n"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ({"program": ""}, "`program` is empty"),
+        ({"program": " \n"}, "`program` is empty"),
+        ({"program": "train.py 'a"}, "cannot split `program` into words: no closing quotation"),
+        ({"program": "train.py", "options": 'a"'}, "cannot split `options` into words: no closing quotation"),
+        ({"program": "train.py", "options": "--format json"}, "leave `--format` and `-o` out of `options`"),
+        ({"program": "train.py", "options": "--format=json"}, "leave `--format` and `-o` out of `options`"),
+        ({"program": "train.py", "options": "--raise -o x"}, "leave `--format` and `-o` out of `options`"),
+        ({"program": "train.py", "options": "-ox"}, "leave `--format` and `-o` out of `options`"),
+    ],
+)
+def test_the_action_refuses_what_it_cannot_do(inputs: dict[str, str], why: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "shlex.py").write_text("raise SystemExit('the program shadows a module')\n")
+    done = acted(tmp_path, **inputs)
+    assert done.returncode == 1
+    assert done.stderr.startswith("::error::noclobber: ")
+    assert why in done.stderr
+    assert not (tmp_path / "ran").exists()
