@@ -99,6 +99,35 @@ def test_a_line_that_saves_two_tensors_is_one_finding_with_both_fields():
     assert [edit.replacement for edit in finding.suggestions[0].edits] == [".clone()", ".clone()"]
 
 
+def meant():
+    h = torch.ones(3, requires_grad=True).sigmoid()
+    h.data.mul_(2)  # noclobber: ignore[NC201] as meant
+    h.sum().backward()
+
+
+def test_a_comment_on_the_line_keeps_a_finding_out():
+    function = noclobber.watch()(meant)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function()
+        with noclobber.watch() as seen:
+            meant()
+    assert seen.findings == ()
+    (suppressed,) = seen.report.suppressed
+    assert (suppressed.finding.code, suppressed.kind, suppressed.reason) == ("NC201", "inSource", "as meant")
+
+
+def test_a_comment_keeps_a_finding_out_of_the_news_of_steps():
+    seen = noclobber.watch(every=10)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for function in (silent, meant, silent):
+            with seen:
+                function()
+    assert len(told) == 1
+    assert (len(seen.findings), len(seen.report.suppressed)) == (1, 1)
+
+
 def steps(watched, n, wrong=()):
     """Run n steps, of which some are wrong; return the numbers of those that warned."""
     told = []

@@ -21,6 +21,7 @@ from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
 from noclobber.model.source import PASSED_OVER, Owner, owner_of
 from noclobber.processes.block import Block
+from noclobber.selection import Selection, is_commented, selected
 from noclobber.session import OnWrite, Session
 
 P = ParamSpec("P")
@@ -171,8 +172,8 @@ class watch:
 
     @property
     def report(self) -> Report:
-        """Findings with the coverage: what was watched and what could not be."""
-        report = self._last.report()
+        """Findings with the coverage: what was watched and what could not be. Comments on lines keep findings out."""
+        report = _counting(self._last)
         return report if self._sampling is None else self._sampling.counted(report)
 
 
@@ -218,7 +219,7 @@ class Sampling:
 
     def ends(self) -> bool:
         """End the watched step. Return True if there are findings that were not there when an earlier one ended."""
-        found = len(self.session.findings) + len(self.session.failures)
+        found = sum(not is_commented(one) for one in self.session.findings) + len(self.session.failures)
         told, self._told = self._told, found
         self._under_way = False
         return found > told
@@ -287,12 +288,17 @@ class preserve:
         return render.kept(self.kept)
 
 
+def _counting(block: Block) -> Report:
+    """Return the report of a block. What a comment on its line keeps out is suppressed."""
+    return selected(block.report(), Selection())
+
+
 def _warn_about(block: Block, function: object = None) -> None:
     """Warn of what was found, at the line that leaves the block, or where a watched function is."""
     from noclobber import render
 
     _warn_of_failures(block.session)
-    report = block.report()
+    report = _counting(block)
     if not report.findings:
         return
     text = render.render(report, "full")

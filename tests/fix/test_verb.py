@@ -82,6 +82,55 @@ def test_nothing_found_is_nothing_to_fix(tmp_path):
     assert done.stderr == "noclobber: nothing to fix: no write broke a gradient (4 backward calls)\n"
 
 
+TWO = """\
+import torch
+for step in range(9):
+    w = torch.ones(3, requires_grad=True)
+    a = (w * 2).exp()
+    a.data.mul_(2)  # noclobber: ignore[NC201] as meant
+    a.sum().backward()
+    if step > 5:
+        b = (w * 2).sigmoid()
+        b += 1
+        b.sum().backward()
+"""
+
+
+def test_a_comment_keeps_a_finding_out(tmp_path):
+    """The second write comes so late that the search would have stopped if the first one counted."""
+    (tmp_path / "program.py").write_text(TWO)
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert "NC101 program.py:9" in done.stderr
+    assert "NC201" not in done.stderr
+    (tmp_path / "program.py").write_text(TWO.replace("b += 1", "b = b + 1"))
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert (done.status, done.stdout) == (0, "")
+    assert done.stderr == "noclobber: nothing to fix: no write broke a gradient (12 backward calls; 1 suppressed)\n"
+
+
+def test_the_settings_of_the_project_say_what_counts(tmp_path):
+    (tmp_path / "program.py").write_text(programs.STALE)
+    for settings in ('ignore = ["NC101"]', 'select = ["NC2"]'):
+        (tmp_path / "pyproject.toml").write_text(f"[tool.noclobber]\n{settings}\n")
+        (tmp_path / "program.py").write_text(TWO.replace("ignore[NC201]", "ignore[NC202]"))
+        done = noclobber(["fix", "program.py"], tmp_path)
+        assert "NC201 program.py:5" in done.stderr
+        assert "NC101" not in done.stderr
+    (tmp_path / "pyproject.toml").write_text('[tool.noclobber]\nbaseline = "known.json"\n')
+    missing = noclobber(["fix", "program.py"], tmp_path)
+    assert (missing.status, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("noclobber: error: there is no baseline `known.json`")
+    noclobber(["run", "--update-baseline", "program.py"], tmp_path)
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr.startswith("noclobber: error: the program failed: ClobberError: ")
+    (tmp_path / "pyproject.toml").write_text("[tool.noclobber]\nignored = []\n")
+    for options in ([], ["--hints"]):
+        refused = noclobber(["fix", *options, "program.py"], tmp_path)
+        assert (refused.status, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+        assert "`ignored` is unknown" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "text", "told"),
     [

@@ -17,6 +17,7 @@ from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
+from noclobber.selection import Selection, SelectionError, from_project, require
 
 if TYPE_CHECKING:
     from noclobber.fix.proof.hints import AppliedHints
@@ -50,9 +51,10 @@ def fix(
     `unproven`: also write patches whose gradients could not be compared with the right ones.
     """
     _require(words)
+    selection = _selection()
 
     def repaired(program: Sequence[str], environment: Mapping[str, str] | None = None) -> Repairs | Fixed:
-        with Launcher(program, environment) as launcher:
+        with Launcher(program, environment, selection) as launcher:
             tell("looking for in-place writes that break a gradient")
             searching = launcher.start(Order("search", backwards, seconds), fresh=True)
             from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
@@ -83,7 +85,7 @@ def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Call
     Each run goes to the program's own end: any later line may read what would be overwritten.
     """
     _require(words)
-    with Launcher(words) as launcher:
+    with Launcher(words, selection=_selection()) as launcher:
         tell("looking for in-place writes that lower the peak of memory")
         searching = launcher.start(Order("hints", sys.maxsize, seconds), fresh=True)
         from noclobber.fix.proof.hints import HintTrials
@@ -133,6 +135,17 @@ def _require(words: Sequence[str]) -> None:
         raise CannotFix("`noclobber fix` changes files, and stdin is none: put the code into a script")
 
 
+def _selection() -> Selection:
+    """Return which findings count, by [tool.noclobber]. Raises CannotFix if the settings cannot be used."""
+    try:
+        selection = from_project(os.getcwd())
+        if selection.baseline:
+            require(selection.baseline)
+    except SelectionError as reason:
+        raise CannotFix(str(reason)) from None
+    return selection
+
+
 def _nothing(search: Result, seconds: float) -> Fixed | None:
     """Return the report if there is nothing to fix, else None. Raises CannotFix if the program cannot be watched."""
     if search.crash:
@@ -150,12 +163,15 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         return Fixed(0, words=["noclobber: nothing to fix: torch was never imported"])
     if search.ended in (Ended.RAISED, Ended.EXIT):
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
-        raise CannotFix(f"the program failed, but not because of an in-place write: {search.error}{reads}")
+        other = "" if search.suppressed else ", but not because of an in-place write"
+        raise CannotFix(f"the program failed{other}: {search.error}{reads}")
     calls = f"{search.calls} backward call{'s' * (search.calls != 1)}"
     if not search.calls:
         calls += ", so no gradient"
     if search.unwatched:
         calls += f"; not watched: {', '.join(search.unwatched)}"
+    if search.suppressed:
+        calls += f"; {search.suppressed} suppressed"
     over = f" in the first {seconds:g} s; `--seconds` runs it for longer" if search.ended is Ended.LIMIT else ""
     return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
 

@@ -15,6 +15,7 @@ from IPython.display import display
 from noclobber import render
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.report import Report
+from noclobber.selection import Selection, selected
 from noclobber.session import Session
 
 CELL_MAGIC = "%%noclobber"
@@ -90,7 +91,7 @@ class Cells:
     def report(self) -> Report:
         """Return what was found since watching began."""
         assert self._session is not None
-        return replace(self._session.report(), ledger=self._session.ledger())
+        return replace(selected(self._session.report(), Selection()), ledger=self._session.ledger())
 
     def ended(self, result: ExecutionResult) -> None:
         """Show what a cell has found, and stop if only this cell is watched."""
@@ -98,7 +99,7 @@ class Cells:
         if session is None:
             return
         one_cell = self._is_of_one_cell
-        report = replace(session.report(), ledger=session.ledger() if one_cell else None)
+        report = replace(selected(session.report(), Selection()), ledger=session.ledger() if one_cell else None)
         if one_cell:
             self.stop()
         noted = "\n".join(getattr(result.error_in_exec, "__notes__", ()))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
+from noclobber.selection import Selection
 
 Mode = Literal["search", "watch", "bare", "reference", "clones", "losses", "derivative", "updated", "hints", "memory"]
 """search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
@@ -57,6 +58,8 @@ class Order:
     retaining: bool = False
     handing: bool = False
     """Whether hooks and custom backwards get clones of gradients."""
+    selection: Selection = field(default_factory=Selection)
+    """Which findings count in a search, and are to be gone with a patch."""
     before: bool = False
     """Whether gradients are asked for with respect to what activations in place have overwritten."""
 
@@ -71,6 +74,8 @@ class Order:
         """Read back."""
         document = json.loads(text)
         document["served"] = {path: base64.b64decode(one) for path, one in document["served"].items()}
+        chosen = document["selection"]
+        document["selection"] = Selection(tuple(chosen["select"]), tuple(chosen["ignore"]), chosen["baseline"])
         return Order(**document)
 
 
@@ -127,6 +132,11 @@ class Result:
         """What was found of severity error or warning."""
         found = Report.from_json(self.report).findings if self.report else ()
         return tuple(one for one in found if one.severity != "hint")
+
+    @property
+    def suppressed(self) -> int:
+        """How many findings do not count."""
+        return len(Report.from_json(self.report).suppressed) if self.report else 0
 
     @property
     def hints(self) -> tuple[Finding, ...]:

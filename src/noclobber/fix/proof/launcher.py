@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import BinaryIO
 
 from noclobber.fix.proof.job import ERRORS, OUTPUT, Ended, Order, Result
+from noclobber.selection import Selection
 
 GRACE = 30.0
 """Seconds, beyond those of the order, for a program to come to the end of a backward call."""
@@ -25,8 +27,14 @@ _ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 class Launcher:
     """Runs one program again and again. Use as a context: leaving it ends what still runs and drops the evidence."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        selection: Selection | None = None,
+    ) -> None:
         self._words = list(words)
+        self._selection = selection or Selection()
         self._environment = environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="noclobber-")
         self._server: subprocess.Popen[bytes] | None = None
@@ -50,7 +58,7 @@ class Launcher:
         folder = os.path.join(self._folder.name, str(len(self._trials)))
         os.mkdir(folder)
         with open(os.path.join(folder, "order.json"), "w", encoding="utf-8") as file:
-            file.write(order.to_json())
+            file.write(replace(order, selection=self._selection).to_json())
         if self._server is None or self._server.stdin is None or fresh:
             with open(os.path.join(folder, OUTPUT), "wb") as output, open(os.path.join(folder, ERRORS), "wb") as errors:
                 process = self._process(folder, subprocess.DEVNULL, output, errors)

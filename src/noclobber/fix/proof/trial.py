@@ -17,11 +17,12 @@ from noclobber.fix.proof import generators
 from noclobber.fix.proof.job import DYNAMO, FORWARD, Ended, Order, Result
 from noclobber.fix.proof.source_overlay import Served
 from noclobber.imports import after_import
-from noclobber.model.report import ReportError
+from noclobber.model.report import Report, ReportError
 from noclobber.processes.member import Member
 from noclobber.processes.member import Order as Run
 from noclobber.processes.merging import report_of
 from noclobber.render.text import place
+from noclobber.selection import selected
 from noclobber.session import Session
 
 if TYPE_CHECKING:
@@ -146,9 +147,19 @@ class TrialProcess:
 
     def _looked(self) -> None:
         """After the first finding, a search goes on for as many backward calls as a proof needs."""
-        if self._found_at is None and self._session is not None and self._session.findings and self._evidence:
+        if self._found_at is None and self._evidence and self._has_found():
             self._found_at = self._evidence.begun
             self._evidence.limit(self._evidence.done + self._order.backwards)
+
+    def _has_found(self) -> bool:
+        """Return True if something was found that counts."""
+        found = self._session.findings if self._session is not None else ()
+        return bool(found) and bool(self._selected(Report(found)).findings)
+
+    def _selected(self, report: Report) -> Report:
+        """Return the report with what counts. A reference has all: they say how far its gradients are right."""
+        judged = self._order.mode in ("search", "watch", "hints")
+        return selected(report, self._order.selection, must_exist=False) if judged else report
 
     def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
         seen, session = self._evidence, self._session
@@ -162,11 +173,11 @@ class TrialProcess:
             result.rewritten, result.given = self._tangents.rewritten, self._tangents.given
             result.custom = self._tangents.custom
         if self._member is not None:
-            _look_elsewhere(result, self._member)
+            self._look_elsewhere(result, self._member)
         if session is not None:
             session.stop()
             try:
-                result.report = session.proposed().to_json()
+                result.report = self._selected(session.proposed()).to_json()
             except Exception as crash:
                 result.crash = f"{type(crash).__name__}: {crash}"
         if seen is not None:
@@ -174,7 +185,7 @@ class TrialProcess:
 
             if ended is Ended.WELL:
                 seen.ended()
-            if session is not None and self._found_at is None and session.findings:
+            if self._found_at is None and self._has_found():
                 self._found_at = max(seen.begun, 1)
             result.calls, result.begun, result.found_at, result.saved = (
                 seen.done,
@@ -191,11 +202,10 @@ class TrialProcess:
         # What the program set up to run at its end is not part of the evidence, and might wait for what never comes.
         os._exit(0)
 
-
-def _look_elsewhere(result: Result, member: Member) -> None:
-    """Note what the processes found that the program started, and which of them were not watched."""
-    with suppress(OSError, ReportError):
-        report = report_of(member.order.folder)
-        others = [one for one in report.findings if one.severity != "hint" and member.id not in one.processes]
-        result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
-        result.unwatched = [f"`{one.typed()}`" for one in report.processes if one.why]
+    def _look_elsewhere(self, result: Result, member: Member) -> None:
+        """Note what the processes found that the program started, and which of them were not watched."""
+        with suppress(OSError, ReportError):
+            report = self._selected(report_of(member.order.folder))
+            others = [one for one in report.findings if one.severity != "hint" and member.id not in one.processes]
+            result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
+            result.unwatched = [f"`{one.typed()}`" for one in report.processes if one.why]
