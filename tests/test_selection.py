@@ -29,6 +29,11 @@ def test_codes_and_beginnings_of_codes() -> None:
     assert left(report, Selection(select=("NC2",))) == ["NC201", "NC208"]
     assert left(report, Selection(ignore=("NC208", "NC3"))) == ["NC101", "NC201"]
     assert left(report, Selection(select=("NC2",), ignore=("NC208",))) == ["NC201"]
+    hidden = selected(report, Selection(select=("NC2",))).suppressed
+    assert [(one.finding.code, one.kind, one.reason) for one in hidden] == [
+        ("NC101", "external", "not selected"),
+        ("NC301", "external", "not selected"),
+    ]
 
 
 def test_codes_are_read_from_a_text_and_a_list() -> None:
@@ -44,6 +49,8 @@ def test_codes_are_read_from_a_text_and_a_list() -> None:
     [
         ("# noclobber: ignore[NC201] known, see #12", "known, see #12"),
         ("#noclobber:ignore[NC101,NC201]", ""),
+        ("# noclobber: ignore[silent-write] by name", "by name"),
+        ("# noclobber: ignore[nc2] all of them", "all of them"),
         ("# type: ignore  # noclobber: ignore[NC201]", ""),
     ],
 )
@@ -70,6 +77,23 @@ def test_comments_that_kept_nothing_out_are_told(tmp_path: Path) -> None:
     said = [f"`noclobber: ignore[{code}]` at {path}:2 kept nothing out in this run" for code in ("NC101", "NC208")]
     assert list(unused(found, Selection(), [str(path), str(tmp_path / "missing.py")])) == said
     assert list(unused(found, Selection(ignore=("NC208",)), [str(path)])) == said[:1]
+
+
+def test_names_and_beginnings_in_comments_are_used_or_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "h.data.mul_(2)  # noclobber: ignore[NC2, silent-write]\n"
+        "y = 1  # noclobber: ignore[NC2]\n"
+        "y = 1  # noclobber: ignore[stale-save]\n"
+        "y = 1  # noclobber: ignore[stale]\n"
+    )
+    found = selected(Report((at(str(path), 1, path.read_text().splitlines()[0]),)), Selection())
+    assert list(unused(found, Selection(), [str(path)])) == [
+        f"`noclobber: ignore[NC2]` at {path}:2 kept nothing out in this run",
+        f"`noclobber: ignore[stale-save]` at {path}:3 kept nothing out in this run",
+        f"`# noclobber: ignore[stale]` at {path}:4: there is no rule stale",
+    ]
+    assert len(list(unused(found, Selection(ignore=("NC2",)), [str(path)]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -107,6 +131,21 @@ def test_a_baseline_knows_a_line_by_its_text(tmp_path: Path) -> None:
     assert len(selected(more, Selection(baseline=baseline)).findings) == 2
     fewer = selected(Report(coverage=Coverage()), Selection(baseline=baseline))
     assert fewer.coverage.notes == ("2 findings of the baseline did not show up; `--update-baseline` takes them out",)
+
+
+def test_a_baseline_keeps_what_is_not_selected(tmp_path: Path) -> None:
+    source, baseline = str(tmp_path / "a.py"), str(tmp_path / "baseline.json")
+    one, other, new = at(source, 3, "h.mul_(2)", "NC101"), at(source, 9, "h.data.mul_(2)"), at(source, 12, "h += 1")
+    Path(baseline).write_text(write_baseline(Report((one, other)), baseline))
+    only = Selection(ignore=("NC101",), baseline=baseline)
+    found = selected(Report((one, new)), only)
+    assert found.coverage.notes == ("1 finding of the baseline did not show up; `--update-baseline` takes it out",)
+    Path(baseline).write_text(write_baseline(selected(Report((one, new)), replace(only, baseline="")), baseline, only))
+    assert [(one["code"], one["source"]) for one in json.loads(Path(baseline).read_text())["findings"]] == [
+        ("NC101", "h.mul_(2)"),
+        ("NC201", "h += 1"),
+    ]
+    assert selected(Report((one, new)), only).coverage.notes == ()
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": "other", "findings": []}', "[" * 100_000])

@@ -248,7 +248,7 @@ def _selected(report: Report, options: argparse.Namespace, selection: Selection)
     if not options.update_baseline:
         return left
     try:
-        _write(selection.baseline, write_baseline(left, selection.baseline))
+        _write(selection.baseline, write_baseline(left, selection.baseline, selection))
     except OSError as error:
         raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
     return selected(report, selection)

@@ -8,7 +8,7 @@ import os
 import re
 import tokenize
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -23,6 +23,8 @@ _COMMENT = re.compile(r"#\s*noclobber:\s*ignore\[([^\]]*)\][ \t]*(.*)")
 _MEANT = re.compile(r"#\s*noclobber:.*")
 _FORM = "`# noclobber: ignore[NC208] reason`"
 _KEYS = ("select", "ignore", "baseline")
+_KNOWN, _NOT_SELECTED = "in the baseline", "not selected"
+"""The reasons of findings that no comment keeps out."""
 
 
 class SelectionError(ValueError):
@@ -50,17 +52,23 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
 
     Names of rules ("untracked-write") stand for their codes; small letters do too.
     """
-    from noclobber.rules import catalogue, rule_of
-
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else list(text)
     found = []
     for part in parts:
-        rule = rule_of(part) if isinstance(part, str) else None
-        code = rule.CODE if rule is not None else str(part).upper()
-        if not code.startswith("NC") or not any(one.CODE.startswith(code) for one in catalogue()):
+        code = _beginning(part) if isinstance(part, str) else None
+        if code is None:
             raise SelectionError(f"{where}: {part!r} is no code such as NC208, and no beginning of one such as NC2")
         found.append(code)
     return tuple(found)
+
+
+def _beginning(name: str) -> str | None:
+    """Return the code, or the beginning of codes, that a name stands for; None if there is no such rule."""
+    from noclobber.rules import catalogue, rule_of
+
+    rule = rule_of(name)
+    code = rule.CODE if rule is not None else name.upper()
+    return code if code.startswith("NC") and any(one.CODE.startswith(code) for one in catalogue()) else None
 
 
 def from_project(folder: str) -> Selection:
@@ -89,20 +97,21 @@ def _upwards(folder: str) -> Iterator[Path]:
 
 
 def selected(report: Report, selection: Selection, *, must_exist: bool = True) -> Report:
-    """Return the report with what counts; what a comment or the baseline keeps out is among `suppressed`.
+    """Return the report with what counts; all else is among `suppressed`.
 
     Raises SelectionError where the baseline cannot be read.
     """
-    known = _read(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
+    written = _read(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
+    known = Counter({key: count for key, count in written.items() if selection.has(key[0])})
     left, out = [], list(report.suppressed)
     for finding in report.findings:
         if not selection.has(finding.code):
-            continue
-        if (reason := _commented(finding)) is not None:
+            out.append(Suppressed(finding, "external", _NOT_SELECTED))
+        elif (reason := _commented(finding)) is not None:
             out.append(Suppressed(finding, "inSource", reason))
         elif known[key := _key(finding, selection.baseline)] > 0:
             known[key] -= 1
-            out.append(Suppressed(finding, "external", "in the baseline"))
+            out.append(Suppressed(finding, "external", _KNOWN))
         else:
             left.append(finding)
     notes = report.coverage.notes
@@ -118,7 +127,7 @@ def _commented(finding: Finding) -> str | None:
     primary = finding.primary
     for line in primary.source if primary is not None else ():
         for found in _COMMENT.finditer(line):
-            if finding.code in _listed(found):
+            if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
                 return found[2].strip()
     return None
 
@@ -135,29 +144,31 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     """
     from noclobber.rules import catalogue
 
-    known = {rule.CODE for rule in catalogue()}
-    used = set()
+    selectable = [rule.CODE for rule in catalogue() if selection.has(rule.CODE)]
+    used = defaultdict[tuple[str, int], set[str]](set)
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
-            lines = range(primary.span.line, primary.span.end_line + 1)
-            used |= {(os.path.realpath(primary.span.path), line, one.finding.code) for line in lines}
+            for line in range(primary.span.line, primary.span.end_line + 1):
+                used[os.path.realpath(primary.span.path), line].add(one.finding.code)
     found = []
     for path in sorted(set(paths)):
+        at = os.path.realpath(path)
         for line, comment in _comments(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
             if understood is None:
                 found.append(f"`{comment}` at {there} is not understood; write {_FORM}")
             for name in _listed(understood) if understood is not None else ():
-                if name not in known:
+                code = _beginning(name)
+                if code is None:
                     found.append(f"`{comment}` at {there}: there is no rule {name or '``'}")
-                elif (os.path.realpath(path), line, name) not in used and selection.has(name):
+                elif (meant := {one for one in selectable if one.startswith(code)}) and not meant & used[at, line]:
                     found.append(f"`noclobber: ignore[{name}]` at {there} kept nothing out in this run")
     return tuple(found)
 
 
 def _listed(comment: re.Match[str]) -> list[str]:
-    return [one.strip().upper() for one in comment[1].split(",")]
+    return [one.strip() for one in comment[1].split(",")]
 
 
 def _comments(path: str) -> Iterator[tuple[int, str]]:
@@ -177,10 +188,16 @@ def _comments(path: str) -> Iterator[tuple[int, str]]:
 # -- the baseline ----------------------------------------------------------------------------------------------------
 
 
-def write_baseline(report: Report, path: str) -> str:
-    """Return the text of a baseline of all that counts now, or that the old baseline kept out."""
-    findings = [*report.findings, *(one.finding for one in report.suppressed if one.kind == "external")]
+def write_baseline(report: Report, path: str, selection: Selection | None = None) -> str:
+    """Return the text of a baseline of all that counts now, or that the old baseline kept out.
+
+    Entries of the old baseline that are not selected stay. Raises SelectionError where it cannot be read.
+    """
+    findings = [*report.findings, *(one.finding for one in report.suppressed if one.reason == _KNOWN)]
     keys = Counter(_key(one, path) for one in findings)
+    if selection is not None:
+        old = _read(path, must_exist=False)
+        keys.update({key: count for key, count in old.items() if not selection.has(key[0])})
     entries = [
         {"code": code, "path": where, "source": source, "count": count}
         for (code, where, source), count in sorted(keys.items())

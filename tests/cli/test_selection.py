@@ -18,7 +18,9 @@ PROGRAM = """
 
 def test_what_is_ignored_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": PROGRAM})
-    assert noclobber(["run", "--ignore", "NC201", "train.py"], tmp_path).status == 0
+    ignored = noclobber(["run", "--ignore", "NC201", "train.py"], tmp_path)
+    assert ignored.status == 0
+    assert ignored.stderr.endswith(" (1 suppressed)\n")
     write(tmp_path, {"pyproject.toml": '[tool.noclobber]\nignore = ["NC2"]\n'})
     assert noclobber(["run", "train.py"], tmp_path).status == 0
     shown = noclobber(["run", "--ignore", "NC1", "--format", "concise", "train.py"], tmp_path)
