@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from textwrap import dedent
-
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -12,36 +9,21 @@ from noclobber import rules
 from noclobber.ops.explaining import names, page_of
 from noclobber.render.operator import operators
 
-PROGRAMS = ("Example", "Instead")
-"""The parts of a rule's page that are code."""
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
-    pages = {f"rules/{rule.CODE}.md": rule_page(rule) for rule in rules.catalogue()}
+    pages = {f"rules/{rule.CODE}.md": rules.page(rule).markdown for rule in rules.catalogue()}
     pages |= {"rules/index.md": rule_index(), "operators.md": operator_page()}
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
-def rule_page(rule: rules.Rule) -> str:
-    """What `noclobber explain CODE` prints, as Markdown."""
-    headline, *parts = re.split(r"^(?=\S)", (rule.__doc__ or "").strip(), flags=re.MULTILINE)
-    text = [f"# {headline.strip()}", f"Severity: {rule.SEVERITY}."]
-    for part in parts:
-        name, _, body = part.partition("\n")
-        body = dedent(body).strip()
-        text += [f"## {name}", f"```python\n{body}\n```" if name in PROGRAMS else body]
-    return "\n\n".join(text) + "\n"
-
-
 def rule_index() -> str:
     """The list of rules."""
     rows = []
     for rule in rules.catalogue():
-        about = (rule.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{rule.CODE} {rule.NAME}: ")
-        rows.append(f"| [{rule.CODE}]({rule.CODE}.md) | {rule.NAME} | {rule.SEVERITY} | {about} |")
+        rows.append(f"| [{rule.CODE}]({rule.CODE}.md) | {rule.NAME} | {rule.SEVERITY} | {rules.page(rule).headline} |")
     head = "# Rules\n\n| code | name | severity | what |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 

@@ -241,12 +241,16 @@ def _require_baseline(selection: Selection, *, updating: bool) -> None:
 
 
 def _selected(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
-    """Return the report with what counts, and update the baseline if that is asked for. Raises SelectionError."""
+    """Return the report with what counts and its rules' pages; update the baseline if that is asked for.
+
+    Raises SelectionError.
+    """
+    from noclobber.rules import pages
     from noclobber.selection import SelectionError, selected, write_baseline
 
     left = selected(report, selection, must_exist=not options.update_baseline)
     if not options.update_baseline:
-        return left
+        return replace(left, pages=pages(left.findings))
     try:
         _write(selection.baseline, write_baseline(left, selection.baseline, selection))
     except OSError as error:
@@ -356,9 +360,18 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
             _tell(run, f"noclobber: cannot write `{options.output}`: {error.strerror}; the report follows")
         else:
             _tell(run, f"noclobber: {nothing or _counts(report)}; the report is in {options.output}")
+            _tell_notes(run, report)
             return
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
     _tell(run, render(report, options.format, color=color, width=width), end="")
+    if options.format == "concise":
+        _tell_notes(run, report)
+
+
+def _tell_notes(run: Run, report: Report) -> None:
+    """Tell what a reader must know beside the findings, where the report itself does not show it here."""
+    for note in report.coverage.notes:
+        _tell(run, f"noclobber: note: {note}")
 
 
 def _tell(run: Run, text: str, end: str = "\n") -> None:
@@ -573,6 +586,8 @@ def _report(options: argparse.Namespace) -> int:
         report = _selected(report, options, _selection(options))
         color = wanted(sys.stdout, os.environ)
         print(render(report, options.format, color=color, width=width_of(sys.stdout, os.environ)), end="")
+        for note in report.coverage.notes if options.format == "concise" else ():
+            print(f"noclobber: note: {note}", file=sys.stderr)
     except SelectionError as reason:
         return _refuse(str(reason))
     except UnicodeDecodeError:

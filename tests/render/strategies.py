@@ -49,6 +49,13 @@ findings = st.builds(
 reports = st.builds(
     Report,
     st.lists(findings, max_size=3).map(tuple),
-    st.builds(Coverage, TEXT, st.booleans(), st.booleans(), st.lists(TEXT, max_size=2).map(tuple)),
+    st.builds(
+        Coverage,
+        TEXT,
+        st.booleans(),
+        st.booleans(),
+        st.lists(TEXT, max_size=2).map(tuple),
+        st.lists(TEXT, max_size=2).map(tuple),
+    ),
     _JSON,
 )

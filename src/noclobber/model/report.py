@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
+from noclobber.model.page import Page
 from noclobber.model.process import Process
 from noclobber.model.source import Span
 from noclobber.model.typed import WrongType, require_types
@@ -72,6 +73,8 @@ class Report:
     """Who kept the most bytes for backward in the first process, if that was asked for."""
 
     suppressed: tuple[Suppressed, ...] = ()
+    pages: tuple[Page, ...] = ()
+    """The pages of rules, for a format that brings them along. They are no part of the JSON."""
 
     def count(self, severity: str) -> int:
         """How many different findings have a severity."""

@@ -32,9 +32,11 @@ def _concise(finding: Finding) -> str:
 
 
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request."""
+    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then the notes."""
     command = fix_command(report.program)
-    return "".join(f"{_annotation(finding, command)}\n" for finding in report.findings)
+    lines = [_annotation(finding, command) for finding in report.findings]
+    lines += [f"::notice title=noclobber::{_escaped(one_line(note))}" for note in report.coverage.notes]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _annotation(finding: Finding, command: str) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
-from pathlib import PurePath
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
 from noclobber.model.finding import Finding, Label, Severity
+from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
+from noclobber.render.judged import failed, unwatched
 from noclobber.render.text import one_line
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -20,39 +25,63 @@ _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "
 
 
 def sarif(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """One run with a result for each finding. Paths are relative to the current folder where they lie below it."""
-    found = [*((one, None) for one in report.findings), *((one.finding, one) for one in report.suppressed)]
-    rules = {one.code: one for one, _ in found}
+    """One run with a result for each finding that counts: code scanning would open an alert for a suppressed one too.
+
+    Paths are relative to the root of the git repository around the current folder, or else to this folder.
+    """
+    root = _root()
+    rules = {one.code: one for one in report.findings}
+    equal: Counter[tuple[str, ...]] = Counter()
     results = []
-    for finding, suppressed in found:
-        result = _result(finding, list(rules))
-        if suppressed is not None:
-            result["suppressions"] = [{"kind": suppressed.kind, "justification": suppressed.reason}]
-        results.append(result)
-    driver = {
-        "name": "noclobber",
-        "rules": [
-            {
-                "id": code,
-                "name": one.rule,
-                "shortDescription": {"text": f"{code} {one.rule}"},
-                "help": {"text": f"noclobber explain {code}"},
-            }
-            for code, one in rules.items()
-        ],
-    }
-    unseen = [{"level": "note", "message": {"text": f"not watched: {one_line(one)}"}} for one in report.coverage.unseen]
+    for finding in report.findings:
+        key = _key(finding, root)
+        equal[key] += 1
+        results.append(_result(finding, list(rules), root, _fingerprint(*key, str(equal[key]))))
+    driver: dict[str, Any] = {"name": "noclobber"}
+    with suppress(PackageNotFoundError):
+        driver["version"] = version("noclobber")
+    pages = {one.code: one for one in report.pages}
+    driver["rules"] = [_rule(one, pages.get(one.code)) for one in rules.values()]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "results": results,
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": unseen}],
+        "invocations": [_invocation(report)],
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
-def _result(finding: Finding, codes: list[str]) -> dict[str, Any]:
+def _rule(finding: Finding, page: Page | None) -> dict[str, Any]:
+    """What the rule of a finding is about. A report of another release may have a rule that has no page here."""
+    if page is None:
+        return {"id": finding.code, "name": finding.rule, "shortDescription": {"text": one_line(finding.rule)}}
+    return {
+        "id": finding.code,
+        "name": finding.rule,
+        "shortDescription": {"text": page.headline},
+        "fullDescription": {"text": page.summary},
+        "help": {"text": page.text, "markdown": page.markdown},
+        "defaultConfiguration": {"level": _LEVEL[page.severity]},
+    }
+
+
+def _invocation(report: Report) -> dict[str, Any]:
+    """How the program ended, what was not watched, and what else a reader must know."""
+    notes = [("note", f"not watched: {one_line(one)}") for one in report.coverage.unseen]
+    notes += [("note", one_line(one)) for one in report.coverage.notes]
+    if why := unwatched(report):
+        notes.insert(0, ("warning", why))
+    status = failed(report)
+    invocation: dict[str, Any] = {"executionSuccessful": not status}
+    if status:
+        invocation["exitCode"] = status
+        notes.insert(0, ("error", f"the program ended with exit status {status}"))
+    invocation["toolExecutionNotifications"] = [{"level": level, "message": {"text": text}} for level, text in notes]
+    return invocation
+
+
+def _result(finding: Finding, codes: list[str], root: str, fingerprint: str) -> dict[str, Any]:
     primary = finding.primary
     text = "\n".join(_sentences(finding))
     result: dict[str, Any] = {
@@ -60,13 +89,13 @@ def _result(finding: Finding, codes: list[str]) -> dict[str, Any]:
         "ruleIndex": codes.index(finding.code),
         "level": _LEVEL.get(finding.severity, "error"),
         "message": {"text": text},
-        "partialFingerprints": {"noclobber/1": _fingerprint(finding)},
+        "partialFingerprints": {"noclobber/1": fingerprint},
         "occurrenceCount": max(finding.count, 1),
     }
     if primary is not None:
-        result["locations"] = [{"physicalLocation": _physical(primary.span)}]
+        result["locations"] = [{"physicalLocation": _physical(primary.span, root)}]
         others = [one for one in finding.labels if one is not primary]
-        result["relatedLocations"] = [_related(number, one) for number, one in enumerate(others, 1)]
+        result["relatedLocations"] = [_related(number, one, root) for number, one in enumerate(others, 1)]
     return result
 
 
@@ -76,32 +105,53 @@ def _sentences(finding: Finding) -> Iterable[str]:
     yield from (f"help: {one_line(one.message)}" for one in finding.suggestions)
 
 
-def _related(number: int, label: Label) -> dict[str, Any]:
-    return {"id": number, "message": {"text": one_line(label.text)}, "physicalLocation": _physical(label.span)}
+def _related(number: int, label: Label, root: str) -> dict[str, Any]:
+    return {"id": number, "message": {"text": one_line(label.text)}, "physicalLocation": _physical(label.span, root)}
 
 
-def _physical(span: Span) -> dict[str, Any]:
+def _physical(span: Span, root: str) -> dict[str, Any]:
     region = {
         "startLine": max(span.line, 1),
         "startColumn": max(span.column, 1),
         "endLine": max(span.end_line, span.line, 1),
         "endColumn": max(span.end_column, 1),
     }
-    return {"artifactLocation": {"uri": _uri(span.path)}, "region": region}
+    return {"artifactLocation": {"uri": _uri(span.path, root)}, "region": region}
 
 
-def _uri(path: str) -> str:
-    here = os.getcwd()
-    if os.path.isabs(path):
-        if path.startswith(here + os.sep):
-            path = path[len(here) + 1 :]
-        else:
-            return "file://" + quote(PurePath(path).as_posix(), errors="replace")
-    return quote(PurePath(path).as_posix(), errors="replace")
+def _uri(path: str, root: str) -> str:
+    where = _from_root(path, root)
+    return ("file://" if os.path.isabs(where) else "") + quote(PurePath(where).as_posix(), errors="replace")
 
 
-def _fingerprint(finding: Finding) -> str:
-    """The same as long as the code, the file and the text of the line are."""
+def _from_root(path: str, root: str) -> str:
+    """The path from the root where it lies below; `<stdin>` and paths of other places as they are."""
+    if path.startswith("<"):
+        return path
+    whole = os.path.normpath(os.path.join(_here(), path))
+    return whole[len(root) + 1 :] if whole.startswith(root + os.sep) else path
+
+
+def _root() -> str:
+    """The nearest folder around the current one that git knows as the root of a repository; else the current one."""
+    here = Path(_here())
+    return str(next((one for one in (here, *here.parents) if os.path.exists(one / ".git")), here))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder was removed under the running program
+        return os.sep
+
+
+def _key(finding: Finding, root: str) -> tuple[str, ...]:
+    """What stays the same if other lines move: the code, the file, the text of the line."""
     primary = finding.primary
-    where = (PurePath(primary.span.path).name, *(line.strip() for line in primary.source)) if primary else ()
-    return hashlib.sha256("\0".join((finding.code, *where)).encode("utf-8", "replace")).hexdigest()[:32]
+    if primary is None:
+        return (finding.code,)
+    return (finding.code, _from_root(primary.span.path, root), *(line.strip() for line in primary.source))
+
+
+def _fingerprint(*key: str) -> str:
+    return hashlib.sha256("\0".join(key).encode("utf-8", "replace")).hexdigest()[:32]

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Protocol
 
 from noclobber.model.finding import Finding, Severity
+from noclobber.model.page import Page
 from noclobber.model.silent import Event
 
 
@@ -54,6 +55,17 @@ def explain(event: Event) -> Finding | None:
 def rule_of(code: str) -> Rule | None:
     """The rule of a code ("NC101", any case) or a name ("stale-save")."""
     return next((rule for rule in catalogue() if code.upper() == rule.CODE or code.lower() == rule.NAME), None)
+
+
+def page(rule: Rule) -> Page:
+    """Return the page of a rule."""
+    return Page(rule.CODE, rule.NAME, rule.SEVERITY, (rule.__doc__ or "").strip())
+
+
+def pages(findings: Sequence[Finding]) -> tuple[Page, ...]:
+    """Return the pages of the rules of findings. A finding of another release may have none."""
+    codes = {finding.code for finding in findings}
+    return tuple(page(rule) for rule in catalogue() if rule.CODE in codes)
 
 
 def rule_of_message(text: str) -> Rule | None:
