@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -121,3 +122,15 @@ def test_the_action_refuses_what_it_cannot_do(inputs: dict[str, str], why: str, 
     assert done.stderr.startswith("::error::noclobber: ")
     assert why in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_workflow_of_the_documentation_gives_the_action_what_it_takes() -> None:
+    page = (ROOT / "docs" / "tests-and-ci.md").read_text()
+    github, gitlab = (yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    steps = github["jobs"]["gradients"]["steps"]
+    (ours,) = (one for one in steps if "/noclobber@" in one.get("uses", ""))
+    assert set(ours["with"]) <= set(action["inputs"])
+    (upload,) = (one for one in steps if "upload-sarif" in one.get("uses", ""))
+    assert (upload["if"], upload["with"]["sarif_file"]) == ("always()", action["inputs"]["report"]["default"])
+    assert gitlab["gradients"]["artifacts"]["reports"]["junit"] in gitlab["gradients"]["script"][-1]
