@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from noclobber import rules
@@ -21,6 +20,7 @@ from noclobber.model.ledger import Ledger
 from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
+from noclobber.model.tracebacks import without_own_frames
 
 if TYPE_CHECKING:
     from noclobber.observe.allocations import Allocations
@@ -152,10 +152,15 @@ class Session:
         return tuple(lost for lost in list(self._lost) if lost.internal)
 
     def escaped(self, error: BaseException) -> None:
-        """An exception left the program, or the block: explain it if it is about writing in place."""
+        """An exception left the program, or the block: explain it if it is about writing in place.
+
+        Does nothing while the session has not started.
+        """
+        if not self._started:
+            return
         from noclobber.observe import subscription
 
-        event = subscription.event_of(error) if self._started else None
+        event = subscription.event_of(error)
         finding = self._explained(event) if event is not None else None
         if finding is not None and not isinstance(event, Clobber):
             self._keep(finding)
@@ -287,19 +292,3 @@ def _merged(findings: list[Finding]) -> tuple[Finding, ...]:
         first[finding.identity()] = known.with_field_of(finding)
     counts = Counter(finding.identity() for finding in findings)
     return tuple(finding.repeated(counts[identity]) for identity, finding in first.items())
-
-
-def without_own_frames(error: BaseException) -> None:
-    """Cut noclobber's frames out of an exception's traceback, so that it reads as it would without noclobber."""
-    from noclobber.model.source import Owner, owner_of
-
-    kept: list[TracebackType] = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        if owner_of(traceback.tb_frame.f_code.co_filename) is not Owner.NOCLOBBER:
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    rebuilt: TracebackType | None = None
-    for one in reversed(kept):
-        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    error.__traceback__ = rebuilt

@@ -279,3 +279,62 @@ def test_a_test_without_torch_imports_none(pytester: pytest.Pytester) -> None:
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
     done.assert_outcomes(passed=1)
     done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): nothing found"])
+
+
+def test_a_failure_before_torch_is_imported_stays_as_it_is_and_imports_none(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys, unittest
+        import pytest
+
+        def test_fails():
+            assert 1 == 2
+
+        def test_skips():
+            pytest.skip("no")
+
+        def test_lacks_a_module():
+            pytest.importorskip("there_is_no_such_module")
+
+        def test_is_expected():
+            pytest.xfail("later")
+
+        @pytest.mark.xfail
+        def test_is_marked():
+            assert 0
+
+        @pytest.mark.skip
+        def test_is_left_out():
+            pass
+
+        class TestOld(unittest.TestCase):
+            def test_skips(self):
+                self.skipTest("no")
+
+        def test_last():
+            assert "torch" not in sys.modules
+
+        def test_is_interrupted():
+            raise KeyboardInterrupt
+        """
+    )
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
+    done.assert_outcomes(passed=1, failed=1, skipped=4, xfailed=2)
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    done.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+def test_a_chained_error_has_no_frames_of_noclobber(pytester: pytest.Pytester) -> None:
+    chained = """
+    def test_chained():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.mul_(2)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            raise ValueError("a reason") from error
+    """
+    done = suite(pytester, chained, "--noclobber")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.no_fnmatch_line("*src/noclobber*")
+    done.stdout.no_fnmatch_line("*<noclobber*")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction, Function
 
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.torch_api import private
@@ -104,9 +105,10 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
         calls.under_way.append(begun[0])
         try:
             result = native.__get__(None, cls)(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             calls.under_way.pop()
             way.guarded(lambda: ended(begun, False))
+            without_own_frames(error)
             raise
         calls.under_way.pop()
         way.guarded(lambda: ended(begun, True))

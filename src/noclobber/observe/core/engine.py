@@ -11,6 +11,7 @@ from types import FrameType
 import torch
 
 from noclobber.model.error import ClobberError
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import optimizer_steps, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -44,10 +45,14 @@ def arm(context: Context, way: Way) -> None:
         except BaseException as error:
             call.over = True  # set first, whatever fails afterwards
             has_ended(call, None, error)
-            __tracebackhide__ = True  # IPython and pytest leave this frame out (tests/integrations/test_notebooks.py)
+            without_own_frames(error)
             raise
         call.over = True
-        has_ended(call, result, None)
+        try:
+            has_ended(call, result, None)
+        except ClobberError as stopped:
+            without_own_frames(stopped)
+            raise
         return result
 
     begins, has_ended = _beginning(context), way.entry(partial(_has_ended, context), also_off=True)

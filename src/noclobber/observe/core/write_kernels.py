@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.error import ClobberError
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import custom_op_kernels
 from noclobber.observe.torch_api import private
 
@@ -283,7 +284,8 @@ def _write_kernel(name: str, written: Written) -> Kernel:
             else:
                 for tensor in tensors(written, args, kwargs):
                     after = sink[0](written, tensor) or after
-        except ClobberError:
+        except ClobberError as stopped:
+            without_own_frames(stopped)
             raise
         except Exception as failure:
             sink[3](failure)
@@ -296,6 +298,7 @@ def _write_kernel(name: str, written: Written) -> Kernel:
                     result = run(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
+            without_own_frames(error)
             raise
         finally:
             include(key, True)
@@ -310,7 +313,12 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
     position, name = written.fills or (0, "")
 
     def filling(*args: Any, **kwargs: Any) -> object:
-        node, result = private.next_node(), kernel(*args, **kwargs)
+        node = private.next_node()
+        try:
+            result = kernel(*args, **kwargs)
+        except RuntimeError as error:
+            without_own_frames(error)
+            raise
         if _sink is not None:
             _sink.filled(kwargs[name] if name in kwargs else args[position], node, len(written.arguments) == 1)
         return result
@@ -389,7 +397,8 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in tensors(written, args, kwargs):
                 if tensor is not filled:  # it is saved by now, as autograd runs before a mode
                     after = sink.before(written, tensor) or after
-        except ClobberError:
+        except ClobberError as stopped:
+            without_own_frames(stopped)
             raise
         except Exception as failure:
             sink.lost(failure)
@@ -399,6 +408,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func(*args, **kwargs)
         except RuntimeError as error:
             sink.failed(written, args, kwargs, error)
+            without_own_frames(error)
             raise
         move_versions(unmoved)
         if filled is not None and torch.is_grad_enabled():

@@ -6,6 +6,7 @@ from weakref import ref
 
 import torch
 
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -29,7 +30,11 @@ def arm(context: Context, way: Way) -> None:
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         handles = way.guarded(lambda: _about_to_assign(context, tensor, value))
-        native.__set__(tensor, value)
+        try:
+            native.__set__(tensor, value)
+        except (RuntimeError, TypeError) as error:
+            without_own_frames(error)
+            raise
         if handles:
             way.guarded(lambda: _assigned(context, handles, tensor))
         if not way.on and context.watching:

@@ -14,6 +14,7 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -134,7 +135,11 @@ def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        value = pack(tensor)
+        try:
+            value = pack(tensor)
+        except Exception as error:
+            without_own_frames(error)
+            raise
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))

@@ -1,0 +1,40 @@
+"""Takes noclobber's frames out of exceptions, so that they read as they would without noclobber."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from noclobber.model.source import Owner, owner_of
+
+
+def without_own_frames(error: BaseException) -> None:
+    """Cut noclobber's frames out of the traceback of an exception, and of each one that it came from or that it holds.
+
+    In an `except` block the cut lasts: a `raise` there does not add the frame of the block again.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        _cut(one)
+        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+
+
+def _cut(error: BaseException) -> None:
+    kept: list[TracebackType] = []
+    traceback, is_whole = error.__traceback__, True
+    while traceback is not None:
+        if owner_of(traceback.tb_frame.f_code.co_filename) is Owner.NOCLOBBER:
+            is_whole = False
+        else:
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    if is_whole:
+        return
+    rebuilt: TracebackType | None = None
+    for one in reversed(kept):
+        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = rebuilt
