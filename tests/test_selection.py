@@ -151,7 +151,7 @@ def test_a_baseline_keeps_what_is_not_selected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": "other", "findings": []}', "[" * 100_000])
 def test_a_baseline_that_cannot_be_used(text: str, tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    with pytest.raises(SelectionError, match=r"there is no baseline `.*`; `--update-baseline` makes it"):
+    with pytest.raises(SelectionError, match=r"there is no baseline `.*`; `noclobber run --update-baseline` makes it"):
         selected(Report(), Selection(baseline=str(path)))
     path.write_text(text)
     with pytest.raises(SelectionError, match=r"`.*` is no baseline that `--update-baseline` has written"):

@@ -232,7 +232,9 @@ def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
         return Counter({(one["code"], one["path"], one["source"]): int(one["count"]) for one in document["findings"]})
     except FileNotFoundError:
         if must_exist:
-            raise SelectionError(f"there is no baseline `{shown_path(path)}`; `--update-baseline` makes it") from None
+            raise SelectionError(
+                f"there is no baseline `{shown_path(path)}`; `noclobber run --update-baseline` makes it"
+            ) from None
         return Counter()
     except OSError as error:
         raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {error.strerror}") from None

@@ -20,7 +20,7 @@ from noclobber.model.ledger import Ledger
 from noclobber.model.report import Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
-from noclobber.model.tracebacks import without_own_frames
+from noclobber.model.tracebacks import shown_with, without_own_frames
 
 if TYPE_CHECKING:
     from noclobber.observe.allocations import Allocations
@@ -151,22 +151,30 @@ class Session:
         """Where noclobber itself failed."""
         return tuple(lost for lost in list(self._lost) if lost.internal)
 
-    def escaped(self, error: BaseException) -> None:
-        """An exception left the program, or the block: explain it if it is about writing in place.
+    def escaped(self, error: BaseException) -> list[tuple[BaseException, tuple[Finding, ...]]]:
+        """Explain an exception that left the program, or the block, and those that it came from.
 
-        Does nothing while the session has not started.
+        Returns those of them that are about writing in place, with what was found. Nothing happens while the session
+        has not started.
         """
         if not self._started:
-            return
+            return []
         from noclobber.observe import subscription
 
-        event = subscription.event_of(error)
-        finding = self._explained(event) if event is not None else None
-        if finding is not None and not isinstance(event, Clobber):
-            self._keep(finding)
-            if self._notes:
-                self._annotate(error, [finding])
+        explained: list[tuple[BaseException, tuple[Finding, ...]]] = []
+        for one in shown_with(error):
+            event = subscription.event_of(one)
+            finding = self._explained(event) if event is not None else None
+            if finding is not None and not isinstance(event, Clobber):
+                self._keep(finding)
+                if self._notes:
+                    self._annotate(one, [finding])
+            if isinstance(one, ClobberError) and one.findings:
+                explained.append((one, _merged(one.findings)))
+            elif finding is not None:
+                explained.append((one, self.advised([finding])))
         without_own_frames(error)
+        return explained
 
     def _explained(self, event: Event) -> Finding | None:
         try:
@@ -284,7 +292,7 @@ class Session:
             subscription.begin_again()
 
 
-def _merged(findings: list[Finding]) -> tuple[Finding, ...]:
+def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Equal findings once, with their count."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:

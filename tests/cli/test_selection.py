@@ -45,7 +45,7 @@ def test_an_old_code_base_begins_green_and_stays_so(tmp_path: Path) -> None:
     missing = noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path)
     assert (missing.status, missing.stderr) == (
         2,
-        "noclobber: error: there is no baseline `known.json`; `--update-baseline` makes it\n",
+        "noclobber: error: there is no baseline `known.json`; `noclobber run --update-baseline` makes it\n",
     )
     nowhere = noclobber(["run", "--baseline", "no/known.json", "--update-baseline", "train.py"], tmp_path)
     assert (nowhere.status, nowhere.stdout) == (2, "")

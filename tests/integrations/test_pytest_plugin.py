@@ -67,12 +67,11 @@ def test_a_silent_error_fails_its_test_with_the_report(pytester: pytest.Pytester
     done.stdout.fnmatch_lines(
         [
             "noclobber: watches every test",
-            "noclobber: silent in-place write: backward reads other bytes than were saved",
-            "*- noclobber -*",
             "error[[]NC201[]]: silent in-place write*",
             " --> test_net.py:*",
             "*y.data.mul_(2)*",
-            "noclobber: watched 2 tests (* s): 1 error",
+            "noclobber: watched 2 tests: 1 error",
+            "FAILED test_net.py::test_wrong - noclobber: silent in-place write*",
         ]
     )
 
@@ -90,7 +89,7 @@ def test_a_warning_is_listed(pytester: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(
         [
             "test_net.py::test_cut_off: warning: *test_net.py:*: NC208 [[]untracked-write[]]*",
-            "noclobber: watched 2 tests (* s): 1 warning",
+            "noclobber: watched 2 tests: 1 warning",
         ]
     )
 
@@ -145,15 +144,41 @@ def test_a_mark_ignores_codes_and_turns_contents_off(pytester: pytest.Pytester) 
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
-        ('ignore=["silent"]', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'silent'"),
+        ('ignore=["silence"]', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'silence'"),
+        ('ignore=["NC999"]', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'NC999'"),
         ('ignore="NC201"', "`ignore` takes a list of codes such as [[]\"NC208\"], not 'NC201'"),
+        ("ignore=None", '`ignore` takes a list of codes such as [[]"NC208"], not None'),
+        ("ignore=[5]", '`ignore` takes a list of codes such as [[]"NC208"], not 5'),
+        ('contents="no"', "the mark `noclobber` takes `ignore=[[]...]` and `contents=False`"),
         ("content=False", "the mark `noclobber` takes `ignore=[[]...]` and `contents=False`"),
+        ('"NC201"', "the mark `noclobber` takes `ignore=[[]...]` and `contents=False`"),
     ],
 )
-def test_a_mark_that_says_something_else_is_refused(mark: str, said: str, pytester: pytest.Pytester) -> None:
-    done = suite(pytester, f"\n    import pytest\n\n    @pytest.mark.noclobber({mark})\n    def test_it(): pass\n")
+def test_a_mark_that_says_something_else_is_an_error_of_its_test(
+    mark: str, said: str, pytester: pytest.Pytester
+) -> None:
+    tests = f"\n    import pytest\n\n    @pytest.mark.noclobber({mark})\n    def test_it(): pass\n"
+    done = suite(pytester, tests, "--noclobber")
     done.assert_outcomes(passed=1, errors=1)
     done.stdout.fnmatch_lines(["*ERROR at setup of test_it*", said])
+    suite(pytester, tests).assert_outcomes(passed=2)
+
+
+def test_a_mark_takes_beginnings_and_names(pytester: pytest.Pytester) -> None:
+    marked = """
+    import pytest
+
+    @pytest.mark.noclobber(ignore=["NC2"])
+    def test_beginning():
+        wrong()
+
+    @pytest.mark.noclobber(ignore=("silent-write",))
+    def test_name():
+        wrong()
+    """
+    done = suite(pytester, marked, "--noclobber")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: 2 suppressed"])
 
 
 def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None:
@@ -169,9 +194,11 @@ def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None
     """
     done = suite(pytester, tests, "--noclobber")
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["noclobber: watched 3 tests (* s): 1 error, 1 suppressed"])
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: 1 error, 1 suppressed"])
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignore = ["silent-write"]\n')
-    suite(pytester, tests, "--noclobber").assert_outcomes(passed=3)
+    ignored = suite(pytester, tests, "--noclobber")
+    ignored.assert_outcomes(passed=3)
+    ignored.stdout.fnmatch_lines(["noclobber: watched 3 tests: 2 suppressed"])
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignored = ["NC201"]\n')
     refused = suite(pytester, tests, "--noclobber")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
@@ -194,7 +221,7 @@ def test_an_error_that_a_test_expects_does_not_fail_it(pytester: pytest.Pytester
     """
     done = suite(pytester, expecting, "--noclobber")
     done.assert_outcomes(passed=2)
-    done.stdout.fnmatch_lines(["noclobber: watched 2 tests (* s): nothing found"])
+    done.stdout.fnmatch_lines(["noclobber: watched 2 tests: nothing found"])
 
 
 def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pytester) -> None:
@@ -207,7 +234,7 @@ def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pyt
     """
     done = suite(pytester, using)
     done.assert_outcomes(passed=2)
-    done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): 1 error"])
+    done.stdout.fnmatch_lines(["noclobber: watched 1 test: 1 error"])
     suite(pytester, using, "--noclobber").assert_outcomes(passed=2)
 
 
@@ -243,7 +270,7 @@ def test_fixtures_and_unittest_classes_are_watched(pytester: pytest.Pytester) ->
     """
     done = suite(pytester, more, "--noclobber")
     done.assert_outcomes(passed=2, failed=2, errors=1)
-    done.stdout.fnmatch_lines(["noclobber: watched 4 tests (* s): 3 errors"])
+    done.stdout.fnmatch_lines(["noclobber: watched 4 tests: 3 errors"])
 
 
 def test_what_is_expected_to_fail_stays_so(pytester: pytest.Pytester) -> None:
@@ -269,16 +296,14 @@ def test_the_workers_of_xdist_report_too(pytester: pytest.Pytester) -> None:
         "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber", "-n", "2"
     )
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(
-        ["*test_cut_off: warning: *NC208*", "noclobber: watched 3 tests (* s): 1 error, 1 warning"]
-    )
+    done.stdout.fnmatch_lines(["*test_cut_off: warning: *NC208*", "noclobber: watched 3 tests: 1 error, 1 warning"])
 
 
 def test_a_test_without_torch_imports_none(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
     done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines(["noclobber: watched 1 test (* s): nothing found"])
+    done.stdout.fnmatch_lines(["noclobber: watched 1 test: nothing found"])
 
 
 def test_a_failure_before_torch_is_imported_stays_as_it_is_and_imports_none(pytester: pytest.Pytester) -> None:
@@ -338,3 +363,196 @@ def test_a_chained_error_has_no_frames_of_noclobber(pytester: pytest.Pytester) -
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.no_fnmatch_line("*src/noclobber*")
     done.stdout.no_fnmatch_line("*<noclobber*")
+    assert str(done.stdout).count("error[NC101]") == 1
+
+
+SUBTESTS = """
+    import unittest
+
+    def test_in_a_subtest(subtests):
+        with subtests.test("a"):
+            wrong()
+        with subtests.test("b"):
+            right()
+
+    def test_raised_in_a_subtest(subtests):
+        with subtests.test("a"):
+            y = torch.ones(3, requires_grad=True).exp()
+            y.mul_(2)
+            y.sum().backward()
+
+    class TestOld(unittest.TestCase):
+        def test_old(self):
+            with self.subTest("a"):
+                wrong()
+    """
+
+
+def test_an_error_in_a_subtest_fails_the_test(pytester: pytest.Pytester) -> None:
+    done = suite(pytester, SUBTESTS, "--noclobber")
+    done.stdout.fnmatch_lines(["noclobber: watched 4 tests: 3 errors"])
+    for line in ("*.py::test_in_a_subtest - noclobber: silent*", "*.py::TestOld::test_old - noclobber: silent*"):
+        done.stdout.fnmatch_lines([f"FAILED {line}"])
+    assert str(done.stdout).count("error[NC201]") == 2
+    assert str(done.stdout).count("error[NC101]") == 1
+
+
+def test_an_expected_error_matches_as_without_noclobber_and_is_no_reason(pytester: pytest.Pytester) -> None:
+    expecting = """
+    import pytest
+
+    def stale():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.mul_(2)
+        y.sum().backward()
+
+    def test_expected():
+        with pytest.raises(RuntimeError, match=r"^one of .*check_nan=False\\)\\.$"):
+            stale()
+        with pytest.raises(RuntimeError, match=r"^a leaf Variable .* in-place operation\\.$"):
+            torch.ones(3, requires_grad=True).mul_(2)
+
+    def test_fails_for_another_reason():
+        with pytest.raises(RuntimeError):
+            stale()
+        assert 1 == 2
+    """
+    done = suite(pytester, expecting, "--noclobber")
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.no_fnmatch_line("*NC*")
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found"])
+
+
+def test_unittest_shows_why_an_error_was_raised(pytester: pytest.Pytester) -> None:
+    old = """
+    import unittest
+
+    class TestOld(unittest.TestCase):
+        def test_old(self):
+            torch.ones(3, requires_grad=True).mul_(2)
+    """
+    done = suite(pytester, old, "--noclobber")
+    done.assert_outcomes(passed=1, failed=1)
+    assert str(done.stdout).count("error[NC301]") == 1
+
+
+OUTSIDE = """
+import torch
+X = torch.ones(3, requires_grad=True)
+Y = X.exp()
+
+def test_of_a_save_at_import():
+    Y.data.mul_(2)
+    Y.sum().backward()
+
+Z = torch.ones(3, requires_grad=True).exp()
+Z.data.mul_(2)
+Z.sum().backward()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_test_files_are_watched_from_their_import(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+    pytester.makepyfile(test_save=OUTSIDE)
+    done = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber", "--tb=line", *options
+    )
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "*/test_save.py:6: noclobber: silent in-place write: backward reads other bytes than were saved",
+            "outside of tests: error: test_save.py:10:1: NC201 *",
+            "noclobber: watched 1 test: 2 errors",
+        ]
+    )
+    done.stdout.no_fnmatch_line("*saved here*")
+
+
+def test_an_error_outside_of_tests_fails_the_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_save=OUTSIDE.replace("    Y.data.mul_(2)\n", ""))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
+    done.assert_outcomes(passed=1)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_summary_names_what_was_not_watched(pytester: pytest.Pytester) -> None:
+    unseen = """
+    import os
+
+    def test_transform():
+        torch.func.grad(lambda x: x.exp().sum())(torch.ones(3))
+
+    def test_fork():
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+    done = suite(pytester, unseen, "--noclobber")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(
+        ["noclobber: watched 3 tests: nothing found", "not watched: *; processes that tests fork"]
+    )
+    assert str(done.stdout).count("not watched") == 1
+
+
+def test_noclobbers_own_failures_are_in_the_summary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(event: object) -> None:
+        raise KeyError(event.__class__.__name__)
+
+    monkeypatch.setattr("noclobber.rules.explain", fails)
+    done = suite(pytester, "\n    def test_wrong():\n        wrong()\n", "--noclobber")
+    done.stdout.fnmatch_lines(["not watched: some findings: KeyError: *"])
+
+
+def test_a_junit_file_has_the_report_and_a_debugger_does_not_stop(pytester: pytest.Pytester) -> None:
+    wrong = "\n    def test_wrong():\n        wrong()\n"
+    done = suite(pytester, wrong, "--noclobber", "--junitxml=out.xml", "--pdb", "--color=yes")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.no_fnmatch_line("*(Pdb)*")
+    assert "\x1b[1;31merror[NC201]" in str(done.stdout)
+    written = (pytester.path / "out.xml").read_text()
+    assert 'message="noclobber: silent in-place write: backward reads other bytes than were saved"' in written
+    assert "--&gt; test_net.py:6:5" in written
+    assert "help: " in written
+    assert "x1B" not in written
+
+
+def test_only_what_is_watched_and_shown_is_counted(pytester: pytest.Pytester) -> None:
+    tests = """
+    import pytest
+
+    @pytest.mark.skip
+    def test_left_out():
+        pass
+
+    def test_skips():
+        wrong()
+        pytest.skip("no")
+
+    @pytest.mark.xfail
+    def test_expected_to_fail():
+        wrong()
+
+    @pytest.mark.parametrize("case", range(3))
+    def test_cut_off(case):
+        cut_off()
+    """
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=4, skipped=2, xfailed=1)
+    done.stdout.fnmatch_lines(
+        ["test_net.py::test_cut_off (3 cases): warning: *", "noclobber: watched 5 tests: 1 warning"]
+    )
+
+
+def test_the_fixture_has_a_short_name(pytester: pytest.Pytester) -> None:
+    using = (
+        "\n    def test_it(noclobber):\n        wrong()\n        assert repr(noclobber) == '<noclobber: 1 finding>'\n"
+    )
+    suite(pytester, using).assert_outcomes(passed=2)
+
+
+def test_a_baseline_that_is_missing_names_the_command(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".toml", pyproject='[tool.noclobber]\nbaseline = "known.json"\n')
+    done = suite(pytester, "", "--noclobber")
+    done.stderr.fnmatch_lines(["*`noclobber run --update-baseline` makes it"])

@@ -6,10 +6,10 @@ the fixture `noclobber`.
 
 from __future__ import annotations
 
-import re
+import os
 from collections import Counter
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,36 +17,64 @@ import pytest
 from noclobber.imports import after_import
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.finding import Finding
+from noclobber.model.forks import at_fork
 from noclobber.model.report import Report, finding_in, finding_out
+from noclobber.model.tracebacks import without_own_frames
 from noclobber.session import Session
 
 if TYPE_CHECKING:
     from noclobber.selection import Selection
 
 MARK = "noclobber"
-_CODE = re.compile(r"NC\d{3}")
+_OUTSIDE_OF_TESTS = "outside of tests"
+_NO_CODES = '`ignore` takes a list of codes such as ["NC208"], not {!r}'
 _HELP = "watch every test, and fail those with an in-place write that makes a gradient wrong"
 
 
 class Watched:
-    """What was found in one test: the value of the fixture `noclobber`."""
+    """What was found in one test: the value of the fixture `noclobber`. Also what was found outside of all tests."""
 
-    def __init__(self, selection: Selection | None, *, contents: bool, ignore: frozenset[str], fails: bool) -> None:
-        self._session = Session(contents=contents, notes=True)
+    def __init__(
+        self,
+        selection: Selection | None,
+        *,
+        contents: bool = True,
+        ignore: tuple[str, ...] = (),
+        fails: bool = False,
+        notes: bool = False,
+    ) -> None:
+        self._session = Session(contents=contents, notes=notes)
         self._selection = selection
         self._ignore = ignore
+        self._wanted = False
         self.fails = fails
         """Whether an error that is found fails the test. A test that uses the fixture judges by itself."""
         self.told = 0
         """How many findings are in the reports of earlier phases of the test."""
+        self.in_phase = False
+        """Whether a phase of the test runs. A report that is made meanwhile is that of a subtest."""
+        self.has_failed_it = False
+        """Whether the phase that has just ended failed for what noclobber found in it, and for nothing else."""
+        self.wrong_mark = ""
+        """What is wrong with the marks of the test; empty if nothing is."""
         self.suppressed = 0
         self.unsupported = ""
+        self._forks = 0
+
+    def __repr__(self) -> str:
+        found = len(self.findings)
+        return f"<noclobber: {found} finding{'s' * (found != 1)}>"
 
     def start(self) -> None:
         """Watch from now on, or from when torch is imported."""
+        self._wanted = True
+        _watching.append(self)
+        at_fork(before=_before_fork)
         after_import("torch", self._torch_is_there)
 
     def _torch_is_there(self) -> None:
+        if not self._wanted or self._session.started:
+            return
         try:
             self._session.start()
         except UnsupportedTorch as reason:
@@ -54,11 +82,27 @@ class Watched:
 
     def stop(self) -> None:
         """Stop watching."""
+        self._wanted = False
+        if self in _watching:
+            _watching.remove(self)
         self._session.stop()
 
-    def escaped(self, error: BaseException) -> None:
-        """Explain an error that leaves a phase of the test, if it is about writing in place."""
-        self._session.escaped(error)
+    def forking(self) -> None:
+        """Count a child that is about to be forked, and is not watched."""
+        self._forks += 1
+
+    def explain(self, error: BaseException) -> list[Finding]:
+        """Add the report to an error that leaves the test, and to those that it came from. Return what is reported."""
+        from noclobber.render import render
+
+        told: list[Finding] = []
+        for one, findings in self._session.escaped(error):
+            counting = self._counting(Report(findings)).findings
+            text = render(Report(counting), "full") if counting else ""
+            if text and text not in getattr(one, "__notes__", ()):
+                one.add_note(text)
+            told += counting
+        return told
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -68,26 +112,49 @@ class Watched:
     @property
     def report(self) -> Report:
         """What was found so far and counts, and what was watched."""
+        report = self._session.report()
+        counting = self._counting(report)
+        self.suppressed = len(report.findings) - len(counting.findings)
+        return counting
+
+    def _counting(self, report: Report) -> Report:
         from noclobber.selection import Selection, selected
 
-        report = self._session.report()
         if report.findings:
             report = selected(report, self._selection or Selection())
-            self.suppressed = len(report.suppressed)
-        return replace(report, findings=tuple(one for one in report.findings if one.code not in self._ignore))
+        left = (one for one in report.findings if not one.code.startswith(self._ignore or ("-",)))
+        return replace(report, findings=tuple(left))
 
     def silent_errors(self) -> list[Finding]:
         """Return the errors of this phase that nothing raised. What PyTorch raised, the test may be there to catch."""
-        return [one for one in self.findings[self.told :] if one.severity == "error" and not is_raised(one)]
+        return [one for one in self.findings[self.told :] if _is_silent_error(one)]
+
+    def not_watched(self) -> list[str]:
+        """Return in words what was not watched, and where noclobber failed."""
+        coverage = self._session.coverage()
+        unseen = [one.partition(" (")[0] for one in coverage.unseen]
+        forks = ["processes that tests fork"] if self._forks else []
+        return [*unseen, *forks, *(f"{one.way}: {one.why}" for one in coverage.lost)]
 
 
-def is_raised(finding: Finding) -> bool:
-    """Return True if PyTorch itself raises an error about this."""
-    return finding.code.startswith(("NC1", "NC3"))
+_watching: list[Watched] = []
+"""Those that watch now."""
+
+
+def _before_fork() -> None:
+    for one in _watching:
+        one.forking()
+
+
+def _is_silent_error(finding: Finding) -> bool:
+    """Return True for an error of which PyTorch itself raises nothing."""
+    return finding.severity == "error" and not finding.code.startswith(("NC1", "NC3"))
 
 
 _WATCHED = pytest.StashKey[Watched]()
 _SELECTION = pytest.StashKey["Selection"]()
+_OUTSIDE = pytest.StashKey[Watched]()
+"""Watches while no test runs: test files save and write when they are imported too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -105,7 +172,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "noclobber(ignore=[...], contents=True): codes that do not count here; whether saved bytes are compared",
     )
     if _is_on(config):
-        config.stash[_SELECTION] = _selection(config)
+        config.stash[_SELECTION] = selection = _selection(config)
+        config.stash[_OUTSIDE] = Watched(selection, notes=True)
     config.pluginmanager.register(_Summary(config), "noclobber-summary")
 
 
@@ -138,58 +206,105 @@ def noclobber(request: pytest.FixtureRequest) -> Watched:
     return watched
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Watch from before the first test file is imported."""
+    if (outside := session.config.stash.get(_OUTSIDE, None)) is not None:
+        outside.start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what was found outside of tests to the summary: a worker of xdist, to the one of the main process."""
+    config = session.config
+    outside = config.stash.get(_OUTSIDE, None)
+    if outside is None:
+        return
+    outside.stop()
+    summary = config.pluginmanager.get_plugin("noclobber-summary")
+    assert isinstance(summary, _Summary)
+    findings = [one for one in outside.findings if one.severity != "error" or _is_silent_error(one)]
+    about = _about(outside, findings)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["noclobber"] = about
+        return
+    summary.take(_OUTSIDE_OF_TESTS, about)
+    if summary.outside_is_wrong and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch a test with its fixtures, from before the first to after the last."""
     on, itself = _is_on(item.config), MARK in getattr(item, "fixturenames", ())
     if not on and not itself:
         return (yield)
-    ignore: set[str] = set()
-    contents = True
-    for mark in item.iter_markers(MARK):
-        if not _wrong(mark):
-            ignore.update(mark.kwargs.get("ignore", ()))
-            contents = contents and mark.kwargs.get("contents", True)
-    selection = item.config.stash.get(_SELECTION, None)
-    watched = Watched(selection, contents=contents, ignore=frozenset(ignore), fails=on and not itself)
+    ignore, contents, wrong = _asked(item)
+    selection, outside = item.config.stash.get(_SELECTION, None), item.config.stash.get(_OUTSIDE, None)
+    watched = Watched(selection, contents=contents, ignore=ignore, fails=on and not itself)
+    watched.wrong_mark = wrong
     item.stash[_WATCHED] = watched
+    # One begins before the other ends: in between, noclobber would forget what was saved before.
     watched.start()
+    if outside is not None:
+        outside.stop()
     try:
         return (yield)
     finally:
+        if outside is not None:
+            outside.start()
         watched.stop()
 
 
-def _wrong(mark: pytest.Mark) -> str:
-    if mark.args or mark.kwargs.keys() - {"ignore", "contents"}:
-        return "the mark `noclobber` takes `ignore=[...]` and `contents=False`"
-    codes = mark.kwargs.get("ignore", ())
-    for one in [codes] if isinstance(codes, str) else codes:
-        if isinstance(codes, str) or not _CODE.fullmatch(str(one)):
-            return f'`ignore` takes a list of codes such as ["NC208"], not {one!r}'
-    return ""
+def _asked(item: pytest.Item) -> tuple[tuple[str, ...], bool, str]:
+    """Return the codes that the marks of a test ignore, whether saved bytes are compared, and what is wrong there."""
+    from noclobber.selection import SelectionError, codes
+
+    ignore: list[str] = []
+    contents, wrong = True, ""
+    for mark in item.iter_markers(MARK):
+        compared = mark.kwargs.get("contents", True)
+        if mark.args or mark.kwargs.keys() - {"ignore", "contents"} or not isinstance(compared, bool):
+            wrong = "the mark `noclobber` takes `ignore=[...]` and `contents=False`"
+            continue
+        contents = contents and compared
+        given = mark.kwargs.get("ignore", ())
+        if not isinstance(given, list | tuple | set | frozenset):
+            wrong = _NO_CODES.format(given)
+            continue
+        for one in given:
+            try:
+                ignore += codes([one], MARK)
+            except SelectionError:
+                wrong = _NO_CODES.format(one)
+    return tuple(ignore), contents, wrong
 
 
 def _phase(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Explain an error of a phase of a test; fail the phase if something silent went wrong in it."""
+    """Run a phase of a test. Fail it if something silent went wrong in it."""
     watched = item.stash.get(_WATCHED, None)
+    if watched is None:
+        return (yield)
+    watched.in_phase = True
     try:
         done = yield
     except BaseException as error:
-        if watched is not None:
-            watched.escaped(error)
+        without_own_frames(error)
         raise
-    if watched is not None and watched.fails and (errors := watched.silent_errors()):
-        pytest.fail(f"noclobber: {errors[0].message}", pytrace=False)
+    finally:
+        watched.in_phase = False
+    if watched.fails and (errors := watched.silent_errors()):
+        watched.has_failed_it = True
+        pytest.fail(str(_Failure(errors)), pytrace=False)
     return done
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch what fixtures do before the test. Refuse a mark that noclobber does not understand."""
-    for mark in item.iter_markers(MARK):
-        if why := _wrong(mark):
-            pytest.fail(why, pytrace=False)
+    watched = item.stash.get(_WATCHED, None)
+    if watched is not None and watched.wrong_mark:
+        pytest.fail(watched.wrong_mark, pytrace=False)
     return (yield from _phase(item))
 
 
@@ -205,89 +320,171 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     return (yield from _phase(item))
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add what was found to the report of a phase."""
+    """Explain the error that ends a phase, and add what was found to the report of the phase."""
     report: pytest.TestReport = yield
     watched = item.stash.get(_WATCHED, None)
     if watched is None:
         return report
-    findings = watched.findings[watched.told :]
-    watched.told += len(findings)
-    if report.passed:  # then the test has caught what PyTorch raised
-        findings = tuple(one for one in findings if not is_raised(one))
-    about: dict[str, Any] = {
-        "findings": [finding_out(one) for one in findings],
-        "suppressed": watched.suppressed,
-        "unsupported": watched.unsupported,
-    }
-    report.noclobber = about  # type: ignore[attr-defined]  # travels from the workers of xdist as plain data
-    errors = [one for one in findings if one.severity == "error"]
-    if not errors or not watched.fails or report.passed:
+    by_us, watched.has_failed_it = watched.has_failed_it, False
+    raised: list[Finding] = []
+    if report.failed and call.excinfo is not None and not by_us:
+        raised = watched.explain(call.excinfo.value)
+        if raised:
+            report.longrepr = item.repr_failure(call.excinfo)
+            _without_notes(report, call.excinfo.value)
+    if watched.in_phase:  # of a subtest: what is silent fails the whole test
+        report.noclobber = _about(watched, raised)  # type: ignore[attr-defined]
         return report
-    from noclobber.render import render
-
-    notes: Sequence[str] = getattr(call.excinfo.value, "__notes__", ()) if call.excinfo is not None else ()
-    _without_notes(report, [note for note in notes if any(_title(one) in note for one in errors)])
-    untold = tuple(one for one in errors if not any(_title(one) in note for note in notes))
-    if untold:
-        report.sections.append(("noclobber", render(Report(untold), "full")))
+    found = watched.findings[watched.told :]
+    watched.told += len(found)
+    silent = [one for one in found if _is_silent_error(one)]
+    if report.skipped or hasattr(report, "wasxfail"):
+        silent = []  # they are not shown
+    others = [one for one in found if one.severity != "error"]
+    about = _about(watched, [*raised, *silent, *others])
+    if by_us and report.failed:
+        about["fails"] = len(silent)
+        call.excinfo = None  # no frame of the test is left in which a debugger could stop
+    elif silent and report.failed and watched.fails:
+        report.sections.append(("noclobber", str(_Failure(silent))))
+    report.noclobber = about  # type: ignore[attr-defined]  # travels from the workers of xdist as plain data
     return report
 
 
-def _title(finding: Finding) -> str:
-    return f"error[{finding.code}]: {finding.message}"
+def _about(watched: Watched, findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return what the summary gets of what was watched, as plain data."""
+    return {
+        "findings": [finding_out(one) for one in findings],
+        "suppressed": watched.suppressed,
+        "unsupported": watched.unsupported,
+        "unseen": watched.not_watched(),
+    }
 
 
-def _without_notes(report: pytest.TestReport, notes: Sequence[str]) -> None:
+def _without_notes(report: pytest.TestReport, error: BaseException) -> None:
     """Take the reports out of the line of the short summary; pytest prints all of it where `CI` is set (pytest 9.2)."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        for note in notes:
+        for note in getattr(error, "__notes__", ()):
             crash.message = crash.message.replace("\n" + note.rstrip("\n"), "")
+
+
+class _Failure:
+    """What pytest shows of a test that fails by silent errors: the report, at the line of the first write."""
+
+    def __init__(self, errors: Iterable[Finding], style: str = "auto") -> None:
+        self._style = style
+        self._report = Report(tuple(errors))
+        first = self._report.findings[0]
+        self.reprcrash = _Place(f"noclobber: {first.message}", *_place(first))
+
+    def toterminal(self, tw: Any) -> None:
+        """Write it to a terminal, in colours where pytest uses them; nothing for `--tb=line`."""
+        if self._style != "line":
+            tw.write(self._text(color=tw.hasmarkup))
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def _text(self, *, color: bool = False) -> str:
+        from noclobber.render import render
+
+        return render(self._report, "full", color=color)
+
+
+@dataclass
+class _Place:
+    """Where a test has failed, for the lines that pytest writes about it."""
+
+    message: str
+    path: str
+    lineno: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}"
+
+
+def _place(finding: Finding) -> tuple[str, int]:
+    primary = finding.primary
+    return (os.path.abspath(primary.span.path), primary.span.line) if primary is not None else ("", 0)
 
 
 class _Summary:
     """What the tests found, for the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._on = _is_on(config)
-        self._seen: set[str] = set()
-        self._counts: Counter[str] = Counter()
-        self._warnings: list[tuple[str, Finding]] = []
+        self._style = config.getoption("tbstyle", "auto")
+        self._tests: set[str] = set()
+        self._skipped: set[str] = set()
+        self._errors = 0
+        self._listed: Counter[tuple[str, tuple[object, ...]]] = Counter()
+        self._findings: dict[tuple[str, tuple[object, ...]], Finding] = {}
+        """What is listed, by where it was found and what it is."""
         self._suppressed: dict[str, int] = {}
         self._unsupported = ""
-        self._seconds = 0.0
+        self._unseen: dict[str, None] = {}
+        self.outside_is_wrong = False
+        """Whether there was an error outside of tests."""
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect what one phase of a test found."""
+        """Collect what one phase of a test found. Give a failure its report, before others write it."""
         about = getattr(report, "noclobber", None)
         if about is None:
             return
-        self._seen.add(report.nodeid)
-        self._seconds += report.duration
-        self._suppressed[report.nodeid] = about["suppressed"]
+        if fails := about.get("fails", 0):
+            errors = map(finding_in, about["findings"][:fails])
+            report.longrepr = _Failure(errors, self._style)  # type: ignore[assignment]
+        self._tests.add(report.nodeid)
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped.add(report.nodeid)
+        self.take(report.nodeid, about)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Collect what a worker of xdist found outside of tests."""
+        if about := getattr(node, "workeroutput", {}).get("noclobber"):
+            self.take(_OUTSIDE_OF_TESTS, about)
+
+    def take(self, where: str, about: dict[str, Any]) -> None:
+        """Collect what was found, in a test or outside of tests."""
+        outside = where == _OUTSIDE_OF_TESTS
+        self._suppressed[where] = about["suppressed"]
         self._unsupported = self._unsupported or about["unsupported"]
+        self._unseen.update(dict.fromkeys(about["unseen"]))
         for finding in map(finding_in, about["findings"]):
-            self._counts[finding.severity] += 1
-            if finding.severity != "error":
-                self._warnings.append((report.nodeid, finding))
+            self.outside_is_wrong = self.outside_is_wrong or (outside and finding.severity == "error")
+            if finding.severity == "error" and not outside:
+                self._errors += 1
+            else:
+                key = where.partition("[")[0], finding.identity()
+                self._listed[key] += 1
+                self._findings.setdefault(key, finding)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List the warnings, and say how much was watched."""
-        if not self._seen:
+        """List the warnings and what was found outside of tests, and say how much was watched."""
+        if not self._tests and not self._listed:
             return
         from noclobber.render import render
 
         write = terminalreporter.write_line
-        if self._warnings:
+        if self._listed:
             terminalreporter.section("noclobber", sep="=")
-            for test, finding in self._warnings:
-                write(f"{test}: {finding.severity}: {render(Report((finding,)), 'concise').rstrip()}")
+        for key, finding in self._findings.items():
+            times = self._listed[key] if key[0] != _OUTSIDE_OF_TESTS else 1  # each worker of xdist imports all files
+            cases = f" ({times} cases)" if times > 1 else ""
+            write(f"{key[0]}{cases}: {finding.severity}: {render(Report((finding,)), 'concise').rstrip()}")
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)
-        found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(self._counts.items())]
+        counts = Counter(one.severity for one in self._findings.values())
+        counts["error"] += self._errors
+        found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(counts.items()) if count]
         if suppressed := sum(self._suppressed.values()):
             found.append(f"{suppressed} suppressed")
-        tests = f"{len(self._seen)} test{'s' * (len(self._seen) != 1)}"
-        write(f"noclobber: watched {tests} ({self._seconds:.1f} s): {', '.join(found) or 'nothing found'}")
+        watched = len(self._tests - self._skipped)
+        tests = f"{watched} test{'s' * (watched != 1)}"
+        write(f"noclobber: watched {tests}: {', '.join(found) or 'nothing found'}")
+        if self._unseen:
+            write(f"not watched: {'; '.join(self._unseen)}")

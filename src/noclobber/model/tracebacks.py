@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 
 from noclobber.model.source import Owner, owner_of
 
 
-def without_own_frames(error: BaseException) -> None:
-    """Cut noclobber's frames out of the traceback of an exception, and of each one that it came from or that it holds.
-
-    In an `except` block the cut lasts: a `raise` there does not add the frame of the block again.
-    """
+def shown_with(error: BaseException) -> Iterator[BaseException]:
+    """Return all exceptions that Python shows with one, itself first: those that it came from, and those in a group."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -19,8 +17,18 @@ def without_own_frames(error: BaseException) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
+        yield one
+        waiting.append(one.__context__ if one.__cause__ is None and not one.__suppress_context__ else one.__cause__)
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+
+
+def without_own_frames(error: BaseException) -> None:
+    """Cut noclobber's frames out of the traceback of an exception, and of all that Python shows with it.
+
+    In an `except` block the cut lasts: a `raise` there does not add the frame of the block again.
+    """
+    for one in shown_with(error):
         _cut(one)
-        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
 
 
 def _cut(error: BaseException) -> None:
