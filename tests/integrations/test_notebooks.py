@@ -7,7 +7,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
+
+from noclobber.integrations.notebook import load, unload
 
 SETUP = """\
 import torch, noclobber
@@ -27,10 +30,22 @@ CELLS = {
     "ledger": "%%noclobber --ledger\nx, y = kept()\ny.sum().backward()",
     "wrong option": "%%noclobber --bogus\nprint('ran')",
     "not on": "%noclobber off",
+    "alone": "%noclobber",
+    "wrong word": "%noclobber foo",
+    "exits": "%%noclobber\nraise SystemExit(3)",
+    "timed": "%%time\n\n%%noclobber\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nx.grad",
+    "times": "%%noclobber\n\n%%time\nx, y = kept()\ny.sum().backward()\nprint('ran')",
+    "help": "%%noclobber?",
+    "help of the line": "%noclobber?",
+    "first line": "%%noclobber --ledger\nraise ValueError('a')",
     "on": "%noclobber on\nx, y = kept()",
     "a write": "y.data.mul_(2);",
     "backward": "y.sum().backward()",
     "nothing new": "y.sum()",
+    "one while on": "%%noclobber\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nx.grad",
+    "told before": "x.grad",
+    "right while on": "%%noclobber\nx, y = kept()\ny.sum().backward()",
+    "raised while on": "%%noclobber\nx, y = kept()\ny.mul_(2)\ny.sum().backward()",
     "off": "%noclobber off",
     "no longer": "x, y = kept()\ny.data.mul_(2)\ny.sum().backward()",
     "block": (
@@ -38,6 +53,7 @@ CELLS = {
         "with noclobber.watch() as seen:\n    x, y = kept()\n    y.data.mul_(2)\n    y.sum().backward()\nseen"
     ),
     "findings": "seen.findings",
+    "unused": "noclobber.watch()",
     "installed": "handle = noclobber.install()",
     "raised when installed": "x, y = kept()\ny.mul_(2)\ny.sum().backward()",
     "uninstalled": "handle.uninstall()",
@@ -48,6 +64,9 @@ CELLS = {
         "subscription.is_armed(), get_ipython().custom_exceptions"
     ),
 }
+
+
+NOTHING = "noclobber: nothing found: no in-place write made a gradient wrong"
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +140,12 @@ def test_another_error_is_as_it_is(outputs):
     text = traceback(outputs["other error"])
     assert "ZeroDivisionError: division by zero" in text
     assert "noclobber/" not in text
-    assert "nothing found" in shown(outputs["other error"])
+    assert shown(outputs["other error"]) == ""
+    assert shown(outputs["exits"]) == ""
 
 
-def test_a_right_cell_says_what_was_watched(outputs):
-    assert shown(outputs["plain"]).startswith("noclobber: nothing found; watched: ")
+def test_a_right_cell_says_so(outputs):
+    assert shown(outputs["plain"]) == NOTHING
     assert values(outputs["plain"]) == ["tensor([2.7183, 2.7183, 2.7183])"]
     assert streams(outputs["waits"]) == "waited\n"
 
@@ -139,7 +159,7 @@ def test_a_cell_has_a_ledger(outputs):
 
 def test_a_wrong_option_is_one_line_and_runs_nothing(outputs):
     assert streams(outputs["wrong option"]) == (
-        "UsageError: unrecognized arguments: --bogus; `%noclobber?` says what there is\n"
+        "UsageError: unrecognized arguments: --bogus; `%%noclobber?` says what there is\n"
     )
     assert streams(outputs["not on"]).startswith("UsageError: noclobber is off; ")
 
@@ -151,7 +171,8 @@ def test_on_watches_from_cell_to_cell_and_tells_once(outputs):
     assert f"--> Cell In[{number('a write')}], line 1\n" in text
     assert f"::: Cell In[{number('backward')}], line 1\n" in text
     assert "`y` is saved here" in text
-    assert shown(outputs["off"]).count("error[NC201]") == 1
+    assert shown(outputs["off"]).count("error[NC201]") == 2
+    assert " cells\n" in shown(outputs["off"])
     assert outputs["no longer"] == []
 
 
@@ -166,3 +187,56 @@ def test_a_block_and_its_findings_show_themselves(outputs):
 def test_unloading_leaves_the_shell_as_it_was(outputs):
     assert streams(outputs["gone"]).startswith("UsageError: Line magic function `%noclobber` not found")
     assert values(outputs["as it was"]) == ["(False, ())"]
+
+
+def test_a_cell_may_ask_while_all_are_watched(outputs):
+    assert shown(outputs["one while on"]).count("error[NC201]") == 1
+    assert values(outputs["one while on"]) == ["tensor([5.4366, 5.4366, 5.4366])"]
+    assert shown(outputs["told before"]) == ""
+    assert shown(outputs["right while on"]) == NOTHING
+    assert traceback(outputs["raised while on"]).count("error[NC101]") == 1
+    assert shown(outputs["raised while on"]) == ""
+
+
+def test_it_stands_below_and_above_other_magics(outputs):
+    text = shown(outputs["timed"])
+    assert f"--> Cell In[{number('timed')}], line 5\n" in text
+    assert values(outputs["timed"]) == ["tensor([5.4366, 5.4366, 5.4366])"]
+    assert "Wall time" in streams(outputs["timed"])
+    assert streams(outputs["times"]).startswith("ran\n")
+    assert "Wall time" in streams(outputs["times"])
+
+
+def test_the_line_of_the_magic_is_shown_as_it_is(outputs):
+    text = traceback(outputs["first line"])
+    assert "%%noclobber --ledger" in text
+    assert "run_line_magic" not in text
+
+
+def test_the_words_of_the_line_magic_are_named(outputs):
+    assert streams(outputs["alone"]) == (
+        "UsageError: `%noclobber` takes on, off or report; `%%noclobber` watches one cell\n"
+    )
+    assert streams(outputs["wrong word"]) == (
+        "UsageError: `%noclobber` takes on, off or report, not 'foo'; `%%noclobber` watches one cell\n"
+    )
+
+
+def test_a_watch_that_watched_nothing_says_so(outputs):
+    (unused,) = (one for one in outputs["unused"] if one.output_type == "execute_result")
+    assert "nothing found, because nothing was watched" in re.sub(r"<[^>]+>", "", unused.data["text/html"])
+
+
+def test_the_cell_magic_is_whole_after_an_empty_line_and_has_help():
+    shell = InteractiveShell()
+    load(shell)
+    try:
+        assert shell.check_complete("%%noclobber")[0] == "incomplete"
+        assert shell.check_complete("%%noclobber\nx = 1\n")[0] == shell.check_complete("%%time\nx = 1\n")[0]
+        for kind, name in (("cell", "%%noclobber"), ("line", "%noclobber")):
+            words = str(shell.magics_manager.magics[kind]["noclobber"].__doc__)
+            assert name in words
+            assert "%%%" not in words
+            assert "--ledger" in words
+    finally:
+        unload(shell)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import replace
+from html import escape
 from types import TracebackType
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.inputtransformer2 import cell_magic
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from noclobber import render
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.report import Report
+from noclobber.render.ledger import table
 from noclobber.selection import Selection, selected
 from noclobber.session import Session
 
@@ -22,35 +25,43 @@ CELL_MAGIC = "%%noclobber"
 
 
 class Options(argparse.ArgumentParser):
-    """Refuses an option as other magics do: by UsageError, of which IPython shows the text alone."""
+    """Refuses an option as other magics do: by UsageError, of which IPython shows only the text."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; `%noclobber?` says what there is")
+        raise UsageError(f"{message}; `{self.prog}?` says what there is")
 
 
-_OPTIONS = Options(
+def _options(magic: str, description: str) -> Options:
+    options = Options(magic, description=description, add_help=False)
+    options.add_argument(
+        "--no-contents", dest="contents", action="store_false", help="compare only versions, not saved bytes: cheaper"
+    )
+    options.add_argument("--ledger", action="store_true", help="also say which lines keep bytes for backward")
+    options.add_argument("--hints", action="store_true", help="also say where an in-place write would save memory")
+    options.add_argument(
+        "--raise",
+        dest="on_write",
+        action="store_const",
+        const="raise",
+        default="record",
+        help="stop at the first write that breaks a gradient, before it happens",
+    )
+    return options
+
+
+_OF_A_CELL = _options(
+    CELL_MAGIC, "Watch this cell for in-place writes that make a gradient wrong. `%noclobber on` watches all cells."
+)
+_OF_THE_LINE = _options(
     "%noclobber",
-    description="Watch cells for in-place writes that make a gradient wrong. "
-    "`%%%%noclobber [options]` at the top of a cell watches this cell.",
-    add_help=False,
+    "Watch cells for in-place writes that make a gradient wrong. "
+    "`%%noclobber [options]` at the top of a cell watches this cell.",
 )
-_OPTIONS.add_argument(
+_OF_THE_LINE.add_argument(
     "what",
-    choices=("on", "off", "report", "cell"),
+    nargs="?",
+    metavar="on|off|report",
     help="on: watch the cells that follow; off: no more, and show all that was found; report: show it now",
-)
-_OPTIONS.add_argument(
-    "--no-contents", dest="contents", action="store_false", help="compare only versions, not saved bytes: cheaper"
-)
-_OPTIONS.add_argument("--ledger", action="store_true", help="also say which lines keep bytes for backward")
-_OPTIONS.add_argument("--hints", action="store_true", help="also say where an in-place write would save memory")
-_OPTIONS.add_argument(
-    "--raise",
-    dest="on_write",
-    action="store_const",
-    const="raise",
-    default="record",
-    help="stop at the first write that breaks a gradient, before it happens",
 )
 
 
@@ -59,56 +70,130 @@ class Cells:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._session: Session | None = None
-        self._is_of_one_cell = False
+        self._all: Session | None = None
+        """Watches from `%noclobber on` to `%noclobber off`."""
+        self._one: Session | None = None
+        """Watches one cell."""
+        self._asked: argparse.Namespace | None = None
+        """The options of the cell that is about to run, if that cell is to be watched."""
+        self._depth = self._depth_of_one = 0
+        """How many cells run at the moment, one within the other, and how many do so in the cell that is watched."""
+        self._text = ""
+        """The text of the cell that runs, without those within it."""
         self._told: set[tuple[object, ...]] = set()
         """The identities of what has been shown."""
         self._handler = shell.custom_exceptions, shell.CustomTB
 
-    def start(self, session: Session, *, one_cell: bool) -> None:
-        """Watch from here on. Raises UsageError where noclobber cannot."""
+    def turn_on(self, options: argparse.Namespace) -> None:
+        """Watch the cells from here on. Raises UsageError where noclobber cannot, or does already."""
+        if self._all is not None:
+            raise UsageError("noclobber is on already; `%noclobber off` ends it")
+        self._told.clear()
+        self._all = self._started(options)
+
+    def report(self) -> Report:
+        """Return what was found since `%noclobber on`. Raises UsageError where noclobber is off."""
+        if self._all is None:
+            raise UsageError("noclobber is off; `%noclobber on` watches the cells that follow")
+        return replace(selected(self._all.report(), Selection()), ledger=self._all.ledger())
+
+    def turn_off(self) -> None:
+        """Watch no more cells."""
+        self._end(self._all)
+        self._all = None
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._end(self._one)
+        self._one = None
+        self.turn_off()
+
+    def transform(self, lines: list[str]) -> list[str]:
+        """Take `%%noclobber` from the top of a cell, which keeps its lines, its value and its `await`.
+
+        Within another cell magic it stays: there `within` runs the cell.
+        """
+        if self._depth:
+            return lines
+        self._asked = None
+        if not lines or not lines[0].startswith(CELL_MAGIC) or lines[0][len(CELL_MAGIC) :][:1].strip():
+            return lines
+        self._asked = _OF_A_CELL.parse_args(shlex.split(lines[0][len(CELL_MAGIC) :], comments=True))
+        first, rest = f"# {lines[0].rstrip()}\n", lines[1:]
+        while rest and not rest[0].strip():
+            first, rest = first + rest[0], rest[1:]
+        return [*first.splitlines(keepends=True), *cell_magic(rest)]  # type: ignore[no-untyped-call]
+
+    transform.has_side_effects = True  # type: ignore[attr-defined]  # so IPython does not ask it whether a cell is whole
+
+    def within(self, line: str, cell: str) -> None:
+        """Run and watch what another cell magic got below `%%noclobber`, with the lines that the whole cell has."""
+        options = _OF_A_CELL.parse_args(shlex.split(line, comments=True))
+        whole, own = self._text.rstrip(), cell.rstrip()
+        above = whole[: -len(own)].count("\n") if own and whole.endswith(own) else 0
+        shell, self._asked = self._shell, options
+        after = shell.execution_count  # since IPython 9 the number of the next cell while a cell runs
+        assert shell.history_manager is not None
+        shell.execution_count = len(shell.history_manager.input_hist_raw) - 1
+        try:
+            shell.run_cell("#\n" * above + cell, store_history=False)  # type: ignore[no-untyped-call]
+        finally:
+            shell.execution_count = after
+
+    def begins(self, info: ExecutionInfo) -> None:
+        """Watch the cell that is about to run, if it is asked for."""
+        self._depth += 1
+        if self._depth == 1:
+            self._text = str(info.raw_cell)
+        options, self._asked = self._asked, None
+        if options is None or self._one is not None:
+            return
+        try:
+            self._one, self._depth_of_one = self._started(options), self._depth
+        except UsageError as reason:
+            self._shell.show_usage_error(reason)  # type: ignore[no-untyped-call]
+
+    def ended(self, result: ExecutionResult) -> None:
+        """Show what a cell has found, and stop if only this cell is watched."""
+        depth, self._depth = self._depth, max(0, self._depth - 1)  # the cell that loads noclobber did not begin here
+        one = self._one if depth == self._depth_of_one else None
+        session = one or (self._all if depth <= 1 else None)
+        if session is None:
+            return
+        report = replace(selected(session.report(), Selection()), ledger=session.ledger() if one else None)
+        if one is not None:
+            self._end(one)
+            self._one = None
+        noted = "\n".join(getattr(result.error_in_exec, "__notes__", ()))
+        in_error = {one.identity() for one in report.findings if f"[{one.code}]: {one.message}" in noted}
+        told = self._told | in_error if one is None or self._all is not None else in_error
+        news = tuple(one for one in report.findings if one.identity() not in told)
+        self._told = told | {one.identity() for one in news}
+        if news or (one is not None and result.success):
+            show(replace(report, findings=news))
+
+    def _started(self, options: argparse.Namespace) -> Session:
+        session = Session(
+            on_write=options.on_write,
+            contents=options.contents,
+            notes=True,
+            counting=options.ledger,
+            hints=options.hints,
+        )
         try:
             session.start()
         except UnsupportedTorch as reason:
             raise UsageError(str(reason)) from None
-        self._session, self._is_of_one_cell = session, one_cell
-        self._told.clear()
-        self._handler = self._shell.custom_exceptions, self._shell.CustomTB
-        self._shell.set_custom_exc((Exception,), self._explain)  # type: ignore[no-untyped-call]
+        if self._all is None and self._one is None:
+            self._handler = self._shell.custom_exceptions, self._shell.CustomTB
+            self._shell.set_custom_exc((Exception,), self._explain)  # type: ignore[no-untyped-call]
+        return session
 
-    @property
-    def on(self) -> bool:
-        """Return True while cells are watched."""
-        return self._session is not None
-
-    def stop(self) -> None:
-        """Watch no more."""
-        if self._session is not None:
-            self._session.stop()
-            self._session = None
-            self._shell.custom_exceptions, self._shell.CustomTB = self._handler
-
-    def report(self) -> Report:
-        """Return what was found since watching began."""
-        assert self._session is not None
-        return replace(selected(self._session.report(), Selection()), ledger=self._session.ledger())
-
-    def ended(self, result: ExecutionResult) -> None:
-        """Show what a cell has found, and stop if only this cell is watched."""
-        session = self._session
-        if session is None:
-            return
-        one_cell = self._is_of_one_cell
-        report = replace(selected(session.report(), Selection()), ledger=session.ledger() if one_cell else None)
-        if one_cell:
-            self.stop()
-        noted = "\n".join(getattr(result.error_in_exec, "__notes__", ()))
-        in_error = {one.identity() for one in report.findings if f"[{one.code}]: {one.message}" in noted}
-        self._told |= in_error
-        news = tuple(one for one in report.findings if one.identity() not in self._told)
-        self._told.update(one.identity() for one in news)
-        if news or (one_cell and not in_error):
-            show(replace(report, findings=news))
+    def _end(self, session: Session | None) -> None:
+        if session is not None:
+            session.stop()
+            if self._all is None or self._one is None:  # the last of them
+                self._shell.custom_exceptions, self._shell.CustomTB = self._handler
 
     def _explain(
         self,
@@ -119,8 +204,9 @@ class Cells:
         tb_offset: int | None = None,
     ) -> Any:
         """Show an error as IPython does, explained if it is about writing in place, and without noclobber's frames."""
-        if self._session is not None:
-            self._session.escaped(error)
+        for session in (self._one, self._all):
+            if session is not None:
+                session.escaped(error)
         kinds, handler = self._handler
         if isinstance(error, kinds):
             return handler(kind, error, error.__traceback__, tb_offset)
@@ -129,15 +215,21 @@ class Cells:
 
 
 def show(report: Report) -> None:
-    """Show a report below the cell: as HTML where there is HTML, else as text."""
-    display({"text/plain": render.render(report, "full").rstrip(), "text/html": render.part(report)}, raw=True)  # type: ignore[no-untyped-call]
+    """Show a report below the cell: as HTML where there is HTML, else as text.
 
-
-def _as_line_magic(lines: list[str]) -> list[str]:
-    """`%%noclobber --ledger` begins the cell that it stands in, which keeps its lines, its value and its `await`."""
-    if not lines or not lines[0].startswith(CELL_MAGIC) or lines[0][len(CELL_MAGIC) :][:1].strip():
-        return lines
-    return [f"%noclobber cell {lines[0][len(CELL_MAGIC) :].strip()}\n", *lines[1:]]
+    Where nothing was found, that is said in words for a reader who does not know how noclobber watches.
+    """
+    if report.findings:
+        text, page = render.render(report, "full"), render.part(report)
+    else:
+        coverage = report.coverage
+        lines = ["noclobber: nothing found: no in-place write made a gradient wrong"]
+        lines += [f"not watched: {one}" for one in coverage.unseen]
+        lines += [f"not watched: {one.way}: {one.why}" for one in coverage.lost]
+        lines += ["", table(report.ledger)] if report.ledger is not None else []
+        text = "\n".join(lines)
+        page = f"<pre>{escape(text)}</pre>"
+    display({"text/plain": text.rstrip(), "text/html": page}, raw=True)  # type: ignore[no-untyped-call]
 
 
 _loaded: dict[InteractiveShell, Cells] = {}
@@ -149,28 +241,25 @@ def load(shell: InteractiveShell) -> None:
     _loaded[shell] = cells
 
     def noclobber(line: str) -> None:
-        options = _OPTIONS.parse_args(shlex.split(line))
-        if options.what in ("on", "cell"):
-            if cells.on:
-                raise UsageError("noclobber is on already; `%noclobber off` ends it")
-            session = Session(
-                on_write=options.on_write,
-                contents=options.contents,
-                notes=True,
-                counting=options.ledger,
-                hints=options.hints,
-            )
-            cells.start(session, one_cell=options.what == "cell")
-        elif not cells.on:
-            raise UsageError("noclobber is off; `%noclobber on` watches the cells that follow")
-        else:
+        options = _OF_THE_LINE.parse_args(shlex.split(line, comments=True))
+        if options.what == "on":
+            cells.turn_on(options)
+        elif options.what in ("off", "report"):
             show(cells.report())
             if options.what == "off":
-                cells.stop()
+                cells.turn_off()
+        else:
+            instead = f", not {options.what!r}" if options.what else ""
+            raise UsageError(f"`%noclobber` takes on, off or report{instead}; `%%noclobber` watches one cell")
 
-    noclobber.__doc__ = _OPTIONS.format_help()  # what `%noclobber?` shows
+    def noclobber_cell(line: str, cell: str) -> None:
+        cells.within(line, cell)
+
+    noclobber.__doc__, noclobber_cell.__doc__ = _OF_THE_LINE.format_help(), _OF_A_CELL.format_help()
     shell.magics_manager.register_function(noclobber, "line", "noclobber")
-    shell.input_transformers_cleanup.append(_as_line_magic)
+    shell.magics_manager.register_function(noclobber_cell, "cell", "noclobber")
+    shell.input_transformers_cleanup.append(cells.transform)
+    shell.events.register("pre_run_cell", cells.begins)
     shell.events.register("post_run_cell", cells.ended)
 
 
@@ -178,6 +267,8 @@ def unload(shell: InteractiveShell) -> None:
     """Leave a shell as it was before `load`."""
     cells = _loaded.pop(shell)
     cells.stop()
+    shell.events.unregister("pre_run_cell", cells.begins)
     shell.events.unregister("post_run_cell", cells.ended)
-    shell.input_transformers_cleanup.remove(_as_line_magic)
-    del shell.magics_manager.magics["line"]["noclobber"]
+    shell.input_transformers_cleanup.remove(cells.transform)
+    for kind in ("line", "cell"):
+        del shell.magics_manager.magics[kind]["noclobber"]

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Report
+from noclobber.model.source import cell_of
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
 from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
@@ -110,9 +111,10 @@ def _counts(report: Report) -> str:
     *others, last = [_many(found[severity], visible(severity)) for severity in sorted(found, key=_rank)]
     what = f"{', '.join(others)} and {last}" if others else last
     lines = {(label.span.path, label.span.line) for finding in report.findings if (label := finding.primary)}
-    files = len({path for path, _ in lines})
+    paths = {path for path, _ in lines}
+    kind = "cell" if all(map(cell_of, paths)) else "file"
     where = f", at {_many(len(lines), 'line')}" if lines else ""
-    return what + where + (f" of {files} files" if files > 1 else "")
+    return what + where + (f" of {len(paths)} {kind}s" if len(paths) > 1 else "")
 
 
 def _rank(severity: str) -> int:
@@ -128,7 +130,7 @@ def _watched(report: Report) -> str:
     coverage, counted = report.coverage, [one for one in report.processes if one.counts]
     watched = sum(one.watched for one in counted)
     parts: list[str] = []
-    if coverage.writes:
+    if coverage.writes not in ("", "nothing"):
         parts.append(f"in-place writes (by {one_line(coverage.writes)})")
     if coverage.saves:
         parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
