@@ -112,3 +112,15 @@ def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
     findings = Program(tmp_path, first + last + both).findings()
     assert len(findings) == 2
     assert not any(help.edits for one in findings for help in one.suggestions)
+
+
+def test_each_finding_shows_its_own_change(tmp_path):
+    first = SOUND["added onto"].replace("def run", "def first")
+    last = SOUND["added onto"].replace("def run", "def last")
+    both = "\ndef run():\n    try:\n        first()\n    except RuntimeError:\n        last()\n"
+    program = Program(tmp_path, first + last + both)
+    findings = program.findings()
+    assert len(findings) == 2
+    lines = [{edit.span.line for edit in one.suggestions[0].edits} for one in findings]
+    assert all(lines)
+    assert lines[0].isdisjoint(lines[1])

@@ -2,8 +2,9 @@
 
 A report shows a change only if one of these rewrites fits; the change can then be applied as it stands. The conditions
 are decided from the source and from what was observed. In all other cases a report has only words, and `noclobber fix`
-runs what it proposes. The changes of a report belong together: if one finding has no change, the report shows none for
-the others either, because the program would still be wrong with them.
+runs what it proposes. Each finding shows its own change, and with it those of findings of the same write, or whose
+changes touch the same place. If one finding has no change, the report shows none for the others either, because the
+program would still be wrong with them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from noclobber.model.finding import Edit, Finding, Suggestion
+from noclobber.model.source import Span
 from noclobber.rewrites.copying import copied
 from noclobber.rewrites.flags import without_flag
 from noclobber.rewrites.guarding import guarded
@@ -41,9 +43,40 @@ REWRITES: tuple[Callable[[Finding], Sound | None], ...] = (
 
 def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with changes that are sound, or with words alone."""
-    found = [sound(one) for one in findings]
-    together = _together([one for one, finding in zip(found, findings, strict=True) if finding.severity == "error"])
-    return tuple(_with(finding, one, together) for finding, one in zip(findings, found, strict=True))
+    found = [(finding, sound(finding)) for finding in findings]
+    errors = [(finding, one) for finding, one in found if finding.severity == "error"]
+    groups = _groups(errors) if _together([one for _, one in errors]) is not None else []
+    together = {id(finding): _together([one for _, one in group]) for group in groups for finding, _ in group}
+    return tuple(_with(finding, one, together.get(id(finding))) for finding, one in found)
+
+
+_Found = tuple[Finding, Sound | None]
+
+
+def _groups(found: Sequence[_Found]) -> list[list[_Found]]:
+    """Return the findings in groups of those that belong together."""
+    groups: list[list[_Found]] = []
+    for one in found:
+        near = [group for group in groups if any(_belong_together(one, other) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), one])
+    return groups
+
+
+def _belong_together(one: _Found, other: _Found) -> bool:
+    """Return True for two findings of one write, and for two whose changes touch the same place."""
+    if not _writes(one[0]).isdisjoint(_writes(other[0])):
+        return True
+    edits, others = ((sound.edits if sound is not None else ()) for _, sound in (one, other))
+    return any(
+        edit.span.path == near.span.path and _ends(edit)[0] <= _ends(near)[1] and _ends(near)[0] <= _ends(edit)[1]
+        for edit in edits
+        for near in others
+    )
+
+
+def _writes(finding: Finding) -> set[Span]:
+    return {label.span for label in finding.labels if label.role == "write"}
 
 
 def sound(finding: Finding) -> Sound | None:
@@ -71,7 +104,6 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
-    if one is None or together is None:
+    if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
         return finding
-    edits = together if finding.severity == "error" else one.edits
     return replace(finding, suggestions=joined(Suggestion(one.title, edits), finding.suggestions))
