@@ -13,7 +13,7 @@ class Clobber:
 
     `current` is the version at read; equal to `save.version` where nothing counted the write (PyTorch stays silent).
     `message` is the error that PyTorch raises, None where it stays silent. `restored`: something has put the bytes back
-    that were saved, as fingerprints show.
+    that were saved, as fingerprints show. `stopped`: noclobber has stopped the write before it happened.
     """
 
     save: Save
@@ -22,6 +22,7 @@ class Clobber:
     current: int
     message: str | None = None
     restored: bool = False
+    stopped: bool = False
 
     @property
     def raised(self) -> bool:

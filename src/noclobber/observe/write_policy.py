@@ -55,7 +55,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     if context.keeping:
         copy_before_write.keep(context, handles, noted)
     elif context.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
-        _stop(context, handles, noted)
+        _stop(context, handles, tensor, noted)
     if tensor.requires_grad or not torch.is_grad_enabled():
         return None
     return context.core.entry(_entering(handles, tensor))
@@ -117,9 +117,10 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
     return written
 
 
-def _stop(context: Context, handles: list[Handle], noted: Record) -> None:
+def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
     """Raise ClobberError if a write is about to change bytes of these saves."""
-    found = [clobber for handle in handles if (clobber := clobbers.clobber_to_come(handle, noted)).writes[0].overlaps]
+    coming = [clobbers.clobber_to_come(handle, tensor, noted) for handle in handles]
+    found = [clobber for clobber in coming if clobber.writes[0].overlaps]
     if found:
         error = ClobberError(clobbers.STOPPED)
         refusals.remember(error, found[0])

@@ -1,5 +1,6 @@
 """What is seen of writes and saves, by which line: each program marks its own lines with `# saved` and `# written`."""
 
+import contextlib
 import inspect
 import threading
 import warnings
@@ -303,3 +304,27 @@ def test_a_stopped_write_is_stopped_at_its_line_and_changes_nothing(program):
         at.add(traceback.tb_lineno)
         traceback = traceback.tb_next
     assert at & marked(program, "written")
+
+
+def written_through(target):
+    y = torch.ones(3, requires_grad=True).exp()
+    target(y).mul_(2)
+    y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [(lambda y: y, "NC101"), (lambda y: y[:2], "NC101"), (lambda y: y.data, "NC201"), (lambda y: y.detach(), "NC101")],
+    ids=["itself", "a view", "data", "detached"],
+)
+def test_a_stopped_write_has_the_code_that_it_has_otherwise(target, code):
+    versions = []
+    for on_write in ("record", "raise"):
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with noclobber.watch(on_write=on_write) as seen:
+                written_through(lambda y: versions.append(y) or target(y))
+        assert [one.code for one in seen.findings] == [code]
+        was_stopped = "noclobber stopped this write before it happened" in seen.findings[0].notes
+        assert was_stopped is (on_write == "raise")
+    assert versions[1]._version == 0

@@ -176,17 +176,20 @@ def _window(saved: Place | None, tensor: Tensor, backward: Backward) -> Write:
     return Write("", site_of(backward.place), via="foreign", tensor=tensor, since=site_of(saved))
 
 
-def clobber_to_come(handle: Handle, record: Record) -> Clobber:
-    """Return the clobber that a write is about to make. Its node is known only if the save is an output still alive."""
+def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clobber:
+    """Return the clobber that a write to `target` is about to make, and that is stopped.
+
+    Its node is known only if the save is an output still alive.
+    """
     tensor = handle.tensor()
     producer = tensor.grad_fn if tensor is not None and not tensor._is_view() else None
     node = producer if producer is not None and field_of(handle, producer) else None
     version = int(handle.alias._version)
-    counted = not record.written.uncounted and record.version == version
+    counted = not record.written.uncounted and private.share_version(target, handle.alias)
     known = tensor_of(handle.alias, private.storage_key(handle.alias))
     save = _save(handle, node, save_hooks.version_at_save(handle), known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
-    return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None)
+    return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
 
 
 class Later(NamedTuple):

@@ -322,6 +322,19 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors have the same version counter, which moves for a moment and is put back."""
+    before, of_other = version_of(one), version_of(other)
+    if before is None or before != of_other:
+        return False
+    set_versions = lookup("_C._autograd._unsafe_set_version_counter")
+    set_versions([one], [before + 1])
+    try:
+        return version_of(other) != of_other
+    finally:
+        set_versions([one], [before])
+
+
 def replace_hooks(these: Callable[[Pair], bool], by: Pair | None = None) -> None:
     """Remove the uppermost pair for which `these` returns True from this thread's stack of hooks; put `by` in its
     place. The pair may lie below others, which stay."""

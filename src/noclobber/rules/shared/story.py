@@ -43,6 +43,8 @@ def story(
     `saved` replaces the label of the save. `created` is one more label; if there are then too many, the label of the
     read becomes a note. `beside` is a second line of the same event, in another function, and replaces no label.
     """
+    if clobber.stopped:
+        notes = ("noclobber stopped this write before it happened", *notes)
     blamed = writes[0] if writes else None
     written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
     saved = saved or save_label(clobber.save)
