@@ -19,7 +19,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
-from noclobber.model.source import PASSED_OVER, Owner, owner_of
+from noclobber.model.source import PASSED_OVER, Owner, cell_of, owner_of
 from noclobber.processes.block import Block
 from noclobber.selection import Selection, is_commented, selected
 from noclobber.session import OnWrite, Session
@@ -304,15 +304,29 @@ def _warn_about(block: Block, function: object = None) -> None:
     text = render.render(report, "full")
     if isinstance(function, FunctionType):
         code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(text, ClobberWarning, code.co_filename, code.co_firstlineno, registry=known)
+        path = cell_of(code.co_filename) or code.co_filename
+        warnings.warn_explicit(text, ClobberWarning, path, code.co_firstlineno, registry=known)
     else:
-        warnings.warn(text, ClobberWarning, stacklevel=_level_of_program())
+        _warn(text)
 
 
 def _warn_of_failures(session: Session) -> None:
     for lost in session.failures:
         what = f"noclobber: internal error: {lost.way}: {lost.why}"
-        warnings.warn(f"{what}\n{lost.trace}" if lost.trace else what, ClobberWarning, stacklevel=_level_of_program())
+        _warn(f"{what}\n{lost.trace}" if lost.trace else what)
+
+
+def _warn(text: str) -> None:
+    """Warn at the program's innermost line; in a notebook, by the name of the cell and not of the file behind it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
+        frame = frame.f_back
+    if frame is None or not (cell := cell_of(frame.f_code.co_filename)):
+        warnings.warn(text, ClobberWarning, stacklevel=_level_of_program())
+        return
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, ClobberWarning, cell, frame.f_lineno, names.get("__name__"), registry)
 
 
 def _level_of_program() -> int:

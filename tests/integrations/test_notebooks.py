@@ -54,6 +54,13 @@ CELLS = {
     ),
     "findings": "seen.findings",
     "unused": "noclobber.watch()",
+    "warned": (
+        "warnings.simplefilter('default')\nwith noclobber.watch():\n"
+        "    x, y = kept()\n    y.data.mul_(2)\n    y.sum().backward()"
+    ),
+    "warned of a function": (
+        "@noclobber.watch()\ndef f():\n    x, y = kept()\n    y.data.mul_(2)\n    y.sum().backward()\nf()"
+    ),
     "installed": "handle = noclobber.install()",
     "raised when installed": "x, y = kept()\ny.mul_(2)\ny.sum().backward()",
     "uninstalled": "handle.uninstall()",
@@ -240,3 +247,11 @@ def test_the_cell_magic_is_whole_after_an_empty_line_and_has_help():
             assert "--ledger" in words
     finally:
         unload(shell)
+
+
+def test_a_warning_names_the_cell(outputs):
+    for name, line in (("warned", 2), ("warned of a function", 1)):
+        text = streams(outputs[name])
+        assert text.startswith(f"Cell In[{number(name)}]:{line}: ClobberWarning: error[NC201]: silent")
+        assert "/tmp" not in text
+        assert "with noclobber" not in text
