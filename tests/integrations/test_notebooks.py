@@ -34,7 +34,8 @@ CELLS = {
     "wrong word": "%noclobber foo",
     "exits": "%%noclobber\nraise SystemExit(3)",
     "timed": "%%time\n\n%%noclobber\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nx.grad",
-    "times": "%%noclobber\n\n%%time\nx, y = kept()\ny.sum().backward()\nprint('ran')",
+    "times": "%%noclobber\n\n%%time\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nprint('ran')",
+    "captured": "%%noclobber\n%%capture said\nx, y = kept()\ny.data.mul_(2)\ny.sum().backward()\nprint('ran')",
     "help": "%%noclobber?",
     "help of the line": "%noclobber?",
     "first line": "%%noclobber --ledger\nraise ValueError('a')",
@@ -210,8 +211,10 @@ def test_it_stands_below_and_above_other_magics(outputs):
     assert f"--> Cell In[{number('timed')}], line 5\n" in text
     assert values(outputs["timed"]) == ["tensor([5.4366, 5.4366, 5.4366])"]
     assert "Wall time" in streams(outputs["timed"])
+    assert f"--> Cell In[{number('times')}], line 5\n" in shown(outputs["times"])
     assert streams(outputs["times"]).startswith("ran\n")
     assert "Wall time" in streams(outputs["times"])
+    assert shown(outputs["captured"]).count("error[NC201]") == 1
 
 
 def test_the_line_of_the_magic_is_shown_as_it_is(outputs):

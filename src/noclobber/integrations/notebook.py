@@ -122,6 +122,9 @@ class Cells:
         first, rest = f"# {lines[0].rstrip()}\n", lines[1:]
         while rest and not rest[0].strip():
             first, rest = first + rest[0], rest[1:]
+        if rest and rest[0].split() == ["%%time"]:
+            # The code that `%%time` compiles has no name that leads to its lines. The code that `within` runs has one.
+            self._asked, rest = None, [rest[0], lines[0], *rest[1:]]
         return [*first.splitlines(keepends=True), *cell_magic(rest)]  # type: ignore[no-untyped-call]
 
     transform.has_side_effects = True  # type: ignore[attr-defined]  # so IPython does not ask it whether a cell is whole
