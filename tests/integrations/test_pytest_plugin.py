@@ -556,3 +556,23 @@ def test_a_baseline_that_is_missing_names_the_command(pytester: pytest.Pytester)
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nbaseline = "known.json"\n')
     done = suite(pytester, "", "--noclobber")
     done.stderr.fnmatch_lines(["*`noclobber run --update-baseline` makes it"])
+
+
+def test_an_error_that_ends_a_thread_is_explained(pytester: pytest.Pytester) -> None:
+    tests = """
+    import threading
+
+    def stale():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.mul_(2)
+        y.sum().backward()
+
+    def test_thread():
+        thread = threading.Thread(target=stale)
+        thread.start()
+        thread.join()
+    """
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=2, warnings=1)
+    assert str(done.stdout).count("error[NC101]") == 1
+    done.stdout.no_fnmatch_line("*noclobber/*.py*")

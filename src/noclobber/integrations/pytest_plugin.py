@@ -7,8 +7,10 @@ the fixture `noclobber`.
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -249,11 +251,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if outside is not None:
         outside.stop()
     try:
-        return (yield)
+        with _explaining_threads(watched):
+            return (yield)
     finally:
         if outside is not None:
             outside.start()
         watched.stop()
+
+
+@contextmanager
+def _explaining_threads(watched: Watched) -> Iterator[None]:
+    """Explain the errors that end threads before pytest, or the program, shows them."""
+    native = threading.excepthook
+
+    def excepthook(about: threading.ExceptHookArgs) -> None:
+        if about.exc_value is not None:
+            watched.explain(about.exc_value)
+        native(about)
+
+    threading.excepthook = excepthook
+    try:
+        yield
+    finally:
+        if threading.excepthook is excepthook:
+            threading.excepthook = native
 
 
 def _asked(item: pytest.Item) -> tuple[tuple[str, ...], bool, str]:
