@@ -239,6 +239,36 @@ def test_a_change_of_weights_is_put_off_until_after_the_backward() -> None:
     assert "    loss = critic(x)\n    loss.backward()\n    clip(critic)\n" in found[0]
 
 
+@pytest.mark.parametrize(("between", "moves"), [("loss = h.log().mean()", False), ("loss = y.mean()", True)])
+def test_a_write_is_put_off_only_if_nothing_in_between_reads_it(between: str, moves: bool) -> None:
+    """The write may change no byte in the runs that are compared, and some in a later one."""
+    source = f"""
+        def train(x):
+            h = softmax(x)
+            y = h * 2
+            h[h < 0.1] = 0.1
+            {between}
+            loss.backward()
+    """
+    write, read, op = "h[h < 0.1] = 0.1", "loss.backward()", "aten::index_put_"
+    found = mended("NC101", source, write=write, save="softmax(x)", read=read, op=op)
+    assert any("    loss.backward()\n    h[h < 0.1] = 0.1\n" in one for one in found) == moves
+
+
+def test_a_decorator_is_no_place_of_a_change() -> None:
+    source = """
+        @torch.compile
+        def f(x):
+            return torch.sigmoid(x)
+
+        h = f(x)
+        h += 1
+        h.sum().backward()
+    """
+    found = mended("NC101", source, write="h += 1", save="@torch.compile", read="h.sum().backward()", op="aten::add_")
+    assert any("h = h + 1\n" in one for one in found)
+
+
 def test_what_a_later_loss_takes_from_an_earlier_one_is_detached() -> None:
     source = """
         def update(self, s, r):

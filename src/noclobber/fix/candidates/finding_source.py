@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from noclobber.model.finding import Finding, Role
 from noclobber.syntax.names import dotted
-from noclobber.syntax.tree import File, Place, last_line, parse, walk
+from noclobber.syntax.tree import File, Place, Placed, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
 Read = Callable[[str], str]
@@ -30,12 +30,13 @@ class Scene:
             return None
 
     def places(self, *roles: Role) -> list[Place]:
-        """The places of the labels of some roles, in the order of the labels."""
+        """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place."""
         found = []
         for one in self.finding.labels:
             file = self.file(one.span.path) if one.role in roles else None
-            if file is not None:
-                found.append(Place(file, file.at(one.span)))
+            node = file.at(one.span) if file is not None else None
+            if file is not None and isinstance(node, Placed):
+                found.append(Place(file, node))
         return found
 
     def place(self, role: Role) -> Place | None:

@@ -46,7 +46,11 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
 
 
 def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
-    """The statement that writes, or that calls the function which does, moved below the backward."""
+    """The statement that writes, or that calls the function which does, moved below the backward.
+
+    Not where a statement in between reads what is written: a write that changes no byte in the runs that are compared
+    may change some in a later one.
+    """
     read = scene.place("read")
     if read is None:
         return
@@ -56,11 +60,16 @@ def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candida
         target = [one for one in walk(scope, ast.Call) if called(one) == writer.name]
     for one in target:
         rows, first, second = together(file, one, read.row)
-        if not rows or first >= second:
+        if not rows or first >= second or _reads(rows[first + 1 : second + 1], write.name):
             continue
         lines = lines_of(file, rows[first])
         put = insert(file, *file.end_of_line(last_line(rows[second])), "\n" + text_of_lines(file, *lines))
         yield Candidate("make this change after the backward", (whole_lines(file, *lines), put), cost)
+
+
+def _reads(rows: list[ast.stmt], name: str) -> bool:
+    """Return True if a name or attribute, such as "self.state", stands in some statements."""
+    return any(dotted(one) == name for row in rows for one in (*walk(row, ast.Name), *walk(row, ast.Attribute)))
 
 
 def optimizer(statement: ast.stmt) -> str:
