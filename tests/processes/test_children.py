@@ -33,6 +33,14 @@ def test_a_command_that_does_not(command: list[str]) -> None:
     assert not starts_python(command)
 
 
+def test_a_compiler_that_is_given_folders_of_python_starts_none(tmp_path: Path) -> None:
+    headers = tmp_path / "python3.11"
+    headers.mkdir()
+    compiler = ["cc", "x.cpp", f"-I{headers}", "-I", str(headers)]
+    assert not starts_python(compiler)
+    assert not starts_python(["sh", "-c", " ".join(compiler)])
+
+
 def test_a_script_says_by_its_first_line_that_it_is_python(tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text("#!/opt/venv/bin/python3\n")

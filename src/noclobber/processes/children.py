@@ -96,7 +96,9 @@ def lead_children(order: Callable[[], str], started: Started, patches: Patches) 
 
 def starts_python(command: Sequence[str]) -> bool:
     """Return True if a command line shows that Python is started, directly, by a shell, or by its `#!` line."""
-    if any(_PYTHON.search(word) for word in command):
+    words = [word for argument in command for word in argument.split()]
+    # Options and folders name Python too: a compiler gets `-I/usr/include/python3.11`.
+    if any(_PYTHON.search(word) and not word.startswith("-") and not os.path.isdir(word) for word in words):
         return True
     from shutil import which
 
