@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 
-from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
 
 _ABSENT = object()
 
 
 class Patches:
-    """Replaced attributes, put back in reverse order. An attribute that somebody else replaced meanwhile stays."""
+    """Replaced attributes, put back in reverse order. An attribute that somebody else replaced meanwhile stays.
 
-    def __init__(self) -> None:
+    `replacing` is called with each function that takes the place of another.
+    """
+
+    def __init__(self, replacing: Callable[[FunctionType], object] = lambda function: None) -> None:
+        self._replacing = replacing
         self._made: list[tuple[type | ModuleType, str, object, object]] = []
 
     def put(self, owner: type | ModuleType, name: str, value: object) -> None:
         """Set `owner.name`, and remember what the owner itself held: nothing where it only inherits the name."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
-        if isinstance(value, FunctionType):  # by its file's name torch.compile cannot know it any more (skip_ours)
-            private.never_compile(value, nor_its_calls=False)
+        if isinstance(value, FunctionType):
+            self._replacing(value)
         setattr(owner, name, value)
 
     def undo(self) -> None:
