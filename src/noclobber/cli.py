@@ -349,19 +349,17 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
     from noclobber.render import render
     from noclobber.render.color import wanted, width_of
 
-    if output is not None and os.path.isdir(output):
-        summary = nothing or _counts(report)
-        _tell(run, f"noclobber: {summary}; each process wrote to {options.output} (noclobber report {options.output})")
-        return
     if output is not None:
-        try:
-            _write(output, render(report, options.format))
-        except OSError as error:
-            _tell(run, f"noclobber: cannot write `{options.output}`: {error.strerror}; the report follows")
+        where = f"the report is in {options.output}"
+        if os.path.isdir(output):
+            where, why = f"each process wrote to {options.output} (noclobber report {options.output})", run.unwritten
         else:
-            _tell(run, f"noclobber: {nothing or _counts(report)}; the report is in {options.output}")
+            why = _unwritten(output, render(report, options.format))
+        if not why:
+            _tell(run, f"noclobber: {nothing or _counts(report)}; {where}")
             _tell_notes(run, report)
             return
+        _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
     _tell(run, render(report, options.format, color=color, width=width), end="")
     if options.format == "concise":
@@ -420,6 +418,15 @@ def _unusable(folder: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
+
+
+def _unwritten(path: str, text: str) -> str:
+    """Write a file whole or not at all; return why it could not be written, empty if it could."""
+    try:
+        _write(path, text)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _write(path: str, text: str) -> None:

@@ -139,6 +139,11 @@ class Run:
                 paths.append(path)
         return paths
 
+    @property
+    def unwritten(self) -> str:
+        """Return why this process could not write all that it found into the folder; empty if it could."""
+        return self._member.journal.failed if self._member is not None else ""
+
     def close(self) -> None:
         """Remove the files of the processes, if nobody asked for them."""
         if self._kept is None and self._member is not None:
@@ -147,6 +152,8 @@ class Run:
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
         unsupported = self._member.unsupported if self._member is not None else ""
+        if self._member is not None and self._member.watched:
+            return ""
         if any(one.watched for one in report.processes) or sum(one.counts for one in report.processes) > 1:
             return ""
         if unsupported:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from noclobber.model.finding import Finding
@@ -25,20 +24,25 @@ class Journal:
     """
 
     def __init__(self, folder: str, name: str) -> None:
+        self.failed = ""
+        """Why a line could not be written; empty if all were."""
         self._path = os.path.join(folder, name + SUFFIX)
         self._known: set[str] = set()
         self._counts: dict[str, list[int]] = {}
         """How often each finding was seen, and the last such number that was written."""
 
     def write(self, **line: Any) -> None:
-        """Append a line. A folder that is gone or full loses it: the program must not notice."""
+        """Append a line. A folder that is gone or full loses it, which `failed` says: the program must not notice."""
         data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
-        with suppress(OSError):
+        try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                os.write(file, data)
+                while data:
+                    data = data[os.write(file, data) :]
             finally:
                 os.close(file)
+        except OSError as error:
+            self.failed = error.strerror or str(error)
 
     def found(self, finding: Finding, count: int) -> None:
         """Write a finding the first time, and how often it was seen at 2, 4, 8 ... times."""
