@@ -16,9 +16,12 @@ from typing import Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report, Suppressed
+from noclobber.reading import Unreadable, text_of
 from noclobber.render.text import shown_path
 
 FORMAT = "noclobber-baseline/1"
+MOST_TIMES = 10**9
+"""How often one finding may stand in a baseline."""
 _COMMENT = re.compile(r"#\s*noclobber:\s*ignore\[([^\]]*)\][ \t]*(.*)")
 _MEANT = re.compile(r"#\s*noclobber:.*")
 _FORM = "`# noclobber: ignore[NC208] reason`"
@@ -52,12 +55,14 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
 
     Names of rules ("untracked-write") stand for their codes; small letters do too.
     """
-    parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else list(text)
+    parts = (
+        [part.strip() for part in text.strip().removesuffix(",").split(",")] if isinstance(text, str) else list(text)
+    )
     found = []
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
-            raise SelectionError(f"{where}: {part!r} is no code such as NC208, and no beginning of one such as NC2")
+            raise SelectionError(f"{where}: '{part}' is no code such as NC208, and no beginning of one such as NC2")
         found.append(code)
     return tuple(found)
 
@@ -77,9 +82,9 @@ def from_project(folder: str) -> Selection:
     if path is None:
         return Selection()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("noclobber", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
-        raise SelectionError(f"cannot read `{shown_path(str(path))}`: {error}") from None
+        table = _table(path)
+    except Unreadable as reason:
+        raise SelectionError(f"cannot read `{shown_path(str(path))}`: {reason}") from None
     where = f"[tool.noclobber] of {shown_path(str(path))}"
     if not isinstance(table, dict) or (unknown := [key for key in table if key not in _KEYS]):
         what = f"`{unknown[0]}` is unknown" if isinstance(table, dict) else "it is no table"
@@ -89,6 +94,23 @@ def from_project(folder: str) -> Selection:
             raise SelectionError(f"{where}: `{key}` is no {'list' if kind is list else 'text'}")
     baseline = str(path.parent / table["baseline"]) if table.get("baseline") else ""
     return Selection(codes(table.get("select", []), where), codes(table.get("ignore", []), where), baseline)
+
+
+def _table(path: Path) -> Any:
+    """Return [tool.noclobber] of a file; empty if it has none. Raises Unreadable."""
+    if not path.stat().st_size:
+        return {}
+    try:
+        tool = tomllib.loads(text_of(str(path), "pyproject.toml")).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
+        raise Unreadable(f"not TOML: {error}") from None
+    except RecursionError:
+        raise Unreadable("lists or tables in it are nested too deeply") from None
+    except ValueError as error:  # Python reads no whole number of more than 4300 digits
+        raise error if isinstance(error, Unreadable) else Unreadable("a number in it is too large") from None
+    if not isinstance(tool, dict):
+        raise Unreadable("`tool` is no table")
+    return tool.get("noclobber", {})
 
 
 def _upwards(folder: str) -> Iterator[Path]:
@@ -109,7 +131,7 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
             out.append(Suppressed(finding, "external", _NOT_SELECTED))
         elif (reason := _commented(finding)) is not None:
             out.append(Suppressed(finding, "inSource", reason))
-        elif known[key := _key(finding, selection.baseline)] > 0:
+        elif selection.baseline and known[key := _key(finding, selection.baseline)] > 0:
             known[key] -= 1
             out.append(Suppressed(finding, "external", _KNOWN))
         else:
@@ -149,10 +171,10 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
             for line in range(primary.span.line, primary.span.end_line + 1):
-                used[os.path.realpath(primary.span.path), line].add(one.finding.code)
+                used[_real(primary.span.path), line].add(one.finding.code)
     found = []
     for path in sorted(set(paths)):
-        at = os.path.realpath(path)
+        at = _real(path)
         for line, comment in _comments(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
@@ -213,30 +235,43 @@ def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
     folder = os.path.dirname(os.path.realpath(baseline))
     path = primary.span.path
     if os.path.isabs(path) or os.path.exists(path):
-        real = os.path.realpath(path)
+        real = _real(path)
         path = os.path.relpath(real, folder) if real.startswith(folder + os.sep) else real
     return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
 
 
-def require(path: str) -> None:
-    """Raise SelectionError where a baseline cannot be read."""
-    _read(path, must_exist=True)
+def _real(path: str) -> str:
+    """Return the real path of a file, or what a report holds instead, if no file can have this name."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return path
+
+
+def require(path: str, *, must_exist: bool) -> None:
+    """Raise SelectionError where a baseline cannot be read; one that is missing may be made later."""
+    _read(path, must_exist=must_exist)
 
 
 def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+    if not os.path.exists(path):
+        if must_exist:
+            raise SelectionError(f"there is no baseline `{shown_path(path)}`; `noclobber run --update-baseline` makes it")
+        return Counter()
     try:
-        with open(path, encoding="utf-8") as file:
-            document: Any = json.load(file)
+        document: Any = json.loads(text_of(path, "baseline"))
         if document["format"] != FORMAT:
             raise ValueError(document["format"])
-        return Counter({(one["code"], one["path"], one["source"]): int(one["count"]) for one in document["findings"]})
-    except FileNotFoundError:
-        if must_exist:
-            raise SelectionError(
-                f"there is no baseline `{shown_path(path)}`; `noclobber run --update-baseline` makes it"
-            ) from None
-        return Counter()
-    except OSError as error:
-        raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {error.strerror}") from None
+        return Counter({_entry(one): one["count"] for one in document["findings"]})
+    except Unreadable as reason:
+        raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {reason}") from None
     except (KeyError, TypeError, ValueError, RecursionError):
         raise SelectionError(f"`{shown_path(path)}` is no baseline that `--update-baseline` has written") from None
+
+
+def _entry(one: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what an entry of a baseline is known by. Raises KeyError, TypeError and ValueError if it is damaged."""
+    key, count = (one["code"], one["path"], one["source"]), one["count"]
+    if not all(isinstance(part, str) for part in key) or type(count) is not int or not 0 < count <= MOST_TIMES:
+        raise ValueError(key)
+    return key

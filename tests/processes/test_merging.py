@@ -17,6 +17,7 @@ from noclobber.model.report import Coverage, Lost, Report, ReportError, coverage
 from noclobber.model.source import Span
 from noclobber.processes.journal import FORMAT, SUFFIX, Journal
 from noclobber.processes.merging import report_of
+from noclobber.render import FORMATS, render
 
 COVERED = coverage_out(Coverage(contents=True, unseen=("the inside of compiled regions (2 times)",)))
 HERE = platform.node()
@@ -241,3 +242,56 @@ def test_where_something_was_seen(processes: list[Process], words: str) -> None:
 )
 def test_ranks_in_words(ranks: set[int], words: str) -> None:
     assert ranks_of(ranks) == words
+
+
+def places(value: object, above: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """The way to each part of a line."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way for key, inner in rows for way in [(*above, key), *places(inner, (*above, key))]]
+
+
+ANYTHING = [None, True, -1, 10**30, "", "x\x1b[31m\ud800", [], {}, [None], {"a": 1}, "1" * 50, 1.5, "DELETE"]
+
+
+def test_whatever_stands_in_a_line_is_shown_or_passed_over(tmp_path: Path) -> None:
+    written = Written(tmp_path, 10, how="first").watched()
+    written.journal.write(who={"rank": 0, "world": 2})
+    written.journal.write(child=20, command=["python", "x.py"], python=True)
+    written.journal.write(lost={"way": "w", "why": "y", "internal": True})
+    for times in range(1, 5):
+        written.journal.found(finding(5, "a"), times)
+        written.journal.found(finding(5, "b"), times)
+    written.ended()
+    path = next(tmp_path.iterdir())
+    whole = path.read_text().splitlines()
+    shown = 0
+    for number, line in enumerate(whole):
+        for way in places(json.loads(line)):
+            for put in ANYTHING:
+                damaged = json.loads(line)
+                holder = damaged
+                for key in way[:-1]:
+                    holder = holder[key]
+                if put == "DELETE":
+                    del holder[way[-1]]
+                else:
+                    holder[way[-1]] = put
+                path.write_text("\n".join([*whole[:number], json.dumps(damaged), *whole[number + 1 :]]) + "\n")
+                try:
+                    report = report_of(str(tmp_path))
+                except ReportError:
+                    continue
+                shown += 1
+                assert Report.from_json(report.to_json()) == report
+                for format in FORMATS:
+                    assert isinstance(render(report, format), str)
+    assert shown > 100
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    Written(tmp_path, 10).watched().ended()
+    (tmp_path / f"b-9{SUFFIX}").mkdir()
+    os.mkfifo(tmp_path / f"c-1{SUFFIX}")
+    with (tmp_path / f"d-2{SUFFIX}").open("wb") as file:
+        file.truncate(5 << 30)
+    assert len(report_of(str(tmp_path)).processes) == 1

@@ -185,7 +185,7 @@ def _selection(config: pytest.Config) -> Selection:
     try:
         selection = from_project(str(config.rootpath))
         if selection.baseline:
-            require(selection.baseline)
+            require(selection.baseline, must_exist=True)
     except SelectionError as reason:
         raise pytest.UsageError(f"noclobber: {reason}") from None
     return selection

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
@@ -14,6 +16,9 @@ from noclobber.model.source import Span
 from noclobber.model.typed import WrongType, require_types
 
 FORMAT = "noclobber-report/1"
+Made = TypeVar("Made")
+MOST_DIGITS = 300
+"""Digits of a number. Python computes with more, but no float holds them, and it prints no more than 4300."""
 MOST_LINES = 100_000
 """Lines that one span may have; a file that says more is damaged."""
 
@@ -100,35 +105,67 @@ class Report:
     @staticmethod
     def from_json(text: str) -> Report:
         """Read a report back. Raises ReportError where the text is not one, or of another version."""
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ReportError(f"not JSON: {error}") from None
-        except RecursionError:
-            raise ReportError("not a report: lists or objects in it are nested too deeply") from None
+        document = json_in(text)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            found = document.get("format") if isinstance(document, dict) else type(document).__name__
-            raise ReportError(f"expected a document of format {FORMAT!r}, got {found!r}")
-        try:
-            report = Report(
-                tuple(finding_in(finding) for finding in document["findings"]),
-                coverage_in(document["coverage"]),
-                document["program"],
-                tuple(_process_in(process) for process in document.get("processes", ())),
-                ledger_in(document["ledger"]) if "ledger" in document else None,
-                tuple(
-                    Suppressed(finding_in(one["finding"]), one["kind"], one["reason"])
-                    for one in document.get("suppressed", ())
-                ),
-            )
-            require_types(report)
-        except KeyError as error:
-            raise ReportError(f"damaged report: `{error.args[0]}` is missing somewhere") from None
-        except (WrongType, WrongSpan) as error:
-            raise ReportError(f"damaged report: {error}") from None
-        except (AttributeError, TypeError, ValueError):
-            raise ReportError("damaged report: a part of it is built otherwise than noclobber builds it") from None
-        return report
+            found = document.get("format") if isinstance(document, dict) else None
+            held = f"of format `{found}`" if isinstance(found, str) else "something else"
+            raise ReportError(f"expected a document of format `{FORMAT}`, but this is {held}")
+        return checked(_report_in, document)
+
+
+def json_in(text: str | bytes) -> Any:
+    """Return what a JSON text holds. Raises ReportError, also where a number is none that JSON has."""
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+    except json.JSONDecodeError as error:
+        raise ReportError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ReportError("not a report: lists or objects in it are nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ReportError("not JSON: it is no text in UTF-8") from None
+
+
+def _no_number(name: str) -> float:
+    raise ReportError(f"not JSON: `{name}` is no number")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ReportError("not a report: a number in it is too large")
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ReportError("not a report: a number in it is too large")
+    return int(digits)
+
+
+def checked(build: Callable[[Any], Made], data: Any) -> Made:
+    """Return what `build` makes of plain data, all its types checked. Raises ReportError."""
+    try:
+        made = build(data)
+        require_types(made)
+    except KeyError as error:
+        raise ReportError(f"damaged report: `{error.args[0]}` is missing somewhere") from None
+    except (WrongType, WrongSpan) as error:
+        raise ReportError(f"damaged report: {error}") from None
+    except (AttributeError, TypeError, ValueError):
+        raise ReportError("damaged report: a part of it is built otherwise than noclobber builds it") from None
+    return made
+
+
+def _report_in(document: dict[str, Any]) -> Report:
+    return Report(
+        tuple(finding_in(finding) for finding in document["findings"]),
+        coverage_in(document["coverage"]),
+        document["program"],
+        tuple(_process_in(process) for process in document.get("processes", ())),
+        ledger_in(document["ledger"]) if "ledger" in document else None,
+        tuple(
+            Suppressed(finding_in(one["finding"]), one["kind"], one["reason"]) for one in document.get("suppressed", ())
+        ),
+    )
 
 
 def coverage_out(coverage: Coverage) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -80,9 +81,29 @@ def _characters(text: str, byte_column: int) -> int:
     return len(text.encode("utf-8", "replace")[:byte_column].decode("utf-8", "ignore"))
 
 
+MOST_BYTES = 50_000_000
+"""No source is as long as this: a file that is longer is none, and is not read."""
+
+
 def source_line(path: str, line: int) -> str:
     """The text of a line without its newline; empty where the source is missing."""
-    return linecache.getline(path, line).rstrip("\r\n")
+    return linecache.getline(path, line).rstrip("\r\n") if _is_source(path) else ""
+
+
+def source_text(path: str) -> str:
+    """The text of a whole file; empty where the source is missing."""
+    return "".join(linecache.getlines(path)) if _is_source(path) else ""
+
+
+def _is_source(path: str) -> bool:
+    """Return False for what a report may name and nobody should read: a device, a pipe, a file without end."""
+    if path in linecache.cache:
+        return True
+    try:
+        about = os.stat(path)
+    except (OSError, ValueError):
+        return "\0" not in path  # a name that only `linecache` knows, such as that of a module in a zip file
+    return stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES
 
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

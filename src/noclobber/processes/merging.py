@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.process import Process, State, ranks_of, together
-from noclobber.model.report import Coverage, Lost, Report, ReportError, coverage_in, finding_in
+from noclobber.model.report import Coverage, Lost, Made, Report, ReportError, checked, coverage_in, finding_in, json_in
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
 if TYPE_CHECKING:
     from noclobber.session import Session
 
 _NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, or `-S`)"
-_TIMES = re.compile(r"(.*) \((\d+) times\)")
-_KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d+),')
+_TIMES = re.compile(r"(.*) \(([0-9]{1,15}) times\)")
+_KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d{1,15}),')
+MOST_PIDS = 2**31
+MOST_RANKS = 10**6
+"""Process ids and ranks above these are none: a file that says so is damaged."""
+MOST_COUNTED = 10**15
+MOST_BYTES = 50_000_000
+"""A line of a process's file that is longer is none of ours."""
 
 
 def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report:
@@ -35,17 +40,58 @@ def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report
     return replace(files, findings=(*session.advised(files.findings + own), *session.hints()), program=program)
 
 
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first line of a file: which process wrote it."""
+
+    id: str
+    run: str
+    parent: str | None
+    how: str
+    pid: int
+    above: tuple[int, ...]
+    host: str
+    command: tuple[str, ...]
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Who:
+    """What a process is known by."""
+
+    name: str = ""
+    rank: int | None = None
+    world: int | None = None
+    worker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A program that a process has started; `python` if it may be a Python."""
+
+    pid: int | None
+    command: tuple[str, ...]
+    python: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    status: int | None
+    coverage: Coverage | None
+    crashes: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Read:
     """What one file says."""
 
-    first: dict[str, Any]
-    who: dict[str, Any] = field(default_factory=dict)
+    first: _First
+    who: _Who = field(default_factory=_Who)
     torch: str | None = None
     unsupported: str = ""
     coverage: Coverage | None = None
     lost: dict[Lost, None] = field(default_factory=dict)
-    children: list[dict[str, Any]] = field(default_factory=list)
+    children: list[_Child] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """How often each finding was seen, by the key of its identity."""
     ended: bool = False
@@ -61,17 +107,17 @@ class _Findings:
         self.places: dict[str, list[int]] = {}
 
     def add(self, line: bytes, file: int, counts: dict[str, int]) -> None:
-        """Add the line of a finding. Raises ValueError, KeyError and TypeError if it is damaged."""
+        """Add the line of a finding. Raises ReportError if it is damaged."""
         keys = _KEYS.match(line)
         if keys is None:
-            raise ValueError("a finding without keys")
+            raise ReportError("a finding without keys")
         same = keys[2].decode()
         if keys[1] not in self._parsed:
-            finding = finding_in(json.loads(line)["shown"])
+            finding = checked(lambda data: finding_in(data["shown"]), json_in(line))
             self._parsed.add(keys[1])
             known = self.found.setdefault(same, finding)
             if known is not finding:
-                self.found[same] = known.with_field_of(finding)
+                self.found[same] = checked(known.with_field_of, finding)
         if same not in counts:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))
@@ -80,7 +126,8 @@ class _Findings:
 def files_in(folder: str) -> list[str]:
     """Return the files of processes in a folder, the oldest first. Raises OSError if it cannot be read."""
     with os.scandir(folder) as entries:
-        paths = [(one.name.rpartition("-")[2], one.path) for one in entries if one.name.endswith(SUFFIX)]
+        files = [one for one in entries if one.name.endswith(SUFFIX) and one.is_file()]
+    paths = [(one.name.rpartition("-")[2], one.path) for one in files]
     return [path for _, _, path in sorted((len(time), time, path) for time, path in paths)]
 
 
@@ -89,7 +136,7 @@ def report_of(folder: str, run: str = "") -> Report:
 
     Findings show all that the rules propose.
 
-    Raises OSError if the folder cannot be read, and ReportError if no file in it is of a process.
+    Raises OSError if the folder cannot be read, and ReportError if a file cannot, or if none is of a process.
     """
     findings, read = _Findings(), list[_Read]()
     for path in files_in(folder):
@@ -115,7 +162,7 @@ def report_of(folder: str, run: str = "") -> Report:
         "argv": list(processes[0].command),
         "status": next((one.status for one in processes if one.status), 0),
         "torch": next((one.torch for one in read if one.torch), None),
-        "python": first.first["python"],
+        "python": first.first.python,
     }
     return Report(tuple(merged), _coverage(read, shown), program, shown)
 
@@ -123,63 +170,101 @@ def report_of(folder: str, run: str = "") -> Report:
 def _read(path: str, number: int, findings: _Findings, run: str) -> _Read | None:
     """Return what a file says; None if it is not of a process of the run. A damaged line is passed over."""
     read: _Read | None = None
-    with open(path, "rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break  # the last one, which is still written
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
+    try:
+        with open(path, "rb") as file:
+            # Without its end, a line is the last one, which is still written.
+            while (line := file.readline(MOST_BYTES)).endswith(b"\n"):
+                with suppress(ReportError):
+                    if read is None:
+                        read = _begun(json_in(line), run)
+                    elif line.startswith(FINDING):
+                        findings.add(line, number, read.counts)
+                    else:
+                        _note(read, json_in(line))
                 if read is None:
-                    first = json.loads(line)
-                    if first["format"] == FORMAT and run in ("", first["run"]):
-                        read = _Read(first)
-                elif line.startswith(FINDING):
-                    findings.add(line, number, read.counts)
-                else:
-                    _note(read, json.loads(line))
-            if read is None:
-                return None
+                    return None
+    except OSError as error:
+        raise ReportError(f"`{os.path.basename(path)}` in it: {error.strerror}") from None
     return read
 
 
-def _note(read: _Read, line: dict[str, Any]) -> None:
+def _begun(line: Any, run: str) -> _Read | None:
+    """Return what the first line of a file says; None if another run has written it, or another program."""
+    if not isinstance(line, dict) or line.get("format") != FORMAT or run not in ("", line.get("run")):
+        return None
+    return _Read(checked(_first_in, line))
+
+
+def _note(read: _Read, line: Any) -> None:
+    """Take in what a line says. Raises ReportError if it is damaged."""
     match line:
-        case {"again": str(same), "count": int(count)}:
-            read.counts[same] = max(count, read.counts.get(same, 0))
-        case {"who": dict(who)}:
-            read.who = who
+        case {"again": str(same), "count": int(count)} if same in read.counts and count <= MOST_COUNTED:
+            read.counts[same] = max(count, read.counts[same])
+        case {"who": who}:
+            read.who = checked(_who_in, who)
         case {"torch": str(torch), "coverage": coverage}:
-            read.torch, read.coverage = torch, coverage_in(coverage)
+            read.torch, read.coverage = torch, checked(coverage_in, coverage)
         case {"unsupported": str(why)}:
             read.unsupported = why
         case {"lost": lost}:
-            read.lost[Lost(lost["way"], lost["why"], lost["internal"])] = None
-        case {"child": _, "command": list()}:
-            read.children.append(line)
-        case {"end": status, "coverage": coverage}:
+            read.lost[checked(lambda data: Lost(data["way"], data["why"], data["internal"]), lost)] = None
+        case {"child": _}:
+            read.children.append(checked(_child_in, line))
+        case {"end": _}:
+            end = checked(_end_in, line)
             read.ended = True
-            read.status = status if status is not None else read.status
-            if coverage is not None:
-                read.coverage = coverage_in(coverage)
-            if read.first["how"] != "first":  # the first process tells its own
-                read.lost |= {Lost("a child process", str(crash), True): None for crash in line["crashes"]}
+            read.status = end.status if end.status is not None else read.status
+            read.coverage = end.coverage or read.coverage
+            if read.first.how != "first":  # the first process tells its own
+                read.lost |= {Lost("a child process", crash, True): None for crash in end.crashes}
+
+
+def _first_in(line: dict[str, Any]) -> _First:
+    lists = {name: tuple(line[name]) for name in ("above", "command")}
+    first = _First(**{one.name: lists.get(one.name, line[one.name]) for one in fields(_First)})
+    return _with_pid(first, first.pid)
+
+
+def _child_in(line: dict[str, Any]) -> _Child:
+    child = _Child(line["child"], tuple(line["command"]), line["python"])
+    return child if child.pid is None else _with_pid(child, child.pid)
+
+
+def _who_in(line: dict[str, Any]) -> _Who:
+    who = _Who(**line)
+    if not 0 <= (who.rank or 0) < max(who.world or 0, 1) <= MOST_RANKS:
+        raise ReportError("no such rank")
+    return who
+
+
+def _end_in(line: dict[str, Any]) -> _End:
+    coverage = None if line["coverage"] is None else coverage_in(line["coverage"])
+    return _End(line["end"], coverage, tuple(line["crashes"]))
+
+
+def _with_pid(made: Made, pid: int) -> Made:
+    """Return what was made. Raises ReportError if no process can have its id."""
+    if not 0 < pid < MOST_PIDS:
+        raise ReportError("no such process")
+    return made
 
 
 def _process(read: _Read) -> Process:
     first, who = read.first, read.who
     return Process(
-        id=first["id"],
-        parent=first["parent"],
-        pid=first["pid"],
-        host=first["host"],
-        command=tuple(first["command"]),
-        name=who.get("name", ""),
-        rank=who.get("rank"),
-        world=who.get("world"),
-        worker=who.get("worker"),
+        id=first.id,
+        parent=first.parent,
+        pid=first.pid,
+        host=first.host,
+        command=first.command,
+        name=who.name,
+        rank=who.rank,
+        world=who.world,
+        worker=who.worker,
         torch=read.torch,
-        python=first["python"],
+        python=first.python,
         why=read.unsupported if read.torch is None else "",
-        state="ended" if read.ended else _state(first["pid"], first["host"]),
+        state="ended" if read.ended else _state(first.pid, first.host),
         status=read.status,
         findings=len(read.counts),
     )
@@ -205,42 +290,42 @@ def _replaced(read: Sequence[_Read], processes: Sequence[Process]) -> set[int]:
     """Return the numbers of the processes that became another program (`exec`) without having found anything."""
     # One that came to its own end has only tried: `os.execvp` tries one folder after the other.
     became = {
-        (one.first["host"], child["child"])
+        (one.first.host, child.pid)
         for one in read
         for child in one.children
-        if not (one.ended and child["child"] == one.first["pid"])
+        if not (one.ended and child.pid == one.first.pid)
     }
     return {
         number
         for number, (one, process) in enumerate(zip(read, processes, strict=True))
-        if (process.host, process.pid) in became and one.first["how"] != "started" and not one.counts
+        if (process.host, process.pid) in became and one.first.how != "started" and not one.counts
     }
 
 
 def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
     """Yield the Pythons that were started and have written nothing."""
-    started = [one.first for one in read if one.first["how"] == "started"]
+    started = [one.first for one in read if one.first.how == "started"]
     for number, one in enumerate(read):
-        of_this = [first for first in started if first["parent"] == one.first["id"]]
-        known = {child["child"] for child in one.children}
-        unknown = sum(not known & {first["pid"], *first["above"]} for first in of_this)
+        of_this = [first for first in started if first.parent == one.first.id]
+        known = {child.pid for child in one.children}
+        unknown = sum(not known & {first.pid, *first.above} for first in of_this)
         for order, child in enumerate(one.children):
-            pid = child["child"]
-            if pid == one.first["pid"] and one.ended:
+            pid = child.pid
+            if pid == one.first.pid and one.ended:
                 continue
-            if not child["python"] or any(pid in (first["pid"], *first["above"]) for first in of_this):
+            if not child.python or any(pid in (first.pid, *first.above) for first in of_this):
                 continue
             if pid is None and unknown:
                 continue  # `os.system` does not tell the pid
-            parent = one.first["parent"] if number in gone else one.first["id"]
+            parent = one.first.parent if number in gone else one.first.id
             yield Process(
-                f"{one.first['id']}-{order}",
+                f"{one.first.id}-{order}",
                 parent,
                 pid or 0,
-                one.first["host"],
-                tuple(child["command"]),
+                one.first.host,
+                child.command,
                 why=_NOT_THERE,
-                state="lost" if pid is None else _state(pid, one.first["host"]),
+                state="lost" if pid is None else _state(pid, one.first.host),
             )
 
 
@@ -280,7 +365,7 @@ def _are_several(read: Sequence[_Read]) -> bool:
     then no two of these have the same rank."""
     ranks: dict[str, set[object]] = {}
     for one in read:
-        ranks.setdefault(one.first["run"], set()).add(one.who.get("rank"))
+        ranks.setdefault(one.first.run, set()).add(one.who.rank)
     seen = Counter(rank for of_run in ranks.values() for rank in (of_run - {None} or of_run))
     return any(times > 1 for times in seen.values())
 

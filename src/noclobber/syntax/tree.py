@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from noclobber.model.source import Site, Span
+from noclobber.model.source import Site, Span, source_text
 
 Placed = ast.stmt | ast.expr | ast.keyword | ast.arg | ast.alias
 """Nodes that know their place in the text."""
@@ -180,7 +179,7 @@ def parse(path: str, text: str) -> File | None:
 
 def file_at(path: str) -> File | None:
     """A file as it was when the program ran; None where it is missing, too long, or no Python."""
-    text = "".join(linecache.getlines(path))
+    text = source_text(path)
     return parse(path, text) if text and len(text) <= LONGEST else None
 
 
