@@ -7,11 +7,11 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from noclobber.model.report import Report
@@ -21,12 +21,23 @@ if TYPE_CHECKING:
 FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
 REFUSED = 2
 """The exit status for a command that cannot be carried out; argparse uses the same."""
-MOST_BYTES = 200_000_000
-"""No report is as long as this; a file of many gigabytes is not read whole to find that out."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells count it."""
+MOST_SHOWN = 400
+"""Characters of an error. Of a longer one, as where an option has a value of many kilobytes, both ends are shown."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line, `sys.argv[1:]` by default; return the exit status. Raises SystemExit like argparse."""
+    try:
+        return _carry_out(arguments)
+    except _NoTorch as reason:
+        return _refuse(str(reason))
+    except _StdoutFailed as reason:
+        return _refuse(f"cannot write to stdout: {reason}") if reason.args else 1
+
+
+def _carry_out(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
     if words[:1] in (["run"], ["fix"]):
@@ -38,26 +49,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.version:
         return _version()
     if options.verb is None:
-        parser.print_help(sys.stderr)
+        _put(parser.format_help(), sys.stderr)
         return REFUSED
     if options.verb in ("run", "fix") and (not program or (program[0] in ("-m", "-c") and len(program) == 1)):
         options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
     if options.verb == "run":
         return _run(options, program)
     options.program = program
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a source line may hold what this terminal cannot show
+    _keep_closed()
     try:
         status: int = options.carry_out(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. The interpreter flushes once more at its end: give it a place.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except KeyboardInterrupt:
+        _say("noclobber: interrupted")
+        return INTERRUPTED
     return status
 
 
-_WITH_VALUE = ("-o", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
+class _StdoutFailed(Exception):
+    """Stdout takes no text. Its text says why; it has none if the reader, such as `head`, has seen enough."""
+
+
+def _out(text: str, *, raw: bool = False) -> None:
+    """Print on stdout, at once. `raw`: as bytes, those too that are no text. Raises _StdoutFailed."""
+    try:
+        if raw and isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        else:
+            if isinstance(sys.stdout, TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # a line may hold what this terminal cannot show
+            sys.stdout.write(text)
+        sys.stdout.flush()
+    except (AttributeError, ValueError):
+        raise _StdoutFailed("it is closed") from None
+    except OSError as error:
+        # The interpreter flushes once more at its end: give it a place.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _StdoutFailed(*([] if isinstance(error, BrokenPipeError) else [error.strerror])) from None
+
+
+def _say(line: str) -> None:
+    """Print a line on stderr."""
+    _put(f"{_visible(line)}\n", sys.stderr)
+
+
+def _visible(line: str) -> str:
+    """Return a line in which nothing acts on a terminal, whatever a file name or an option holds."""
+    from noclobber.render.text import visible
+
+    return visible(line)
+
+
+def _put(text: str, stream: IO[str] | None) -> None:
+    # The stream may be closed, or its reader may be gone: then nobody can read this.
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
+
+
+def _keep_closed() -> None:
+    """Keep the numbers of streams that are closed from the files that noclobber opens."""
+    with contextlib.suppress(OSError):
+        while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(file, True)
+        os.close(file)
+
+
+_WITH_VALUE = ("-o", "-f", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
 """Options whose value is the next word."""
 
 
@@ -77,8 +135,21 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index:]
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse's own, whose help and errors go where all else goes."""
+
+    def print_help(self, file: object = None) -> None:
+        _out(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        if sys.stderr is not None:
+            self.print_usage(sys.stderr)
+        _say(f"{self.prog}: error: {_cut(message)}")
+        raise SystemExit(REFUSED)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="noclobber",
         description="Find the in-place writes that break PyTorch gradients: where a tensor was saved, where it was "
         "overwritten, where backward needed it.",
@@ -91,8 +162,9 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser(
         "run",
-        usage="noclobber run [--format FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
-        "SCRIPT [ARGS...] | -m MODULE | -c CODE",
+        usage="noclobber run [-f FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
+        "[--select CODES] [--ignore CODES] [--baseline FILE [--update-baseline]] SCRIPT [ARGS...] | -m MODULE | "
+        "-c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
         "or 1 if the program ended well but noclobber found an error.",
@@ -192,11 +264,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
         "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The exit status is 0 if "
         "the report can be shown, whatever it holds.",
-        epilog="example: noclobber report report.json --format github",
+        epilog="example: noclobber report -f html -o report.html report.json",
         allow_abbrev=False,
     )
     report.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     _add_format(report)
+    report.add_argument("-o", dest="output", metavar="FILE", help="write to FILE instead of stdout")
     _add_selection(report)
     report.set_defaults(carry_out=_report, parser=report)
     return parser
@@ -215,29 +288,32 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 def _selection(options: argparse.Namespace) -> Selection:
     """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
-    from noclobber.selection import codes, from_project
+    from noclobber.selection import Selection, codes, from_project
 
-    chosen = from_project(os.getcwd())
+    try:
+        chosen = from_project(os.getcwd())
+    except OSError:  # the folder was removed, and no file of ours is in it
+        chosen = Selection()
     if options.select is not None:
         chosen = replace(chosen, select=codes(options.select, "--select"))
     if options.ignore is not None:
         chosen = replace(chosen, ignore=codes(options.ignore, "--ignore"))
     if options.baseline is not None:
-        chosen = replace(chosen, baseline=os.path.realpath(options.baseline))
+        chosen = replace(chosen, baseline=_real(options.baseline))
     if options.update_baseline and not chosen.baseline:
         options.parser.error("`--update-baseline` needs `--baseline FILE`, or `baseline` in [tool.noclobber]")
     return chosen
 
 
 def _require_baseline(selection: Selection, *, updating: bool) -> None:
-    """Raise SelectionError where a baseline cannot be read, or not be written if it is to be updated."""
+    """Raise SelectionError where a baseline cannot be read, or cannot be written if it is to be updated."""
     from noclobber.selection import SelectionError, require
 
     path = selection.baseline
     if path and updating and (why := _unwritable(path)):
         raise SelectionError(f"cannot write the baseline `{path}`: {why}")
-    if path and not updating:
-        require(path)
+    if path:
+        require(path, must_exist=not updating)
 
 
 def _selected(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
@@ -260,7 +336,7 @@ def _selected(report: Report, options: argparse.Namespace, selection: Selection)
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
     known = f"full (default), {', '.join(FORMATS[1:-1])} or {FORMATS[-1]}"
-    parser.add_argument("--format", choices=FORMATS, default="full", metavar="FORMAT", help=known)
+    parser.add_argument("-f", "--format", choices=FORMATS, default="full", metavar="FORMAT", help=known)
 
 
 def _positive(text: str) -> int:
@@ -273,15 +349,21 @@ def _version() -> int:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        print(f"noclobber {version('noclobber')}")
+        _out(f"noclobber {version('noclobber')}\n")
     except PackageNotFoundError:
-        print("noclobber, run from its source")
+        _out("noclobber, run from its source\n")
     return 0
 
 
 def _refuse(why: str) -> int:
-    print(f"noclobber: error: {why}", file=sys.stderr)
+    _say(f"noclobber: error: {_cut(why)}")
     return REFUSED
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_SHOWN:
+        return text
+    return f"{text[: MOST_SHOWN // 2]} ... {text[-MOST_SHOWN // 2 :]}"
 
 
 def _run(options: argparse.Namespace, words: list[str]) -> int:
@@ -290,10 +372,11 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     from noclobber.run import Run
     from noclobber.selection import SelectionError
 
-    output = os.path.realpath(options.output) if options.output else None
+    output = _real(options.output) if options.output else None
     folder = output if output and (os.path.isdir(output) or options.output.endswith(_SEPARATORS)) else None
     if folder is not None and options.format != "full":
-        options.parser.error(f"-o {options.output} keeps what each process finds; `noclobber report` has the formats")
+        kept = f"`-o {options.output}` is a folder and keeps what each process finds"
+        options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
     if output is not None and (why := _unusable(folder) if folder else _unwritable(output)):
         return _refuse(f"cannot write `{options.output}`: {why}")
     try:
@@ -321,7 +404,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         try:
             report = _selected(report, options, selection)
         except SelectionError as reason:
-            _tell(run, f"noclobber: {reason}; all findings follow")
+            _tell(run, f"noclobber: {_cut(str(reason))}; all findings follow")
         if notes := unused(report, selection, run.files()):
             report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *notes)))
         if report.findings and options.format != "concise":
@@ -334,10 +417,10 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         _deliver(report, run, options, output)
         for lost in report.coverage.lost:
             if lost.internal:
-                _tell(run, _crash(f"{lost.way}: {lost.why}", lost.trace))
+                _tell(run, *_crash(f"{lost.way}: {lost.why}", lost.trace))
     run.close()
     for crash in run.crashes:
-        _tell(run, _crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
+        _tell(run, *_crash("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), _trace(crash)))
     return status
 
 
@@ -361,7 +444,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
             return
         _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
-    _tell(run, render(report, options.format, color=color, width=width), end="")
+    _put(render(report, options.format, color=color, width=width), run.stderr)
     if options.format == "concise":
         _tell_notes(run, report)
 
@@ -372,17 +455,14 @@ def _tell_notes(run: Run, report: Report) -> None:
         _tell(run, f"noclobber: note: {note}")
 
 
-def _tell(run: Run, text: str, end: str = "\n") -> None:
-    if run.stderr is None:  # `print` would take stdout
-        return
-    # The program may have closed stderr, or its reader may be gone: then nobody can read this.
-    with contextlib.suppress(OSError, ValueError):
-        print(text, end=end, file=run.stderr, flush=True)
+def _tell(run: Run, *lines: str) -> None:
+    for line in lines:
+        _put(f"{_visible(line)}\n", run.stderr)
 
 
-def _crash(what: str, trace: str) -> str:
+def _crash(what: str, trace: str) -> list[str]:
     text = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
-    return f"{text}\n{trace.rstrip()}" if os.environ.get("NOCLOBBER_DEBUG") else text
+    return [text, *trace.rstrip().split("\n")] if os.environ.get("NOCLOBBER_DEBUG") else [text]
 
 
 def _trace(crash: Exception) -> str:
@@ -396,9 +476,19 @@ def _counts(report: Report) -> str:
     return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or "nothing found"
 
 
+def _real(path: str) -> str:
+    """Return where a file lies; what was typed if nobody knows, as the current folder was removed."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
+
+
 def _unwritable(path: str) -> str:
     """Return why a file cannot be written, without trying; empty if it can."""
-    folder = os.path.dirname(path)
+    folder = os.path.dirname(path) or os.curdir
+    if "\0" in path:
+        return "no file can have this name"
     if not os.path.isdir(folder):
         return f"there is no folder `{folder}`"
     if os.path.isdir(path):
@@ -460,8 +550,8 @@ def _fix(options: argparse.Namespace) -> int:
     begun = time.monotonic()
 
     def tell(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"noclobber: {text} ... ({time.monotonic() - begun:.0f} s so far)", file=sys.stderr, flush=True)
+        if sys.stderr is not None and sys.stderr.isatty():
+            _say(f"noclobber: {text} ... ({time.monotonic() - begun:.0f} s so far)")
 
     try:
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
@@ -474,11 +564,16 @@ def _fix(options: argparse.Namespace) -> int:
     except CannotFix as reason:
         return _refuse(str(reason))
     except KeyboardInterrupt:
-        print("noclobber: interrupted; nothing was changed", file=sys.stderr)
-        return 130
-    print(fixed.diff, end="", flush=True)
-    for line in fixed.words:
-        print(line, file=sys.stderr)
+        _say("noclobber: interrupted; nothing was changed")
+        return INTERRUPTED
+    try:
+        if sys.stdout is not None and sys.stdout.isatty():
+            _out("".join(f"{_visible(line)}\n" for line in fixed.diff.split("\n")[:-1]))
+        elif fixed.diff:
+            _out(fixed.diff, raw=True)
+    finally:
+        for line in "\n".join(fixed.words).split("\n") if fixed.words else ():
+            _say(line)
     return fixed.status
 
 
@@ -488,12 +583,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.build_native:
         try:
-            file = build_native(lambda step: print(f"native part: {step} ...", file=sys.stderr, flush=True))
+            file = build_native(lambda step: _say(f"native part: {step} ..."))
         except NotBuilt as reason:
             return _refuse(f"the native part is not built: {reason}")
-        print(f"native part: built as {file}", file=sys.stderr)
+        _say(f"native part: built as {file}")
     done = examine()
-    print(done.text(), end="")
+    _out(done.text())
     return 0 if done.works else 1
 
 
@@ -511,38 +606,57 @@ def _explain(options: argparse.Namespace) -> int:
     if not what:
         for one in catalogue():
             headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
-            print(f"{one.CODE}  {one.NAME:<22} {headline}")
+            _out(f"{one.CODE}  {one.NAME:<22} {headline}\n")
         return 0
     rule = rule_of(what)
     if rule is not None:
-        print((rule.__doc__ or "").strip())
+        _out(f"{(rule.__doc__ or '').strip()}\n")
         return 0
     if what == "-" or " " in what:
+        from noclobber.reading import Unreadable, text_of
         from noclobber.rules.shared.message import explanation
 
-        words = explanation(_stdin(errors="replace") if what == "-" else what)
+        try:
+            words = explanation(text_of("-", "error of PyTorch", errors="replace") if what == "-" else what)
+        except Unreadable as reason:
+            return _refuse(f"cannot read `-`: {reason}")
         if words is None:
-            print(_NO_ERROR_OF_PYTORCH, file=sys.stderr)
+            for line in _NO_ERROR_OF_PYTORCH:
+                _say(line)
             return 1
-        print(words.rstrip("\n"))
+        _out(f"{words.rstrip()}\n")
         return 0
     return _operator(what)
 
 
 def _operators(options: argparse.Namespace) -> int:
-    """`noclobber explain --operators`: the table of all."""
-    from noclobber.ops.explaining import names, page_of
+    """`noclobber explain --operators`: the table of all. Raises _NoTorch."""
+    with _torch_needed():
+        from noclobber.ops.explaining import names, page_of
     from noclobber.render.operator import operators
 
     pages = [page for name in names() if (page := page_of(name)) is not None]
-    print(operators(pages, markdown=options.markdown), end="")
+    _out(operators(pages, markdown=options.markdown))
     return 0
 
 
+class _NoTorch(Exception):
+    """What was asked for needs PyTorch, which cannot be imported. Its text says why."""
+
+
+@contextlib.contextmanager
+def _torch_needed() -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as failure:
+        raise _NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
+
+
 def _operator(what: str) -> int:
-    """The page of an operator, or what is close to a word that means nothing."""
-    from noclobber.ops.explaining import names as operator_names
-    from noclobber.ops.explaining import page_of
+    """The page of an operator, or what is close to a word that means nothing. Raises _NoTorch."""
+    with _torch_needed():
+        from noclobber.ops.explaining import names as operator_names
+        from noclobber.ops.explaining import page_of
     from noclobber.render.operator import page
     from noclobber.rules import catalogue
 
@@ -550,7 +664,7 @@ def _operator(what: str) -> int:
         sys.path.insert(0, "")  # as `python -c` has it: a custom operator may be defined in a file here
     found = page_of(what)
     if found is not None:
-        print(page(found), end="")
+        _out(page(found))
         return 0
     from difflib import get_close_matches
 
@@ -562,53 +676,42 @@ def _operator(what: str) -> int:
     return _refuse(f"no rule `{what}`, and no operator of this name that can be tried{hint}")
 
 
-_NO_ERROR_OF_PYTORCH = """\
-noclobber: this is not one of PyTorch's in-place errors
-Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py"""
-
-
-def _stdin(errors: str = "strict", most: int = -1) -> str:
-    return sys.stdin.buffer.read(most).decode(errors=errors) if sys.stdin is not None else ""
+_NO_ERROR_OF_PYTORCH = (
+    "noclobber: this is not one of PyTorch's in-place errors",
+    "Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py",
+)
 
 
 def _report(options: argparse.Namespace) -> int:
-    """`noclobber report`: a saved report in any format, on stdout."""
+    """`noclobber report`: a saved report in any format, on stdout or in a file."""
     from noclobber.model.report import Report, ReportError
+    from noclobber.reading import Unreadable, text_of
     from noclobber.render import render
     from noclobber.render.color import wanted, width_of
     from noclobber.selection import SelectionError
 
+    if options.output and (why := _unwritable(_real(options.output))):
+        return _refuse(f"cannot write `{options.output}`: {why}")
     try:
-        if options.file == "-":
-            report = Report.from_json(_within_reason(_stdin(most=MOST_BYTES)))
-        elif os.path.isdir(options.file):
+        if options.file != "-" and os.path.isdir(options.file):
             from noclobber.processes.merging import report_of
             from noclobber.session import Session
 
             report = report_of(options.file)
             report = replace(report, findings=Session().advised(report.findings))
         else:
-            with open(options.file, encoding="utf-8") as file:
-                report = Report.from_json(_within_reason(file.read(MOST_BYTES)))
+            report = Report.from_json(text_of(options.file, "report"))
+    except (OSError, ReportError, Unreadable) as error:
+        return _refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}")
+    try:
         report = _selected(report, options, _selection(options))
-        color = wanted(sys.stdout, os.environ)
-        print(render(report, options.format, color=color, width=width_of(sys.stdout, os.environ)), end="")
-        for note in report.coverage.notes if options.format == "concise" else ():
-            print(f"noclobber: note: {note}", file=sys.stderr)
     except SelectionError as reason:
         return _refuse(str(reason))
-    except UnicodeDecodeError:
-        return _refuse(f"cannot read `{options.file}`: it is no text in UTF-8")
-    except (OSError, ReportError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        return _refuse(f"cannot read `{options.file}`: {why}")
+    if options.output:
+        why = _unwritten(_real(options.output), render(report, options.format))
+        return _refuse(f"cannot write `{options.output}`: {why}") if why else 0
+    color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
+    _out(render(report, options.format, color=color, width=width))
+    for note in report.coverage.notes if options.format == "concise" else ():
+        _say(f"noclobber: note: {note}")
     return 0
-
-
-def _within_reason(text: str) -> str:
-    """Return the text of a file. Raises ReportError if it was cut off because it is too long for a report."""
-    from noclobber.model.report import ReportError
-
-    if len(text) >= MOST_BYTES:
-        raise ReportError(f"it has {MOST_BYTES // 1_000_000} MB or more, which no report has")
-    return text

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.processes.member import is_pytorch
+from noclobber.render.text import visible
 from noclobber.session import Session
 
 OPTIONAL = ("numpy", "pytest", "pytest-xdist", "lightning", "accelerate", "transformers", "ipython")
@@ -31,7 +33,7 @@ class Examination:
     def text(self) -> str:
         """One screen of text; what a bug report needs."""
         width = max(len(name) for name, _ in self.rows)
-        return "".join(f"{name:<{width}}  {said}".rstrip() + "\n" for name, said in self.rows)
+        return "".join(f"{name:<{width}}  {visible(said)}".rstrip() + "\n" for name, said in self.rows)
 
 
 def examine() -> Examination:
@@ -41,14 +43,7 @@ def examine() -> Examination:
     rows.append(("noclobber", _version("noclobber") or "run from its source"))
     rows.append(("python", f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}"))
     rows.append(("", sys.executable))
-    try:
-        import torch
-    except Exception as failure:
-        rows.append(("torch", f"cannot be imported: {type(failure).__name__}: {failure}"))
-        return done
-    rows.append(("torch", f"{torch.__version__}, {Path(torch.__file__).parent}"))
-    rows += [("", said) for said in _devices(torch)]
-    rows += _seeing(done)
+    rows += _torch(done)
     rows.append(("children", _children()))
     installed = [f"{name} {known}" for name in OPTIONAL if (known := _version(name))]
     missing = [name for name in OPTIONAL if not _version(name)]
@@ -56,6 +51,25 @@ def examine() -> Examination:
     if missing:
         rows.append(("", f"not installed: {', '.join(missing)}"))
     return done
+
+
+def _torch(done: Examination) -> Iterator[tuple[str, str]]:
+    """Say what torch is here, and what can be seen with it."""
+    try:
+        import torch
+    except (Exception, SystemExit) as failure:
+        yield "torch", f"cannot be imported: {type(failure).__name__}: {failure}"
+        return
+    if not is_pytorch():
+        yield "torch", f"`torch` at {next(iter(getattr(torch, '__path__', ())), torch.__file__)} is not PyTorch"
+        return
+    yield "torch", f"{torch.__version__}, {Path(torch.__file__).parent}"
+    try:
+        yield from (("", said) for said in _devices(torch))
+        yield from _seeing(done)
+    except Exception as failure:
+        done.works = False
+        yield "watching", f"does not work: {type(failure).__name__}: {failure}"
 
 
 class NotBuilt(Exception):
@@ -66,7 +80,7 @@ def build_native(say: Callable[[str], object]) -> Path:
     """Build the native part and return its file; `say` is told each step before it begins. Raises NotBuilt."""
     try:
         from noclobber.observe.native import build
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise NotBuilt(f"torch cannot be imported: {failure}") from None
     try:
         return build.build(say)

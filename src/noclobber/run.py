@@ -158,6 +158,8 @@ class Run:
             return ""
         if unsupported:
             return f"nothing was watched: {unsupported}"
+        if self._interrupt is not None:
+            return "nothing was watched: the program was interrupted"
         if "torch" not in sys.modules and not any(one.counts for one in report.processes):
             return "nothing to watch: torch was never imported"
         if "torch" in sys.modules and not is_pytorch():

@@ -32,7 +32,10 @@ NOT_PROGRAMS = {
     "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),
     "other form": (["report", "form.json"], "cannot read `form.json`: damaged report: a part of it is built otherwise"),
     "endless": (["report", "/dev/zero"], "cannot read `/dev/zero`: it has 200 MB or more, which no report has"),
-    "another format": (["report", "other.json"], "cannot read `other.json`: expected a document of format "),
+    "another format": (
+        ["report", "other.json"],
+        "cannot read `other.json`: expected a document of format `noclobber-report/1`, but this is of format `x`",
+    ),
     "damaged": (["report", "damaged.json"], "cannot read `damaged.json`: damaged report: `code` is missing somewhere"),
     "report on stdin": (["report", "-"], "cannot read `-`: not JSON: "),
     "nested": (["report", "nested.json"], "cannot read `nested.json`: not a report: lists or objects in it are nested"),

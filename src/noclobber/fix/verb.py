@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
+from noclobber.render.text import one_line, typed, visible
 from noclobber.selection import Selection, SelectionError, from_project, require
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def fix(
         with Launcher(program, environment, selection) as launcher:
             tell("looking for in-place writes that break a gradient")
             searching = launcher.start(Order("search", backwards, seconds), fresh=True)
-            from noclobber.fix.proof.search import RepairSearch  # imports torch, which takes as long as the search
-            from noclobber.fix.proof.verdicts import Prover
+            with _torch_needed():  # to import it takes as long as the search
+                from noclobber.fix.proof.search import RepairSearch
+                from noclobber.fix.proof.verdicts import Prover
 
             search = searching.result()
             if (refused := _nothing(search, seconds)) is not None:
@@ -88,11 +90,12 @@ def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Call
     with Launcher(words, selection=_selection()) as launcher:
         tell("looking for in-place writes that lower the peak of memory")
         searching = launcher.start(Order("hints", sys.maxsize, seconds), fresh=True)
-        from noclobber.fix.proof.hints import HintTrials
+        with _torch_needed():
+            from noclobber.fix.proof.hints import HintTrials
 
         search = searching.result()
         if search.findings:
-            raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {shlex.join(words)}")
+            raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {typed(words)}")
         if search.ended in (Ended.LIMIT, Ended.TIMEOUT):
             still = f"the program still runs after {seconds:g} s, and what it reads later is not known"
             raise CannotFix(f"{still}: give it less to do, or more time with `--seconds`")
@@ -124,8 +127,17 @@ def told_of_hints(done: AppliedHints, search: Result, words: Sequence[str], writ
     if writing:
         _write_patch(done.patch, fixed)
     elif all(map(_is_ours, done.patch.after)):
-        fixed.words.append(f"next: noclobber fix --hints --write {shlex.join(words)}")
+        fixed.words.append(f"next: noclobber fix --hints --write {typed(words)}")
     return fixed
+
+
+@contextmanager
+def _torch_needed() -> Iterator[None]:
+    """Import what needs torch. Raises CannotFix."""
+    try:
+        yield
+    except (Exception, SystemExit) as failure:
+        raise CannotFix(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
 def _require(words: Sequence[str]) -> None:
@@ -206,7 +218,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         _write(done, fixed, proven or unproven)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
         options = "--write" if proven else "--write --unproven"
-        fixed.words.append(f"next: noclobber fix {options} {shlex.join(words)}")
+        fixed.words.append(f"next: noclobber fix {options} {typed(words)}")
     return fixed
 
 
@@ -233,7 +245,7 @@ def _summary(done: Repairs) -> str:
 def _line(finding: Finding) -> str:
     primary = finding.primary
     place = f"{_shown(primary.span.path)}:{primary.span.line}: " if primary is not None else ""
-    return f"{finding.code} {place}{finding.message}"
+    return f"{finding.code} {place}{one_line(finding.message)}"
 
 
 def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
@@ -277,10 +289,17 @@ def _is_ours(path: str) -> bool:
 
 
 def _diffs(patch: Patch) -> list[str]:
-    return [diff(patch.before[path], patch.after[path], _shown(path)) for path in patch.after]
+    try:
+        return [diff(patch.before[path], patch.after[path], _from_here(path)) for path in patch.after]
+    except Misfit as error:
+        raise CannotFix(f"cannot show the patch: {error}") from None
 
 
 def _shown(path: str) -> str:
+    return visible(_from_here(path))
+
+
+def _from_here(path: str) -> str:
     """A path from the current folder, where it is below."""
     folder = os.path.realpath(os.getcwd()) + os.sep
     real = os.path.realpath(path)

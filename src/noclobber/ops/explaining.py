@@ -65,9 +65,11 @@ def _quiet() -> Iterator[None]:
 
 def _found(name: str) -> Iterator[tuple[str, Any]]:
     """Yield what the name may mean."""
+    if not name.isprintable():  # PyTorch takes no lone surrogate, as a byte is that is no text
+        return
     if "::" in name:
         library, _, operator = name.partition("::")
-        with suppress(ImportError, ValueError):
+        with suppress(Exception, SystemExit):  # a file of the user's own may raise anything
             importlib.import_module(library)
         function = getattr(getattr(torch.ops, library), operator.partition(".")[0], None) if library else None
         if function is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from json import dumps
 
 from noclobber.model.report import Report
+from noclobber.render.text import visible_character
 
-# `Report.to_json` leaves these as they are. A lone surrogate (a file name that is not UTF-8) cannot be written to a
-# file, and C1 controls act on some terminals; inside a JSON string an escape means the same.
-_UNWRITABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+# `Report.to_json` leaves characters that act on a terminal as they are, and lone surrogates (a file name that is not
+# UTF-8), which cannot be written to a file; inside a JSON string an escape means the same.
+_OTHERS = re.compile("[^\n -~]")
 
 
 def json(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`noclobber-report/1`, never coloured or cut; `Report.from_json` reads it back."""
-    return _UNWRITABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", report.to_json())
+    return _OTHERS.sub(_spelled, report.to_json())
+
+
+def _spelled(found: re.Match[str]) -> str:
+    return found[0] if visible_character(found[0]) == found[0] else dumps(found[0])[1:-1]

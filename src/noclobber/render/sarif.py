@@ -18,7 +18,7 @@ from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
 from noclobber.render.judged import failed, unwatched
-from noclobber.render.text import one_line
+from noclobber.render.text import bytes_of, one_line
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "note"}
@@ -121,7 +121,7 @@ def _physical(span: Span, root: str) -> dict[str, Any]:
 
 def _uri(path: str, root: str) -> str:
     where = _from_root(path, root)
-    return ("file://" if os.path.isabs(where) else "") + quote(PurePath(where).as_posix(), errors="replace")
+    return ("file://" if os.path.isabs(where) else "") + quote(bytes_of(PurePath(where).as_posix()))
 
 
 def _from_root(path: str, root: str) -> str:

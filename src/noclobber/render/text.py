@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from noclobber.model.finding import Label
@@ -60,8 +60,11 @@ def shown_path(path: str) -> str:
 
     A cell of a notebook is called as the notebook calls it: `Cell In[2]`.
     """
-    if cell := cell_of(path):
-        return visible(cell)
+    return visible(cell_of(path) or from_here(path))
+
+
+def from_here(path: str) -> str:
+    """Return a path relative to the current directory where it lies under it; else as it is."""
     if os.path.isabs(path):
         try:
             here = os.getcwd()
@@ -70,7 +73,15 @@ def shown_path(path: str) -> str:
         # Under the root every path lies, and none would be found again without its first slash.
         if os.path.dirname(here) != here and path.startswith(here + os.sep):
             path = path[len(here) + 1 :]
-    return visible(path)
+    return path
+
+
+def bytes_of(path: str) -> bytes:
+    """Return the bytes of a file's name; Python keeps those that are no text as lone surrogates."""
+    try:
+        return path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no file has this name
+        return path.encode("utf-8", "replace")
 
 
 def place(span: Span) -> str:
@@ -105,6 +116,11 @@ def fix_command(program: Mapping[str, Any]) -> str:
     words = fix.get("command") if isinstance(fix, Mapping) else None
     if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):
         return ""
+    return typed(words)
+
+
+def typed(words: Iterable[str]) -> str:
+    """Return a command as a person types it into a shell."""
     return " ".join(map(_quoted, words))
 
 
@@ -112,9 +128,5 @@ def _quoted(word: str) -> str:
     """A word as a shell takes it; `$'...'` where it holds what a terminal would act on."""
     if word.isprintable():
         return shlex.quote(word)
-    try:
-        data = word.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # no shell gave this
-        data = word.encode("utf-8", "replace")
-    spelled = (chr(one) if 32 <= one < 127 and chr(one) not in "'\\" else f"\\x{one:02x}" for one in data)
+    spelled = (chr(one) if 32 <= one < 127 and chr(one) not in "'\\" else f"\\x{one:02x}" for one in bytes_of(word))
     return f"$'{''.join(spelled)}'"

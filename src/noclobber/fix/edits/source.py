@@ -139,11 +139,31 @@ def _end_of(line: str) -> str:
 
 
 def diff(before: Source, after: Source, shown: str) -> str:
-    """A unified diff that `patch -p1` and `git apply` take; `shown` is the path from the current folder."""
+    """A unified diff that `patch -p1` and `git apply` take; `shown` is the path from the current folder.
+
+    Its bytes are those of the files: bytes that are not UTF-8 are in it as `surrogateescape` has them. Raises Misfit.
+    """
     rows: list[str] = []
-    for row in difflib.unified_diff(_lines(before.text), _lines(after.text), f"a/{shown}", f"b/{shown}"):
+    old, new = (_lines(one.data.decode("utf-8", "surrogateescape")) for one in (before, after))
+    for row in difflib.unified_diff(old, new, _named(f"a/{shown}"), _named(f"b/{shown}")):
         rows.append(row if row.endswith("\n") else row + "\n\\ No newline at end of file\n")
     return "".join(rows)
+
+
+def _named(path: str) -> str:
+    r"""The name of a file in a diff, quoted as git quotes it where it holds what ends a line: `"a/x\n.py"`."""
+    if path.isprintable() and '"' not in path and "\\" not in path:
+        return path
+    return f'"{"".join(map(_spelled, os.fsencode(path)))}"'
+
+
+def _spelled(byte: int) -> str:
+    if chr(byte) in _ESCAPES:
+        return _ESCAPES[chr(byte)]
+    return chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+
+
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 
 
 def _lines(text: str) -> list[str]:
