@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def after_import(name: str, act: Callable[[], None]) -> Callable[[], None]:
+def after_import(name: str, act: Callable[[], None]) -> None:
     """Call `act` as soon as module `name` has been imported: at once where it has been, never where it never is.
-    Return what takes this back.
 
     `act` runs before the `import` statement returns, so no line of the program can use the module before. It must not
     raise. An import that fails does not count; a later one that succeeds does.
     """
     if name in sys.modules:
         act()
-        return lambda: None
-    waiting = next((one for one in sys.meta_path if isinstance(one, _Finder) and one.name == name), None)
-    if waiting is None:
-        waiting = _Finder(name)
-        sys.meta_path.insert(0, waiting)
-    waiting.acts.append(act)
-    return partial(waiting.forget, act)
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.acts.append(act)
+            return
+    sys.meta_path.insert(0, _Finder(name, act))
 
 
 class _Finder:
@@ -34,15 +31,9 @@ class _Finder:
     show in `module.__loader__`.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
         self.name = name
-        self.acts: list[Callable[[], None]] = []
-
-    def forget(self, act: Callable[[], None]) -> None:
-        if act in self.acts:
-            self.acts.remove(act)
-        if not self.acts and self in sys.meta_path:
-            sys.meta_path.remove(self)
+        self.acts = [act]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

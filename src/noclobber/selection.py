@@ -256,7 +256,9 @@ def require(path: str, *, must_exist: bool) -> None:
 def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
     if not os.path.exists(path):
         if must_exist:
-            raise SelectionError(f"there is no baseline `{shown_path(path)}`; `noclobber run --update-baseline` makes it")
+            raise SelectionError(
+                f"there is no baseline `{shown_path(path)}`; `noclobber run --update-baseline` makes it"
+            )
         return Counter()
     try:
         document: Any = json.loads(text_of(path, "baseline"))

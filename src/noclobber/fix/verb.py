@@ -152,7 +152,7 @@ def _selection() -> Selection:
     try:
         selection = from_project(os.getcwd())
         if selection.baseline:
-            require(selection.baseline)
+            require(selection.baseline, must_exist=True)
     except SelectionError as reason:
         raise CannotFix(str(reason)) from None
     return selection

@@ -65,7 +65,7 @@ def _warnings(context: Context, way: Way) -> None:
 
 
 def _compiled(context: Context, way: Way) -> None:
-    way.at_end(compile_guard.skip_ours())
+    way.at_end(compile_guard.skip_ours(way.patches))
 
 
 def _operators(context: Context, way: Way) -> None:

@@ -5,6 +5,7 @@ torch.compile knows torch's functions by their identity, so none may be replaced
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from pathlib import Path
 from types import MethodDescriptorType, ModuleType
 from typing import Any
 
-from noclobber.imports import after_import
+import torch
+
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.patches import Patches
 
 _OURS = Path(__file__).parents[2].as_posix() + "/"
 """The folder of noclobber, as torch.compile lists folders that it leaves alone."""
@@ -61,28 +64,38 @@ class Regions:
         _replace(self._ours, self._native)
 
 
-def skip_ours() -> Callable[[], None]:
+def skip_ours(patches: Patches) -> Callable[[], None]:
     """Keep torch.compile from compiling noclobber's functions where the program's code leads to them. Return what ends
     that.
 
     It would compile each function that a hook or a kernel runs inside a compiled region, and warn of what it cannot
-    compile (torch 2.13; tests/observe/core/test_compiled.py).
+    compile (torch 2.13; tests/observe/core/test_compiled.py). Its modules are imported when it is first called.
     """
-    rules: list[Any] = []
+    lists: list[Any] = []
 
-    def begin() -> None:
-        rules.append(sys.modules["torch._dynamo.trace_rules"])
-        rules[0].SKIP_DIRS.append(_OURS)
-        rules[0]._recompile_re()
-
-    forget = after_import("torch._dynamo.trace_rules", begin)
+    def skip() -> None:
+        rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+        if rules is not None and not lists:
+            lists.append(rules)
+            rules.SKIP_DIRS.append(_OURS)
+            rules._recompile_re()
 
     def end() -> None:
-        forget()
-        if rules:
-            rules[0].SKIP_DIRS.remove(_OURS)
-            rules[0]._recompile_re()
+        for rules in lists:
+            rules.SKIP_DIRS.remove(_OURS)
+            rules._recompile_re()
 
+    compiles = torch.compile
+
+    @functools.wraps(compiles)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        compiled = compiles(*args, **kwargs)
+        skip()
+        return compiled
+
+    skip()
+    if not lists:
+        patches.put(torch, "compile", compile)
     return end
 
 
