@@ -72,15 +72,18 @@ def skip_ours(patches: Patches) -> Callable[[], None]:
     compile (torch 2.13; tests/observe/core/test_compiled.py). Its modules are imported when it is first called.
     """
     lists: list[Any] = []
+    over = False
 
     def skip() -> None:
         rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-        if rules is not None and not lists:
+        if rules is not None and not lists and not over:
             lists.append(rules)
             rules.SKIP_DIRS.append(_OURS)
             rules._recompile_re()
 
     def end() -> None:
+        nonlocal over
+        over = True  # the program may have kept the function that took the place of torch.compile
         for rules in lists:
             rules.SKIP_DIRS.remove(_OURS)
             rules._recompile_re()
