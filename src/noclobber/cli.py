@@ -539,6 +539,7 @@ def _write(path: str, text: str) -> None:
 def _fix(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix, fix_hints
+    from noclobber.render.color import width_of
 
     if options.unproven and options.hints:
         options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
@@ -572,7 +573,7 @@ def _fix(options: argparse.Namespace) -> int:
         elif fixed.diff:
             _out(fixed.diff, raw=True)
     finally:
-        for line in "\n".join(fixed.words).split("\n") if fixed.words else ():
+        for line in fixed.lines(width_of(sys.stderr, os.environ)):
             _say(line)
     return fixed.status
 
@@ -594,6 +595,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     """`noclobber explain`: the page of a rule or of an operator, what an error text means, or the list of rules."""
+    from noclobber.render.color import width_of
+    from noclobber.render.page import page
     from noclobber.rules import catalogue, rule_of
 
     what = " ".join(options.what)
@@ -610,7 +613,7 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     rule = rule_of(what)
     if rule is not None:
-        _out(f"{(rule.__doc__ or '').strip()}\n")
+        _out(page(rule.__doc__ or "", width_of(sys.stdout, os.environ)))
         return 0
     if what == "-" or " " in what:
         from noclobber.reading import Unreadable, text_of

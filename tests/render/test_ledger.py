@@ -98,3 +98,19 @@ def test_a_browser_runs_nothing_that_a_program_wrote(tmp_path: Path) -> None:
     dom = shown(render(Report(ledger=Ledger((evil,))), "html"), tmp_path)
     assert "<title>noclobber</title>" in dom
     assert len(labels(dom)) == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 150])
+def test_a_table_fits_where_it_can(width: int) -> None:
+    source = "hidden_state = self.encoder(inputs, attention_mask=attention_mask, position_ids=position_ids)"
+    module = "Transformer.encoder.layers.11.attention.query_key_value"
+    entries = (
+        Entry("train.py", 30, 9, module, "AddmmBackward0", 3000, 2, source=source, op="linear (addmm)"),
+        Entry("train.py", 31, 9, "Net", "ExpBackward0", 1000, 1, source="y = h.exp()", op="exp"),
+    )
+    text = table(Ledger(entries, "train.py", 31, 4), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "3.0 kB  75.0%  train.py:30" in text
+    assert ("source" in text) == (width >= 80)
+    assert ("query_key_value" in text) == (width >= 60)
+    assert table(LEDGER, 1000) == table(LEDGER)

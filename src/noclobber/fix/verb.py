@@ -17,12 +17,16 @@ from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
-from noclobber.render.text import one_line, typed, visible
+from noclobber.render.text import filled, one_line, typed, visible
 from noclobber.selection import Selection, SelectionError, from_project, require
 
 if TYPE_CHECKING:
     from noclobber.fix.proof.hints import AppliedHints
     from noclobber.fix.proof.search import Repair, Repairs
+
+
+NEXT, CHANGED = "next:", " " * 6
+"""How a command and a line of a patch begin in the summary."""
 
 
 class CannotFix(Exception):
@@ -36,6 +40,15 @@ class Fixed:
     status: int
     diff: str = ""
     words: list[str] = field(default_factory=list)
+
+    def lines(self, width: int | None) -> Iterator[str]:
+        """Yield the lines of the summary. With a width, words are broken there; commands and patches never are."""
+        for text in self.words:
+            if width is None or "\n" in text or text.startswith((NEXT, CHANGED)) or not text:
+                yield from text.split("\n")
+            else:
+                indent = " " * (len(text) - len(text.lstrip()))
+                yield from filled(text.strip(), width, first=indent, below=f"{indent}  ")
 
 
 def fix(
@@ -127,7 +140,7 @@ def told_of_hints(done: AppliedHints, search: Result, words: Sequence[str], writ
     if writing:
         _write_patch(done.patch, fixed)
     elif all(map(_is_ours, done.patch.after)):
-        fixed.words.append(f"next: noclobber fix --hints --write {typed(words)}")
+        fixed.words.append(f"{NEXT} noclobber fix --hints --write {typed(words)}")
     return fixed
 
 
@@ -218,14 +231,14 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         _write(done, fixed, proven or unproven)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
         options = "--write" if proven else "--write --unproven"
-        fixed.words.append(f"next: noclobber fix {options} {typed(words)}")
+        fixed.words.append(f"{NEXT} noclobber fix {options} {typed(words)}")
     return fixed
 
 
 def _changed(patch: Patch) -> list[str]:
     """The lines that a patch takes out and puts in."""
     lines = [line for one in _diffs(patch) for line in one.splitlines()]
-    return [f"      {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
+    return [f"{CHANGED}{line}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
 
 
 def _proof(one: Repair) -> str:

@@ -38,7 +38,7 @@ def full(report: Report, *, color: bool = False, width: int | None = None) -> st
     from noclobber.render import terminal
 
     text = terminal.full(report, color=color, width=width)
-    return text if report.ledger is None else f"{text}\n{table(report.ledger)}"
+    return text if report.ledger is None else f"{text}\n{table(report.ledger, width)}"
 
 
 def window(finding: Finding, *, color: bool = False, width: int | None = None) -> str:

@@ -13,10 +13,11 @@ from noclobber.model.source import cell_of
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
 from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
+from noclobber.render.text import NARROWEST as NARROWEST_WORDS
 
 WIDTH = 120
 """The cells of a source line if the width of the output is not known. Words are then not broken."""
-NARROWEST = 40
+NARROWEST = 35
 """Cells below which the window would show no source at all."""
 SEVERITIES = ("error", "warning", "hint")
 """The worst first."""
@@ -41,7 +42,7 @@ def details(finding: Finding, width: int | None) -> Iterable[Row]:
     proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
     gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
     cells = max(width or WIDTH, NARROWEST + gutter)
-    yield from snippet.window(finding, gutter, cells, cell_len)
+    yield from snippet.window(finding, gutter, cells, cell_len, _wrapped if width else _whole)
     for note in finding.notes:
         yield from _words("note", note, width)
     if finding.count > 1:
@@ -92,7 +93,7 @@ def _wrapped(line: str, width: int | None, *, indent: int = 0) -> list[str]:
     """Break a line between words. All but the first are to be indented by the caller, by `indent` cells."""
     if width is None or cell_len(line) <= width:
         return [line]
-    most = max(width, NARROWEST)
+    most = max(width, NARROWEST_WORDS)
     parts, rest = [], line
     while cell_len(rest) > most:
         cut = rest.rfind(" ", 1, most + 1)
@@ -101,8 +102,12 @@ def _wrapped(line: str, width: int | None, *, indent: int = 0) -> list[str]:
             break
         parts.append(rest[:cut].rstrip())
         rest = rest[cut:].lstrip()
-        most = max(width - indent, NARROWEST)
+        most = max(width - indent, NARROWEST_WORDS)
     return [*parts, rest]
+
+
+def _whole(line: str, width: int) -> list[str]:
+    return [line]
 
 
 def _counts(report: Report) -> str:

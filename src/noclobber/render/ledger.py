@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.units import share, size
-from noclobber.render.text import one_line, place_of_line
+from noclobber.render.fit import CUT
+from noclobber.render.text import filled, one_line, place_of_line
 
+LINE, MODULE, SOURCE = 2, 3, 5
+"""Columns: the first with words, and those that may be shortened."""
 MOST = 30
 """How many rows the table has; one more sums up the rest."""
 
 
-def table(ledger: Ledger) -> str:
-    """The sum and when it was reached, then a row for each line, module and operator; every line ends in a newline."""
+NARROWEST = 16
+"""Cells that a module and a source keep where a row is too wide. Below that, columns are left out."""
+GAP = "  "
+
+
+def table(ledger: Ledger, width: int | None = None) -> str:
+    """The sum and when it was reached, then a row for each line, module and operator; every line ends in a newline.
+
+    With a width, words are broken there, and rows have shorter columns, or fewer.
+    """
     if not ledger.entries:
         return "kept for backward: nothing was saved\n"
     kept = [one for one in ledger.entries if not one.parameter]
@@ -21,17 +34,53 @@ def table(ledger: Ledger) -> str:
         lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
     if ledger.parameters:
         lines.append(f"parameters among the saves: {size(ledger.parameters)}, which live anyway")
+    if width is not None:
+        lines = [part for line in lines for part in filled(line, width, below="  ")]
     if not kept:
         return "".join(f"{line}\n" for line in lines)
     rows = [("bytes", "share", "line", "module", "operator", "source"), *(_row(one, ledger) for one in kept[:MOST])]
     if len(kept) > MOST:
         rest = sum(one.bytes for one in kept[MOST:])
         rows.append((size(rest), share(rest, ledger.bytes), f"{len(kept) - MOST} more", "", "", ""))
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
-    for row in rows:
-        cells = [f"{row[0]:>{widths[0]}}", f"{row[1]:>{widths[1]}}", *(f"{row[at]:<{widths[at]}}" for at in (2, 3, 4))]
-        lines.append("  ".join((*cells, row[5])).rstrip())
+    rows = rows if width is None else _narrowed(rows, width)
+    lines += [_joined(row, _widths(rows)) for row in rows]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _joined(row: tuple[str, ...], widths: Sequence[int]) -> str:
+    """Return a row as a line: the bytes and the share to the right, words to the left."""
+    cells = [
+        cell.rjust(most) if at < LINE else cell.ljust(most)
+        for at, (cell, most) in enumerate(zip(row, widths, strict=True))
+    ]
+    return GAP.join(cells).rstrip()
+
+
+def _narrowed(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Return the rows so that they fit: with a shorter source, a shorter module, then without source and words."""
+
+    def over() -> int:
+        return len(GAP.join(" " * most for most in _widths(rows))) - width
+
+    for at, keeps_end in ((SOURCE, False), (MODULE, True)):
+        if (cells := over()) > 0:
+            most = max(_widths(rows)[at] - cells, NARROWEST)
+            rows = [(*row[:at], _cut(row[at], most, keeps_end), *row[at + 1 :]) for row in rows]
+    for at in (SOURCE, MODULE, MODULE):  # the last time, the operator stands where the module was
+        if over() > 0:
+            rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    return rows
+
+
+def _cut(text: str, most: int, keeps_end: bool) -> str:
+    """Return a text of at most so many characters; of a module, the end says more."""
+    if len(text) <= most:
+        return text
+    return f"{CUT}{text[len(text) - most + 1 :]}" if keeps_end else f"{text[: most - 1]}{CUT}"
 
 
 def place_of(one: Entry) -> str:

@@ -6,7 +6,7 @@ are on one line, but hard to get right. This stays readable with any number of l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from noclobber.model.finding import Finding, Label
@@ -17,6 +17,8 @@ Row = list[tuple[str, str]]
 """(style, text) from left to right. The styles are named in `terminal` and `html`; "" is plain."""
 STORY = ("create", "save", "write", "read", "inside")
 CONTINUES = "..."
+Wrap = Callable[[str, int], list[str]]
+"""Breaks words to a number of cells, between words; where the width of the output is not known, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def bar(gutter: int) -> Row:
     return [("gutter", " " * (gutter + 1) + "|")]
 
 
-def window(finding: Finding, gutter: int, width: int, cells: Cells) -> list[Row]:
+def window(finding: Finding, gutter: int, width: int, cells: Cells, wrap: Wrap) -> list[Row]:
     """All places of a finding, the primary label's file first; no rows where a finding has no labels."""
     primary = finding.primary
     if primary is None:
@@ -54,12 +56,12 @@ def window(finding: Finding, gutter: int, width: int, cells: Cells) -> list[Row]
         head = primary if arrow == "-->" else labels[0]
         rows.append([("gutter", f"{' ' * gutter}{arrow} "), ("", place(head.span))])
         rows.append(bar(gutter))
-        rows.extend(_file(labels, primary, gutter, width, cells))
+        rows.extend(_file(labels, primary, gutter, width, cells, wrap))
         rows.append(bar(gutter))
     return rows
 
 
-def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: Cells, wrap: Wrap) -> Iterable[Row]:
     sources: dict[int, str] = {}
     for label in sorted(labels, key=lambda one: one is not primary):
         for number, text in kept_source(label).items():
@@ -73,10 +75,12 @@ def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: C
         if previous is not None and number > previous + 1:
             yield [("gutter", CONTINUES)]
         if sources[number].strip():
-            yield from _line(number, sources[number], marks[number], gutter, width, cells)
+            yield from _line(number, sources[number], marks[number], gutter, width, cells, wrap)
         else:  # the source is gone: the words stand where it would
             for mark in sorted(marks[number], key=_story):
-                yield [("gutter", f"{number:>{gutter}} = "), (mark.style, mark.text)]
+                first, *rest = wrap(mark.text, width - gutter - 3)
+                yield [("gutter", f"{number:>{gutter}} = "), (mark.style, first)]
+                yield from ([("", " " * (gutter + 3)), (mark.style, line)] for line in rest)
         previous = number
 
 
@@ -96,7 +100,9 @@ def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tup
     yield span.end_line, Mark(len(last) - len(last.lstrip()), span.end_column - 1, label, primary, text)
 
 
-def _line(number: int, text: str, marks: list[Mark], gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+def _line(
+    number: int, text: str, marks: list[Mark], gutter: int, width: int, cells: Cells, wrap: Wrap
+) -> Iterable[Row]:
     """A source line with its underlines; again for labels that are too far apart for one piece of a long line."""
     line = lay_out(text, cells)
     room = width - gutter - 3
@@ -108,7 +114,7 @@ def _line(number: int, text: str, marks: list[Mark], gutter: int, width: int, ce
         for mark, (start, end) in zip(group, bounds, strict=True):
             by_cells.setdefault((*piece.cells_of(start, end), mark.tail), []).append(mark)
         for (start, end, _), equal in by_cells.items():
-            yield from _underline(start, end, equal, gutter, room, cells)
+            yield from _underline(start, end, equal, gutter, room, cells, wrap)
 
 
 def _groups(line: Line, marks: list[Mark], room: int) -> Iterable[list[Mark]]:
@@ -129,7 +135,9 @@ def _story(mark: Mark) -> int:
     return STORY.index(mark.label.role) if mark.label.role in STORY else len(STORY)
 
 
-def _underline(start: int, end: int, marks: list[Mark], gutter: int, room: int, cells: Cells) -> Iterable[Row]:
+def _underline(
+    start: int, end: int, marks: list[Mark], gutter: int, room: int, cells: Cells, wrap: Wrap
+) -> Iterable[Row]:
     """An underline, the first words beside it where they fit, others beneath."""
     primary = any(mark.primary for mark in marks)
     style = "primary" if primary else "secondary"
@@ -144,4 +152,4 @@ def _underline(start: int, end: int, marks: list[Mark], gutter: int, room: int, 
         column = max(0, min(start, room - max(cells(mark.text) for mark in texts)))
     yield row
     for mark in texts:
-        yield [margin, ("", " " * column), (mark.style, mark.text)]
+        yield from ([margin, ("", " " * column), (mark.style, line)] for line in wrap(mark.text, room - column))

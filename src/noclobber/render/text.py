@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from noclobber.model.source import Span, cell_of, source_line
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
+NARROWEST = 20
+"""Words are not broken to fewer cells."""
 FIXING, APPLYING = "to fix this", "to apply and measure this"
 """What stands before the command of `fix_command`: for errors and warnings, and for hints."""
 _ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -53,6 +56,13 @@ def broken(text: str) -> list[str]:
 def one_line(text: str) -> str:
     """A text of any number of lines on one line."""
     return " ".join(line.strip() for line in broken(text) if line)
+
+
+def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[str]:
+    """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with."""
+    most = max(width, NARROWEST)
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
 
 
 def shown_path(path: str) -> str:
