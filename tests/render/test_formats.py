@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render import FORMATS, footer, render, window
 
+from . import awkward
 from .catalogue import stale_save
 from .source import File, advice, finding, stale
 
@@ -173,3 +176,13 @@ def test_the_command_gives_a_shell_the_words_as_they_were(words: tuple[str, ...]
 def test_a_report_that_names_no_command_has_none(fix: object) -> None:
     report = Report((stale_save,), program={"fix": fix})
     assert footer(report) == footer(Report((stale_save,)))
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"), [("/x/a\udcff.py", "file:///x/a%FF.py"), ("a\ud800 é.py", "a%3F%20%C3%A9.py")]
+)
+def test_a_place_in_sarif_has_the_bytes_of_the_name(path: str, uri: str) -> None:
+    label = replace(awkward.tabs.labels[0], span=replace(awkward.tabs.labels[0].span, path=path), primary=True)
+    document = json.loads(render(Report((replace(awkward.tabs, labels=(label,)),)), "sarif"))
+    (location,) = document["runs"][0]["results"][0]["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == uri

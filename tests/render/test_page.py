@@ -114,3 +114,47 @@ def test_a_browser_runs_nothing_of_a_hostile_program(tmp_path: Path) -> None:
     dom = shown(render(Report((evil(),)), "html"), tmp_path)
     assert "<title>noclobber</title>" in dom
     assert "<img" not in dom
+
+
+def test_a_page_says_what_was_run() -> None:
+    program = {"argv": ["train.py", "<b>", "two words"], "torch": "2.13.0", "python": "3.11.7", "status": 1}
+    page = render(Report(program=program), "html")
+    title = "noclobber: train.py &#x27;&lt;b&gt;&#x27; &#x27;two words&#x27;"
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1><div>torch 2.13.0, Python 3.11.7, exit status 1</div>" in page
+    assert "<h1>noclobber</h1><div></div>" in render(Report(program={"argv": 3, "torch": None}), "html")
+
+
+def test_words_may_be_broken_and_windows_may_not() -> None:
+    one = replace(awkward.tabs, notes=("a note " * 40,))
+    page = render(Report((one,)), "html")
+    windows = re.findall(r"<pre class='window'>(.*?)</pre>", page, re.DOTALL)
+    words = re.findall(r"<pre class='words'>(.*?)</pre>", page, re.DOTALL)
+    assert any("^^^" in part for part in windows)
+    assert not any("a note" in part for part in windows)
+    assert "a note a note" in "".join(words)
+    assert "pre.words { white-space: pre-wrap" in page
+    assert page.count("pre-wrap") == 2, "that of the words and that of the headline"
+
+
+def contrast(color: str, ground: str) -> float:
+    """As WCAG 2.2 computes it."""
+
+    def light(one: str) -> float:
+        parts = [int(one[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, bright = sorted((light(color), light(ground)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_the_colours_of_a_dark_page_are_light() -> None:
+    page = render(report(), "html")
+    dark = re.search(r"prefers-color-scheme: dark\) \{ :root \{ (.*?) \}", page)
+    assert dark is not None
+    colors = re.findall(r"--(\w+): (#[0-9a-f]{6})", dark[1])
+    assert [name for name, _ in colors] == ["red", "amber", "blue", "teal", "green"]
+    assert min(contrast(color, "#121212") for _, color in colors) >= 7
+    assert "style='color:var(--red);font-weight:bold'" in page
+    assert "var(" not in part(report())

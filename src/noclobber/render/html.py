@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from html import escape
+from itertools import groupby
 
 from noclobber.model.finding import Finding
 from noclobber.model.ledger import Ledger
@@ -12,12 +14,16 @@ from noclobber.model.report import Report
 from noclobber.model.units import size
 from noclobber.render.ledger import place_of, table
 from noclobber.render.snippet import Row
-from noclobber.render.text import one_line, shown_path, visible
+from noclobber.render.text import one_line, shown_path, typed, visible
 
 WIDTH, HEIGHT = 1000, 480
 """The size of the ledger's picture, in its own units."""
 _RED, _AMBER, _BLUE, _TEAL, _GREEN = "#d3302f", "#a86400", "#3b78c9", "#0a857c", "#2e8540"
 """They can be read on white and on black: a notebook does not say which it has."""
+_DARK = {_RED: "#ff8a80", _AMBER: "#f2b84b", _BLUE: "#8fbcff", _TEAL: "#5ad1c8", _GREEN: "#7fd694"}
+"""What a page has instead where it is dark."""
+_NAMES = {_RED: "red", _AMBER: "amber", _BLUE: "blue", _TEAL: "teal", _GREEN: "green"}
+_COLOR = re.compile("#[0-9a-f]{6}")
 _SEVERITY = {"error": f"color:{_RED};font-weight:bold", "warning": f"color:{_AMBER};font-weight:bold"}
 _SEVERITY["hint"] = f"color:{_TEAL};font-weight:bold"
 _STYLES = {
@@ -39,13 +45,14 @@ def html(report: Report, *, color: bool = False, width: int | None = None) -> st
     from noclobber.render import layout
 
     findings = "".join(_folding(one, report) for one in report.findings)
-    footer = _painted(layout.footer(report, None), _STYLES)
+    footer = _painted(layout.footer(report, None), _on_page(_STYLES))
+    title = escape(_title(report))
     body = (
-        f"<main><h1>noclobber</h1>{_filters(report)}<div id='findings'>{findings}</div>"
-        f"<pre>{footer}</pre>{_ledger(report.ledger)}</main>"
+        f"<main><h1>{title}</h1><div>{escape(_surroundings(report))}</div>{_filters(report)}"
+        f"<div id='findings'>{findings}</div><pre class='words'>{footer}</pre>{_ledger(report.ledger)}</main>"
     )
     head = (
-        "<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>noclobber</title>"
+        f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
         f"<meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">{_STYLE}"
     )
     script = f"<script>{_FILTERING}</script>" if report.findings else ""
@@ -67,15 +74,39 @@ def _folding(finding: Finding, report: Report) -> str:
     """A finding below its headline, which folds and unfolds it."""
     from noclobber.render import layout
 
-    title = _painted(layout.headline(finding, None), _styles(finding)).rstrip()
-    details = _painted(layout.details(finding, None), _styles(finding))
+    styles = _on_page(_styles(finding))
+    title = _painted(layout.headline(finding, None), styles).rstrip()
+    parts = groupby(layout.details(finding, None), _is_words)
+    details = "".join(
+        f"<pre class='{'words' if words else 'window'}'>{_painted(rows, styles)}</pre>" for words, rows in parts
+    )
     about = {
         "code": visible(finding.code),
         "file": _file(finding),
         "process": "\n".join(_processes(finding, report)),
     }
     data = "".join(f" data-{name}='{escape(value)}'" for name, value in about.items())
-    return f"<details open{data}><summary><code>{title}</code></summary><pre>{details}</pre></details>"
+    return f"<details open{data}><summary><code>{title}</code></summary><div class='box'>{details}</div></details>"
+
+
+def _is_words(row: Row) -> bool:
+    """Return True for a line of a note or of help, which may be broken; a line of a window may not."""
+    return bool(row) and row[0][0] != "gutter"
+
+
+def _title(report: Report) -> str:
+    """Return what the page is about: the program, where the report has it."""
+    words = report.program.get("argv")
+    if not isinstance(words, list) or not words or not all(isinstance(one, str) for one in words):
+        return "noclobber"
+    return f"noclobber: {typed(words)}"
+
+
+def _surroundings(report: Report) -> str:
+    """Return the versions and the exit status that the report has: "torch 2.13.0, Python 3.11.7, exit status 1"."""
+    named = {"torch": "torch", "python": "Python", "status": "exit status"}
+    known = {words: report.program.get(name) for name, words in named.items()}
+    return ", ".join(f"{words} {one_line(str(one))}" for words, one in known.items() if isinstance(one, (str, int)))
 
 
 def _filters(report: Report) -> str:
@@ -105,6 +136,11 @@ def _file(finding: Finding) -> str:
 
 def _processes(finding: Finding, report: Report) -> Iterable[str]:
     return [one_line(one.described()) for one in report.processes if one.id in finding.processes]
+
+
+def _on_page(styles: dict[str, str]) -> dict[str, str]:
+    """Return styles whose colours are lighter where the page is dark."""
+    return {name: _COLOR.sub(lambda found: f"var(--{_NAMES[found[0]]})", style) for name, style in styles.items()}
 
 
 def _styles(finding: Finding) -> dict[str, str]:
@@ -154,20 +190,27 @@ def _ledger(ledger: Ledger | None) -> str:
         f"<fieldset><legend>Group by</legend>{choices}</fieldset>"
         f"<svg id='map' viewBox='0 0 {WIDTH} {HEIGHT}' role='group' aria-label='Bytes kept for backward'></svg>"
         f"<p id='said' role='status' aria-live='polite'></p>"
-        f"<table><caption>Bytes kept at the peak, the most first</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{cells}</tbody></table></section>"
+        f"<div class='wide'><table><caption>Bytes kept at the peak, the most first</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div></section>"
         f"<script type='application/json' id='rows'>{data}</script><script>{_SCRIPT}</script>"
     )
 
 
-_STYLE = """<style>
-:root { color-scheme: light dark; }
+_LIGHT_COLORS = " ".join(f"--{name}: {color};" for color, name in _NAMES.items())
+_DARK_COLORS = " ".join(f"--{_NAMES[color]}: {dark};" for color, dark in _DARK.items())
+_STYLE = (
+    f"""<style>
+:root {{ color-scheme: light dark; {_LIGHT_COLORS} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_COLORS} }} }}
+"""
+    + """\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
 main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
-pre { overflow-x: auto; padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
+.box, main > pre { padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
+pre { overflow-x: auto; margin: 0; }
+pre.words { white-space: pre-wrap; overflow-wrap: break-word; }
 summary { cursor: pointer; padding: .5rem 0; }
 summary code { white-space: pre-wrap; font-size: 1rem; }
-details pre { margin-top: 0; }
 #filters { display: flex; flex-wrap: wrap; gap: 1rem; align-items: baseline; }
 #filters[hidden] { display: none; }
 fieldset { border: 0; padding: 0; margin: 0 0 .5rem; display: flex; gap: 1rem; }
@@ -177,16 +220,19 @@ svg rect { stroke: Canvas; stroke-width: 2; }
 svg text { fill: #111; font-size: 13px; pointer-events: none; }
 svg g:focus { outline: none; }
 svg g:focus rect, svg g:hover rect { stroke: CanvasText; stroke-width: 4; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; font-weight: 600; padding: 1rem 0 .25rem; }
 td:first-child { white-space: nowrap; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top; overflow-wrap: anywhere;
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top;
   border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
 @media print {
-  fieldset, svg, #said, #filters { display: none; }
-  pre { white-space: pre-wrap; overflow: visible; }
+  fieldset, #said, #filters { display: none; }
+  pre { overflow: visible; font-size: 7pt; }
+  svg { break-inside: avoid; print-color-adjust: exact; }
 }
 </style>"""
+)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """Nothing may be loaded, whatever the text of a program holds."""
 _FILTERING = """
