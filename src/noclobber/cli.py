@@ -660,6 +660,7 @@ def _operator(what: str) -> int:
     with _torch_needed():
         from noclobber.ops.explaining import names as operator_names
         from noclobber.ops.explaining import page_of
+    from noclobber.render.color import width_of
     from noclobber.render.operator import page
     from noclobber.rules import catalogue
 
@@ -667,7 +668,7 @@ def _operator(what: str) -> int:
         sys.path.insert(0, "")  # as `python -c` has it: a custom operator may be defined in a file here
     found = page_of(what)
     if found is not None:
-        _out(page(found))
+        _out(page(found, width_of(sys.stdout, os.environ)))
         return 0
     from difflib import get_close_matches
 

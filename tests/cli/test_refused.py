@@ -13,7 +13,8 @@ from .running import noclobber, write
 NOT_PROGRAMS = {
     "missing": (["run", "none.py"], "cannot open `none.py`: No such file or directory"),
     "binary": (["run", "model.pt"], "`model.pt` is not a Python program: it holds null bytes"),
-    "undecodable": (["run", "latin.py"], "`latin.py` is not a Python program: "),
+    "undecodable": (["run", "latin.py"], "`latin.py` is not a Python program: invalid or missing encoding"),
+    "undecodable further down": (["run", "below.py"], "`below.py` is not a Python program: byte 9 is no text in UTF-8"),
     "unknown encoding": (["run", "cookie.py"], "`cookie.py` is not a Python program: unknown encoding"),
     "syntax error": (["run", "wrong.py"], "wrong.py:3:9: expected ':'"),
     "wide characters": (["run", "wide.py"], "wide.py:1:10: "),
@@ -70,6 +71,7 @@ def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x80\x02\x00\x00")
     (tmp_path / "latin.py").write_bytes("x = 'é'".encode("latin-1"))
+    (tmp_path / "below.py").write_bytes(b'\n\n\nx = "a\xe9"\n')
     (tmp_path / "cookie.py").write_bytes(b"# coding: nonesuch\n")
     ended = noclobber(words, tmp_path, stdin="x y\n")
     assert ended.stderr.startswith(f"noclobber: error: {line}")

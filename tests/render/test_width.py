@@ -10,7 +10,8 @@ from rich.cells import cell_len
 
 from noclobber.fix.verb import Fixed
 from noclobber.model.finding import Finding
-from noclobber.render import window
+from noclobber.model.probe import Case, OperatorPage
+from noclobber.render import operator, window
 from noclobber.render.page import CODE, page
 from noclobber.render.text import visible
 from noclobber.rules import catalogue
@@ -73,3 +74,11 @@ def test_the_summary_of_fix() -> None:
     assert max(map(len, lines[:-5])) <= 40
     assert lines[:2] == ["NC101 train.py:4: in-place write to a", "  tensor that backward still needs"]
     assert list(Fixed(0, words=words).lines(None)) == words
+
+
+def test_the_page_of_an_operator() -> None:
+    case = Case("exp(self)", (), ("result",), ("self",))
+    notes = ("what is kept depends on the device that the tensors are on, and on the release of PyTorch",)
+    one = OperatorPage("torch.exp", "2.13.0", ("exp keeps its result, " * 6,), (case,), (), (), notes)
+    assert max(map(len, operator.page(one, 50).splitlines())) <= 50
+    assert operator.page(one, 50).split() == operator.page(one).split()

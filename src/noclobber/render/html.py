@@ -207,7 +207,7 @@ _STYLE = (
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
 main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
 .box, main > pre { padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
-pre { overflow-x: auto; margin: 0; }
+pre { overflow-x: auto; margin: 0; font-size: .875rem; }
 pre.words { white-space: pre-wrap; overflow-wrap: break-word; }
 summary { cursor: pointer; padding: .5rem 0; }
 summary code { white-space: pre-wrap; font-size: 1rem; }

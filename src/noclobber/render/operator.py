@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from noclobber.model.probe import Case, OperatorPage
+from noclobber.render.text import filled
 
 WIDTH = 100
 
 
-def page(one: OperatorPage) -> str:
-    """The page of an operator; every line ends in a newline."""
-    lines = [
-        f"{one.name}: what backward keeps, and what may be overwritten before it (tried with torch {one.torch})",
-        "",
-    ]
-    lines += [*_wrapped(one.why), ""] if one.why else []
+def page(one: OperatorPage, width: int | None = None) -> str:
+    """The page of an operator; every line ends in a newline. With a width, words are broken there."""
+    title = f"{one.name}: what backward keeps, and what may be overwritten before it (tried with torch {one.torch})"
+    lines = [*_filled(title, width), ""]
+    most = WIDTH if width is None else min(width, WIDTH)
+    lines += [*(line for sentence in one.why for line in filled(sentence, most)), ""] if one.why else []
     rows = [("call", "requires grad", "kept", "free"), *(_row(case) for case in one.cases)]
     rows += [_row_in_place(case) for case in one.in_place]
     lines += [f"  {line}" for line in _aligned(rows)]
@@ -29,8 +28,9 @@ def page(one: OperatorPage) -> str:
             if formula.kept != formula.probed:
                 said, seen = ", ".join(formula.kept) or "nothing", ", ".join(formula.probed) or "nothing"
                 lines.append(f"    note: the formula computes with {said}; the calls above kept {seen}")
-    lines += [f"note: {note}" for note in one.notes]
-    lines += ["", "After backward everything may be overwritten; a leaf that requires grad only under torch.no_grad()."]
+    lines += [line for note in one.notes for line in _filled(f"note: {note}", width)]
+    last = "After backward everything may be overwritten; a leaf that requires grad only under torch.no_grad()."
+    lines += ["", *_filled(last, width)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -64,5 +64,5 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _wrapped(sentences: Sequence[str]) -> list[str]:
-    return [line for sentence in sentences for line in textwrap.wrap(sentence, WIDTH)]
+def _filled(text: str, width: int | None) -> list[str]:
+    return [text] if width is None else filled(text, width, below="  ")
