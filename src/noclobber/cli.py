@@ -53,6 +53,8 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         return REFUSED
     if options.verb in ("run", "fix") and (not program or (program[0] in ("-m", "-c") and len(program) == 1)):
         options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
+    if options.verb in ("run", "fix") and not _here():
+        return _refuse("the current folder was removed")
     if options.verb == "run":
         return _run(options, program)
     options.program = program
@@ -290,10 +292,8 @@ def _selection(options: argparse.Namespace) -> Selection:
     """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
     from noclobber.selection import Selection, codes, from_project
 
-    try:
-        chosen = from_project(os.getcwd())
-    except OSError:  # the folder was removed, and no file of ours is in it
-        chosen = Selection()
+    here = _here()
+    chosen = from_project(here) if here else Selection()
     if options.select is not None:
         chosen = replace(chosen, select=codes(options.select, "--select"))
     if options.ignore is not None:
@@ -474,6 +474,14 @@ def _trace(crash: Exception) -> str:
 def _counts(report: Report) -> str:
     counts = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
     return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or "nothing found"
+
+
+def _here() -> str:
+    """Return the current folder; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _real(path: str) -> str:

@@ -113,6 +113,12 @@ def test_nothing_asked_for_prints_the_help(tmp_path: Path) -> None:
     assert ended.status == 2
 
 
+def test_the_usage_of_run_names_what_selects(tmp_path: Path) -> None:
+    usage = noclobber(["run", "--help"], tmp_path).stdout.partition("\n\n")[0]
+    options = ("-f", "-o", "--select", "--ignore", "--baseline", "--update-baseline")
+    assert [one for one in options if f"[{one}" not in usage and f"{one}]" not in usage] == []
+
+
 @pytest.mark.parametrize("verb", ["run", "explain", "report"])
 def test_help_of_a_verb_has_an_example(tmp_path: Path, verb: str) -> None:
     ended = noclobber([verb, "--help"], tmp_path)

@@ -76,6 +76,17 @@ def test_a_current_folder_that_was_removed(folder: Path) -> None:
     assert '"version": "2.1.0"' in ended.stdout
 
 
+@pytest.mark.parametrize("verb", ["run", "fix"])
+def test_nothing_runs_in_a_folder_that_was_removed(folder: Path, verb: str) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; {OURS} {verb} {folder / 'train.py'}"
+    ended = call(["sh", "-c", command], folder)
+    assert (ended.status, ended.stdout, ended.stderr) == (
+        2,
+        "",
+        "noclobber: error: the current folder was removed\n",
+    )
+
+
 @pytest.mark.parametrize("words", [["report", "-"], ["explain", "-"], ["doctor"]], ids=" ".join)
 def test_an_interrupt_is_one_line(tmp_path: Path, words: list[str]) -> None:
     write(tmp_path, {"torch.py": "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n"})
