@@ -13,6 +13,8 @@ from functools import partial
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, NoReturn
 
+from noclobber.render.text import visible
+
 if TYPE_CHECKING:
     from noclobber.model.report import Report
     from noclobber.run import Run
@@ -90,18 +92,12 @@ def _out(text: str, *, raw: bool = False) -> None:
 
 
 def _say(line: str) -> None:
-    """Print a line on stderr."""
-    _put(f"{_visible(line)}\n", sys.stderr)
-
-
-def _visible(line: str) -> str:
-    """Return a line in which nothing acts on a terminal, whatever a file name or an option holds."""
-    from noclobber.render.text import visible
-
-    return visible(line)
+    """Print a line on stderr. Nothing in it acts on a terminal, whatever a file name or an option holds."""
+    _put(f"{visible(line)}\n", sys.stderr)
 
 
 def _put(text: str, stream: IO[str] | None) -> None:
+    """Print on stderr, or on what was stderr before the program ran."""
     # The stream may be closed, or its reader may be gone: then nobody can read this.
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
@@ -457,7 +453,7 @@ def _tell_notes(run: Run, report: Report) -> None:
 
 def _tell(run: Run, *lines: str) -> None:
     for line in lines:
-        _put(f"{_visible(line)}\n", run.stderr)
+        _put(f"{visible(line)}\n", run.stderr)
 
 
 def _crash(what: str, trace: str) -> list[str]:
@@ -577,7 +573,7 @@ def _fix(options: argparse.Namespace) -> int:
         return INTERRUPTED
     try:
         if sys.stdout is not None and sys.stdout.isatty():
-            _out("".join(f"{_visible(line)}\n" for line in fixed.diff.split("\n")[:-1]))
+            _out("".join(f"{visible(line)}\n" for line in fixed.diff.split("\n")[:-1]))
         elif fixed.diff:
             _out(fixed.diff, raw=True)
     finally:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -158,8 +159,8 @@ class Run:
             return ""
         if unsupported:
             return f"nothing was watched: {unsupported}"
-        if self._interrupt is not None:
-            return "nothing was watched: the program was interrupted"
+        if "torch" not in sys.modules and self._interrupt is not None and _is_of_torch(self._interrupt):
+            return "nothing was watched: the program was interrupted while it imported torch"
         if "torch" not in sys.modules and not any(one.counts for one in report.processes):
             return "nothing to watch: torch was never imported"
         if "torch" in sys.modules and not is_pytorch():
@@ -174,6 +175,12 @@ class Run:
         if self._interrupt is not None:
             sys.excepthook = lambda *_: None
             raise self._interrupt
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Return True if an exception passed through a module of torch."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == "torch" for frame in frames)
 
 
 def _temporary() -> str:
