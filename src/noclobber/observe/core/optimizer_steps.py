@@ -38,18 +38,9 @@ def arm(context: Context, way: Way) -> None:
     before, after = _before(context, way), _after(context, way)
     if context.native is not None and context.by_key:
         take, end = context.native.around_steps(before, after, _is_ours, _about)
-        before, after = _of_python(take), _of_python(end)
+        before, after = way.entry(take), way.entry(end, also_off=True)  # Python's: torch.compile warns of native hooks
     way.at_end(private.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(private.hook(register_optimizer_step_post_hook, after).remove)
-
-
-def _of_python(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a Python function that calls a native hook: torch.compile warns of a hook that has no Python code."""
-
-    def call(*args: object) -> None:
-        hook(*args)
-
-    return call
 
 
 def _before(
