@@ -51,14 +51,14 @@ def test_a_rule_of_another_release_has_no_page() -> None:
 
 
 def test_paths_begin_at_the_root_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "root" / "sub dir"
+    here = tmp_path / "top" / "sub dir"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    given = [str(here / "a.py"), "a.py", "../b.py", str(tmp_path / "root" / "c.py"), str(tmp_path / "d.py"), "<stdin>"]
+    given = [str(here / "a.py"), "a.py", "../b.py", str(tmp_path / "top" / "c.py"), str(tmp_path / "d.py"), "<stdin>"]
     report = Report(tuple(at(path, 1, "") for path in given))
     outside = f"file://{tmp_path}"
-    assert paths(report) == ["a.py", "a.py", "../b.py", f"{outside}/root/c.py", f"{outside}/d.py", "%3Cstdin%3E"]
-    (tmp_path / "root" / ".git").touch()  # a file in a work tree of git, else a folder
+    assert paths(report) == ["a.py", "a.py", "../b.py", f"{outside}/top/c.py", f"{outside}/d.py", "%3Cstdin%3E"]
+    (tmp_path / "top" / ".git").touch()  # a file in a work tree of git, else a folder
     assert paths(report) == ["sub%20dir/a.py", "sub%20dir/a.py", "b.py", "c.py", f"{outside}/d.py", "%3Cstdin%3E"]
 
 
