@@ -56,6 +56,8 @@ def arm(context: Context, way: Way) -> None:
         return result
 
     begins, has_ended = _beginning(context), way.entry(partial(_has_ended, context), also_off=True)
+    if context.native is not None and context.by_key:
+        begins, has_ended = context.native.around_backward(begins, has_ended, _LINES)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 

@@ -12,7 +12,7 @@ from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api.private import Pair
 
 if TYPE_CHECKING:
-    from noclobber.observe.core.records import Record
+    from noclobber.observe.core.records import Backward, Record
     from noclobber.observe.core.write_kernels import Written
 
 
@@ -56,6 +56,15 @@ class HotPath(Protocol):
         They take the usual steps, and call `before` and `after` for all others. `is_ours` returns whether a type of
         optimizers is PyTorch's own; `about` returns what a record says of a step: of which type, whether it is fused,
         and where.
+        """
+
+    def around_backward(
+        self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int, /
+    ) -> tuple[Callable[..., Backward | None], Callable[..., None]]:
+        """Return what to call before and after each backward call.
+
+        They take the plain calls under `install`, and call `begins` and `ends` for all others. `lines` is for how many
+        lines `Thread.boundaries` holds when they last ran a backward.
         """
 
     def backward_begins(self) -> Place | None:

@@ -18,6 +18,8 @@ from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import private
 
+Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
+"""Called with the optimizer and what its `step` was called with."""
 _STEPS = 256
 """The number of lines that run a step, for which the Step is kept."""
 
@@ -37,15 +39,36 @@ def arm(context: Context, way: Way) -> None:
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     before, after = _before(context, way), _after(context, way)
     if context.native is not None and context.by_key:
-        take, end = context.native.around_steps(before, after, _is_ours, _about)
-        before, after = way.entry(take), way.entry(end, also_off=True)  # Python's: torch.compile warns of native hooks
+        before, after = _in_python(way, *context.native.around_steps(before, after, _is_ours, _about))
     way.at_end(private.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(private.hook(register_optimizer_step_post_hook, after).remove)
 
 
-def _before(
-    context: Context, way: Way
-) -> Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]:
+def _in_python(way: Way, take: Callable[..., None], end: Callable[..., None]) -> tuple[Hook, Hook]:
+    """Return the native hooks as functions of Python's: torch.compile warns of others. They call them as `Way.entry`
+    does, which costs more."""
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        try:
+            if way.on:
+                take(optimizer, args, kwargs)
+        except ClobberError:
+            raise
+        except Exception as failure:
+            way.fail(failure)
+
+    def after(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        try:
+            end(optimizer, args, kwargs)
+        except ClobberError:
+            raise
+        except Exception as failure:
+            way.fail(failure)
+
+    return before, after
+
+
+def _before(context: Context, way: Way) -> Hook:
     """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
     optimizers then run unlogged."""
     thread, live, rereads = context.thread, context.live, context.memory.rereads
@@ -124,7 +147,7 @@ def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]
     return _written(kind.__name__, fused), _step(kind.__name__, place)
 
 
-def _after(context: Context, way: Way) -> Callable[..., None]:
+def _after(context: Context, way: Way) -> Hook:
     thread, native = context.thread, context.native
 
     def after(*_: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 from types import ModuleType
 from typing import Any
 from weakref import ref
@@ -17,7 +18,7 @@ from noclobber.observe.core import fingerprints, records, save_hooks, sites, wri
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.write_kernels import Written
@@ -122,6 +123,25 @@ class Bridge:
     ) -> tuple[Callable[..., None], Callable[..., None]]:
         self._native.connect_steps(before, after, self._guarded(is_ours), self._guarded(about))
         return self._native.before_step, self._native.after_step
+
+    def around_backward(
+        self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int
+    ) -> tuple[Callable[..., Backward | None], Callable[..., None]]:
+        context, native = self._context, self._native
+        native.connect_backwards(
+            begins,
+            ends,
+            partial(Backward, None, (), "backward", quiet=True),
+            private.program_has_hooks,
+            sites.identity,
+            context.memory.accumulated.append,
+            context,
+            context.calls.plain,
+            context.thread,
+            private.CALL,
+            lines,
+        )
+        return native.begin_backward, native.end_backward
 
     def records(self) -> list[Record]:
         return [Record(*fields) for fields in self._native.take_records()]

@@ -5,7 +5,7 @@
 
 #include <unordered_set>
 
-#include "steps.h"
+#include "backwards.h"
 
 namespace py = pybind11;
 
@@ -47,6 +47,22 @@ void connect_steps(const py::object &before, const py::object &after, const py::
   replace(after_in_python, after);
   replace(is_ours, ours);
   replace(about_step, words);
+}
+
+void connect_backwards(const py::object &begins, const py::object &ends, const py::object &call, const py::object &hooks,
+                       const py::object &identity, const py::object &accumulate, const py::object &state,
+                       const py::object &plain, const py::object &of, const std::string &key, Py_ssize_t lines) {
+  replace(begins_in_python, begins);
+  replace(ends_in_python, ends);
+  replace(make_call, call);
+  replace(program_has_hooks, hooks);
+  replace(identity_in_python, identity);
+  replace(accumulated, accumulate);
+  replace(context, state);
+  replace(watchers, plain);
+  replace(local_state, of);
+  call_key = key;
+  lines_kept = lines;
 }
 
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves) {
@@ -145,8 +161,10 @@ py::list gradients_behind(const py::list &outputs) {
       waiting.push_back(node);
     }
   };
+  std::vector<torch::autograd::Edge> roots; // of a leaf nobody else may hold the node
   for (const py::handle &one : outputs) {
-    reach(torch::autograd::impl::gradient_edge(THPVariable_Unpack(one.ptr())).function.get());
+    roots.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(one.ptr())));
+    reach(roots.back().function.get());
   }
   py::list gradients;
   while (!waiting.empty()) {
@@ -215,6 +233,8 @@ PyObject *show_place_here(PyObject *, PyObject *) { return shown_place(place_her
 PyMethodDef each_step[] = {
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
     {"after_step", (PyCFunction)(void (*)())after_step, METH_FASTCALL, nullptr},
+    {"begin_backward", (PyCFunction)(void (*)())begin_backward, METH_FASTCALL, nullptr},
+    {"end_backward", (PyCFunction)(void (*)())end_backward, METH_FASTCALL, nullptr},
     {"backward_begins", backward_begins, METH_NOARGS, nullptr},
     {"share", share, METH_O, nullptr},
     {"set_usual", set_usual, METH_O, nullptr},
@@ -233,6 +253,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("enroll_write", &enroll_write);
   m.def("enroll_views", &enroll_views);
   m.def("connect_steps", &connect_steps);
+  m.def("connect_backwards", &connect_backwards);
   m.def("begin", &begin);
   m.def("end", &end);
   m.def("enter", &enter);

@@ -21,12 +21,12 @@ enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3 };
 
 // The code, the offset of the instruction in bytes, and the library's place inside the call or null. Each place exists
 // once and lives until `forget_places`, so two places are equal if their addresses are. `shown` is what Python sees of
-// it, once Python has asked.
+// it, once Python has asked, and `identity` what core/sites.py returns for that, once it was needed.
 struct Place {
   PyObject *code;
   int instruction;
   const Place *inside;
-  mutable PyObject *shown = nullptr;
+  mutable PyObject *shown = nullptr, *identity = nullptr;
 };
 
 inline size_t mixed(uintptr_t one, uintptr_t other) {
@@ -243,14 +243,12 @@ inline void forget_places() {
     place_by_key.clear();
     dropped.swap(codes);
     for (Place &place : all_places) {
-      if (place.shown != nullptr) {
-        dropped.push_back(place.shown);
-      }
+      dropped.insert(dropped.end(), {place.shown, place.identity});
     }
     all_places.clear();
   }
-  for (PyObject *code : dropped) {
-    Py_DECREF(code);
+  for (PyObject *object : dropped) {
+    Py_XDECREF(object);
   }
 }
 

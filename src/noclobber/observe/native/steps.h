@@ -26,15 +26,16 @@ class Name { // a name of Python's, made once
 public:
   explicit Name(const char *text) : name(PyUnicode_InternFromString(text)) {}
   PyObject *of(PyObject *object) const { return PyObject_GetAttr(object, name); }
-  bool is_set_in(PyObject *table) const {
-    PyObject *value = PyDict_Check(table) ? PyDict_GetItemWithError(table, name) : nullptr;
-    return value != nullptr && PyObject_IsTrue(value) == 1;
-  }
+  bool set(PyObject *object, PyObject *value) const { return value != nullptr && PyObject_SetAttr(object, name, value) == 0; }
+  // The same for a dict: the value is borrowed, and null where the table is none or lacks the name.
   PyObject *in(PyObject *table) const { return PyDict_Check(table) ? PyDict_GetItemWithError(table, name) : nullptr; }
+  bool put(PyObject *table, PyObject *value) const { return value != nullptr && PyDict_SetItem(table, name, value) == 0; }
 
 private:
   PyObject *name;
 };
+
+inline bool is_set(PyObject *value) { return value != nullptr && PyObject_IsTrue(value) == 1; }
 
 inline bool is_type_ours(PyObject *type) {
   for (auto &[known, ours] : known_types) {
@@ -120,7 +121,7 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
   if (table == nullptr) {
     return false;
   }
-  const bool is_plain = !differentiable.is_set_in(table), is_fused = fused.is_set_in(table);
+  const bool is_plain = !is_set(differentiable.in(table)), is_fused = is_set(fused.in(table));
   Py_DECREF(table);
   if (!is_plain) {
     return false;

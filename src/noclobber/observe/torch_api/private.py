@@ -182,7 +182,7 @@ def current_node() -> Node | None:
     return _current_node()
 
 
-_CALL = "noclobber: call"
+CALL = "noclobber: call"
 """Short, as the engine copies it for every node: C++ allocates no memory for 15 characters."""
 _PROBE = "noclobber: a probe"
 
@@ -194,7 +194,7 @@ def backward_call() -> Any:
     devices, and those that take over where backward calls are nested deeply (torch 2.13;
     tests/observe/core/test_threads.py).
     """
-    return _aside(_CALL) if _is_aside(_CALL) else None
+    return _aside(CALL) if _is_aside(CALL) else None
 
 
 def set_backward_call(call: object) -> None:
@@ -205,7 +205,7 @@ def set_backward_call(call: object) -> None:
     """
     if _uncounted():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
-    _put_aside(_CALL, call)
+    _put_aside(CALL, call)
 
 
 @cache
