@@ -239,7 +239,7 @@ def test_each_thread_ends_its_own_block():
 
     def block():
         with seen:
-            mine = seen._open.blocks[-1]
+            (mine,) = seen._open._blocks[threading.current_thread()]
             inside.wait(10)
         ended.append(not mine.session.started)
         inside.wait(10)
@@ -248,7 +248,7 @@ def test_each_thread_ends_its_own_block():
     assert ended == [True] * 90
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, float("nan"), True, "x", None])
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, float("nan"), True, "x"])
 def test_every_is_a_whole_number(wrong):
     with pytest.raises(ValueError, match=f"every must be a whole number above 0, not {re.escape(repr(wrong))}"):
         noclobber.watch(every=wrong)
@@ -262,3 +262,72 @@ def test_every_refuses_what_needs_all_steps():
     ):
         with pytest.raises(ValueError, match="every"):
             noclobber.watch(**wrong)
+
+
+def test_every_step_may_be_watched():
+    seen = noclobber.watch(every=1)
+    assert steps(seen, 5, wrong=(2, 4)) == [2]
+    (finding,) = seen.findings
+    assert finding.count == 2
+    assert "steps" not in " ".join(seen.report.coverage.unseen)
+
+
+def hooks_on_top():
+    """Return the pair of hooks that PyTorch calls for a save of this thread."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@pytest.mark.parametrize("kind", [noclobber.watch, noclobber.preserve])
+def test_a_block_that_another_thread_would_end_goes_on_and_leaves_no_hook(kind):
+    block, said = kind(), []
+
+    def ends():
+        with pytest.raises(RuntimeError) as raised:
+            block.__exit__(None, None, None)
+        said.append(str(raised.value))
+
+    with block:
+        other = threading.Thread(target=ends, name="the-other")
+        inside = hooks_on_top()
+        other.start()
+        other.join()
+        assert hooks_on_top() == inside
+    assert said == [
+        f"a block of `{kind.__name__}` began in thread 'MainThread' and ends in thread 'the-other': "
+        "end it in the thread in which it began"
+    ]
+    assert hooks_on_top() is None
+    assert not subscription.is_armed()
+
+
+@pytest.mark.parametrize("kind", [noclobber.watch, noclobber.preserve])
+def test_a_block_ends_anywhere_if_its_thread_is_over(kind):
+    block = kind()
+    thread = threading.Thread(target=block.__enter__)
+    thread.start()
+    thread.join()
+    assert subscription.is_armed()
+    block.__exit__(None, None, None)
+    assert not subscription.is_armed()
+    assert hooks_on_top() is None
+    with pytest.raises(RuntimeError, match=f"this block of `{kind.__name__}` has not begun, or it has ended"):
+        block.__exit__(None, None, None)
+
+
+def test_a_block_inside_a_thread_does_not_end_the_watch_around_the_thread():
+    def thread():
+        with noclobber.watch():
+            torch.ones(3)
+        silent()
+
+    seen = noclobber.watch()
+
+    @seen
+    def around():
+        one = threading.Thread(target=thread)
+        one.start()
+        one.join()
+
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"):
+        around()
+    assert [one.code for one in seen.findings] == ["NC201"]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType, FunctionType, TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberWarning
 from noclobber.model.finding import Finding
@@ -26,6 +26,7 @@ from noclobber.session import OnWrite, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
+B = TypeVar("B")
 
 
 class watch:
@@ -49,9 +50,12 @@ class watch:
 
     `every=100` is for a whole training: put the same object around each step, and it watches the first three steps and
     then one of each hundred, at a place that is drawn. Findings of all steps are in one report, which says how many
-    steps were not watched. A step that begins while another one is watched, inside it or in another thread, is not
-    watched itself. Raises ValueError together with `children`, `ledger` or `hints`, and if it is no whole number above
-    0.
+    steps were not watched. `every=1` watches all steps. A step that begins while another one is watched, inside it or
+    in another thread, is not watched itself. Raises ValueError together with `children`, `ledger` or `hints`, and if it
+    is no whole number above 0. Without `every`, each block has a report of its own.
+
+    A block ends in the thread in which it began, as PyTorch keeps hooks per thread. Elsewhere its end raises
+    RuntimeError, and the block goes on; if the thread in which it began is over, it may end anywhere.
     """
 
     def __init__(
@@ -62,11 +66,11 @@ class watch:
         children: bool = False,
         ledger: bool = False,
         hints: bool = False,
-        every: int = 1,
+        every: int | None = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ValueError(f"every must be a whole number above 0, not {every!r}")
-        if every > 1 and (children or ledger or hints):
+        if every is not None and every > 1 and (children or ledger or hints):
             raise ValueError("every watches some steps only: leave out children, ledger and hints")
         if on_write not in ("record", "raise"):
             raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
@@ -74,8 +78,8 @@ class watch:
         self._contents = contents
         self._children = children
         self._ledger, self._hints = ledger, hints
-        self._sampling = Sampling(every, self._new_session()) if every > 1 else None
-        self._open = _Open()
+        self._sampling = Sampling(every, self._new_session()) if every is not None else None
+        self._open = _Open[Block | None]("watch")
         self._last = Block(Session())
 
     def _new_session(self) -> Session:
@@ -88,13 +92,13 @@ class watch:
         )
 
     def __enter__(self) -> watch:
-        self._open.blocks.append(self._begin())
+        self._open.begun(self._begin())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        news = self._end(self._open.blocks.pop(), error)
+        news = self._end(self._open.ended(), error)
         if error is None and news is not None:
             _warn_about(news)
 
@@ -177,11 +181,39 @@ class watch:
         return report if self._sampling is None else self._sampling.counted(report)
 
 
-class _Open(threading.local):
-    """The blocks that a thread is in, the innermost last; None for a step that is not watched."""
+class _Open(Generic[B]):
+    """The blocks that have begun and not ended, by the thread in which they began."""
 
-    def __init__(self) -> None:
-        self.blocks: list[Block | None] = []
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._blocks: dict[threading.Thread, list[B]] = {}
+        """The innermost block last. A thread changes only its own list, so that no lock is needed."""
+
+    def begun(self, block: B) -> None:
+        """Note a block that begins in this thread."""
+        self._blocks.setdefault(threading.current_thread(), []).append(block)
+
+    def ended(self) -> B:
+        """Return the innermost block of this thread, or else of a thread that is over, and forget it.
+
+        Raises RuntimeError if there is none. PyTorch has a stack of hooks for each thread, and no other thread can take
+        noclobber's hooks off.
+        """
+        here = threading.current_thread()
+        known = list(self._blocks)
+        thread = here if here in known else next((one for one in known if not one.is_alive()), None)
+        if thread is None and known:
+            raise RuntimeError(
+                f"a block of `{self._kind}` began in thread {known[-1].name!r} and ends in thread {here.name!r}: "
+                "end it in the thread in which it began"
+            )
+        if thread is None:
+            raise RuntimeError(f"this block of `{self._kind}` has not begun, or it has ended")
+        blocks = self._blocks[thread]
+        block = blocks.pop()
+        if not blocks:
+            del self._blocks[thread]
+        return block
 
 
 class Sampling:
@@ -210,7 +242,7 @@ class Sampling:
         """Count a step. Return True if it is to be watched: then `ends` must be called."""
         with self._counting:
             self._steps += 1
-            if (self._steps - self.FIRST) % self._every == 1:
+            if (self._steps - self.FIRST - 1) % self._every == 0:
                 self._due = self._steps + self._drawn.randrange(self._every)
             due = (self._steps <= self.FIRST or self._steps == self._due) and not self._under_way
             self._under_way |= due
@@ -241,23 +273,25 @@ class preserve:
     runs again, the tensors that it reads from outside hold their values from forward. noclobber cannot keep bytes from
     a change that torch never sees (numpy, another process): then backward raises a ClobberError. Writes of hooks and
     custom backwards into gradients stay, because gradients are not saves. `report` says line by line what was kept.
+
+    A block ends in the thread in which it began; elsewhere its end raises RuntimeError, as for `watch`.
     """
 
     def __init__(self) -> None:
-        self._sessions: list[Session] = []
+        self._open = _Open[Session]("preserve")
         self._last = Session()
 
     def __enter__(self) -> preserve:
         session = Session(contents=True, keeping=True, notes=True)
         session.start()
-        self._sessions.append(session)
+        self._open.begun(session)
         self._last = session
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session = self._last = self._sessions.pop()
+        session = self._last = self._open.ended()
         if error is not None:
             session.escaped(error)
         session.stop()

@@ -215,3 +215,12 @@ def test_only_the_first_rank_and_those_with_findings_log_a_report(wrong: str, re
     said = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=True).stderr
     assert said.count("noclobber: nothing found") == 1
     assert said.count("noclobber on rank 1:\nerror[NC201]") == said.count("error[NC201]") == reports
+
+
+def test_every_step_is_watched_and_counted() -> None:
+    callback = NoclobberCallback(every=1)
+    with pytest.warns(noclobber.ClobberWarning, match="NC201") as told:
+        trained(Net("silent"), callback)
+    assert len([one for one in told if one.category is noclobber.ClobberWarning]) == 1
+    assert [(one.code, one.count) for one in callback.findings] == [("NC201", 18)]
+    assert callback.report.coverage.unseen == ()

@@ -14,7 +14,7 @@ from noclobber.observe.torch_api import native_saves, private
 
 def arm(context: Context, way: Way) -> None:
     """Enter every thread that starts from now on, and leave it at its end."""
-    interpose.around_threads(way, lambda: enter(context), lambda: leave(context))
+    interpose.around_threads(way, lambda: begin_block(context), lambda: end_block(context))
 
 
 def begin_block(context: Context) -> None:
