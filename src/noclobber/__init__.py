@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from noclobber.blocks import install, preserve, watch
-from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
-from noclobber.ops import probe
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "install", "preserve", "probe", "watch"]
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from noclobber.blocks import install, preserve, watch
+    from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
+    from noclobber.ops import probe
+
+_WHERE = {
+    "noclobber.blocks": ("install", "preserve", "watch"),
+    "noclobber.model.error": ("ClobberError", "ClobberWarning", "UnsupportedTorch"),
+    "noclobber.ops": ("probe",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` when it is first read: the command line must be able to catch a Ctrl-C before that."""
+    for module, names in _WHERE.items():
+        if name in names:
+            globals()[name] = value = getattr(import_module(module), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

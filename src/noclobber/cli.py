@@ -30,16 +30,23 @@ MOST_SHOWN = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line, `sys.argv[1:]` by default; return the exit status. Raises SystemExit like argparse."""
-    try:
-        return _carry_out(arguments)
-    except _NoTorch as reason:
-        return _refuse(str(reason))
-    except _StdoutFailed as reason:
-        return _refuse(f"cannot write to stdout: {reason}") if reason.args else 1
+    """Carry out a command line, `sys.argv[1:]` by default; return the exit status.
+
+    Raises SystemExit like argparse, and the KeyboardInterrupt that ended the program of `run`.
+    """
+    with contextlib.ExitStack() as at_end:
+        try:
+            return _carry_out(arguments, at_end)
+        except _NoTorch as reason:
+            return _refuse(str(reason))
+        except _StdoutFailed as reason:
+            return _refuse(f"cannot write to stdout: {reason}") if reason.args else 1
+        except KeyboardInterrupt:
+            _say("noclobber: interrupted")
+            return INTERRUPTED
 
 
-def _carry_out(arguments: Sequence[str] | None) -> int:
+def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
     if words[:1] in (["run"], ["fix"]):
@@ -58,14 +65,10 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     if options.verb in ("run", "fix") and not _here():
         return _refuse("the current folder was removed")
     if options.verb == "run":
-        return _run(options, program)
+        return _run(options, program, at_end)
     options.program = program
     _keep_closed()
-    try:
-        status: int = options.carry_out(options)
-    except KeyboardInterrupt:
-        _say("noclobber: interrupted")
-        return INTERRUPTED
+    status: int = options.carry_out(options)
     return status
 
 
@@ -362,8 +365,8 @@ def _cut(text: str) -> str:
     return f"{text[: MOST_SHOWN // 2]} ... {text[-MOST_SHOWN // 2 :]}"
 
 
-def _run(options: argparse.Namespace, words: list[str]) -> int:
-    """`noclobber run`: the program, then its report on stderr or in a file."""
+def _run(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
+    """`noclobber run`: the program, then its report on stderr or in a file, and its own KeyboardInterrupt `at_end`."""
     from noclobber.program import NotAProgram
     from noclobber.run import Run
     from noclobber.selection import SelectionError
@@ -383,10 +386,13 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)
     try:
         run.carry_out(words, lambda: _reported(run, options, words, output, selection))
+        status = run.status if run.in_child else _reported(run, options, words, output, selection)
     except NotAProgram as reason:
         return _refuse(str(reason))
-    status = run.status if run.in_child else _reported(run, options, words, output, selection)
-    run.leave()
+    except KeyboardInterrupt:
+        run.close()
+        raise
+    at_end.callback(run.leave)
     return status
 
 
