@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
+import os
+import subprocess
 import warnings
 from textwrap import dedent
 from typing import Any
@@ -494,6 +497,80 @@ def test_the_summary_names_what_was_not_watched(pytester: pytest.Pytester) -> No
         ["noclobber: watched 3 tests: nothing found", "not watched: *; processes that tests fork"]
     )
     assert str(done.stdout).count("not watched") == 1
+
+
+def test_the_summary_names_python_programs_that_tests_start(pytester: pytest.Pytester) -> None:
+    starting = """
+    import multiprocessing, subprocess, sys
+
+    def test_other_programs():
+        subprocess.run(["true"], check=True)
+        multiprocessing.resource_tracker.ensure_running()
+
+    def test_spawn():
+        child = multiprocessing.get_context("spawn").Process(target=print)
+        child.start()
+        child.join()
+    """
+    done = suite(pytester, starting, "--noclobber", "-k", "other")
+    done.stdout.no_fnmatch_line("not watched*")
+    native = multiprocessing.util.spawnv_passfds, subprocess._fork_exec, os.system  # type: ignore[attr-defined]
+    done = suite(pytester, starting, "--noclobber")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(
+        ["noclobber: watched 3 tests: nothing found", "not watched: Python programs that tests start"]
+    )
+    assert native == (multiprocessing.util.spawnv_passfds, subprocess._fork_exec, os.system)  # type: ignore[attr-defined]
+
+
+DOCTESTS = '''
+def raised():
+    """
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> y = x.exp()
+    >>> z = y.mul_(2)
+    >>> y.sum().backward()
+    """
+
+def leaf():
+    """
+    >>> import torch
+    >>> torch.ones(3, requires_grad=True).add_(1)
+    """
+
+def expected():
+    """
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> y = x.exp()
+    >>> z = y.mul_(2)
+    >>> y.sum().backward()
+    Traceback (most recent call last):
+    RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: ...
+    """
+'''
+
+
+@pytest.mark.parametrize("more", [[], ["--doctest-continue-on-failure"]])
+def test_an_error_of_a_doctest_has_its_report(pytester: pytest.Pytester, more: list[str]) -> None:
+    pytester.makepyfile(net=DOCTESTS)
+    options = ("--doctest-modules", "-o", "doctest_optionflags=ELLIPSIS", "net.py", *more)
+    bare, done = suite(pytester, "", *options), suite(pytester, "", *options, "--noclobber")
+    for one in (bare, done):
+        one.assert_outcomes(passed=1, failed=2)
+    bare.stdout.no_fnmatch_line("*NC*")
+    done.stdout.fnmatch_lines(
+        [
+            "UNEXPECTED EXCEPTION: RuntimeError('a leaf Variable*",
+            "error[[]NC301[]]: *",
+            "UNEXPECTED EXCEPTION: ClobberError('one of the variables*",
+            "error[[]NC101[]]: *",
+            " --> <doctest net.raised[[]3[]]>:1:5",
+            "1 | z = y.mul_(2)",
+            "noclobber: watched 3 tests: 2 errors",
+        ]
+    )
 
 
 def test_noclobbers_own_failures_are_in_the_summary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from noclobber.observe.torch_api.patches import Patches
-from noclobber.processes.children import RUN, lead_children, starts_python
+from noclobber.processes.children import RUN, notice_children, starts_python
 
 PYTHON = [
     ["python", "x.py"],
@@ -52,7 +52,7 @@ def test_each_way_to_start_a_program_is_told_and_led() -> None:
     told: list[tuple[int | None, list[str]]] = []
     before = os.system, os.posix_spawn, os.execv, subprocess._fork_exec  # type: ignore[attr-defined]
     patches = Patches()
-    lead_children(lambda: "there", lambda pid, command: told.append((pid, command)), patches)
+    notice_children(lambda pid, command: told.append((pid, command)), patches, lambda: "there")
     shown = [sys.executable, "-S", "-c", f"import os; print(os.environ.get({RUN!r}))"]
     try:
         # The environment of this process leads a child by `putenv`, which only a member calls.

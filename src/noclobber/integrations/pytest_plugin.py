@@ -6,22 +6,26 @@ the fixture `noclobber`.
 
 from __future__ import annotations
 
+import doctest
 import os
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pytest
 
 from noclobber.imports import after_import
-from noclobber.model.error import UnsupportedTorch
+from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
 from noclobber.model.report import Report, finding_in, finding_out
 from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe.torch_api.patches import Patches
+from noclobber.processes.children import notice_children, starts_program_in_python
 from noclobber.session import Session
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 MARK = "noclobber"
 _OUTSIDE_OF_TESTS = "outside of tests"
 _NO_CODES = '`ignore` takes a list of codes such as ["NC208"], not {!r}'
+_CLOBBER_ERROR = f"{ClobberError.__module__}.{ClobberError.__qualname__}:"
 _HELP = "watch every test, and fail those with an in-place write that makes a gradient wrong"
 
 
@@ -61,7 +66,8 @@ class Watched:
         """What is wrong with the marks of the test; empty if nothing is."""
         self.suppressed = 0
         self.unsupported = ""
-        self._forks = 0
+        self._children: dict[str, None] = {}
+        """What started and is not watched, in words."""
 
     def __repr__(self) -> str:
         found = len(self.findings)
@@ -70,6 +76,8 @@ class Watched:
     def start(self) -> None:
         """Watch from now on, or from when torch is imported."""
         self._wanted = True
+        if not _watching:
+            notice_children(_started, _patches)
         _watching.append(self)
         at_fork(before=_before_fork)
         after_import("torch", self._torch_is_there)
@@ -87,18 +95,21 @@ class Watched:
         self._wanted = False
         if self in _watching:
             _watching.remove(self)
+            if not _watching:
+                _patches.undo()
         self._session.stop()
 
-    def forking(self) -> None:
-        """Count a child that is about to be forked, and is not watched."""
-        self._forks += 1
+    def not_watching(self, children: str) -> None:
+        """Note that children start that are not watched."""
+        self._children[children] = None
 
     def explain(self, error: BaseException) -> list[Finding]:
         """Add the report to an error that leaves the test, and to those that it came from. Return what is reported."""
         from noclobber.render import render
 
         told: list[Finding] = []
-        for one, findings in self._session.escaped(error):
+        of_doctest = [one.exc_info[1] for one in getattr(error, "failures", [error]) if _is_of_doctest(one)]
+        for one, findings in chain.from_iterable(map(self._session.escaped, of_doctest or [error])):
             counting = self._counting(Report(findings)).findings
             text = render(Report(counting), "full") if counting else ""
             if text and text not in getattr(one, "__notes__", ()):
@@ -135,17 +146,29 @@ class Watched:
         """Return in words what was not watched, and where noclobber failed."""
         coverage = self._session.coverage()
         unseen = [one.partition(" (")[0] for one in coverage.unseen]
-        forks = ["processes that tests fork"] if self._forks else []
-        return [*unseen, *forks, *(f"{one.way}: {one.why}" for one in coverage.lost)]
+        return [*unseen, *self._children, *(f"{one.way}: {one.why}" for one in coverage.lost)]
 
 
 _watching: list[Watched] = []
 """Those that watch now."""
+_patches = Patches()
+"""What notices the programs that start, while anyone watches."""
+
+
+def _is_of_doctest(error: BaseException) -> TypeGuard[doctest.UnexpectedException]:
+    """Return True for what doctest raises in place of an error that an example has not expected."""
+    return isinstance(error, doctest.UnexpectedException)
 
 
 def _before_fork() -> None:
     for one in _watching:
-        one.forking()
+        one.not_watching("processes that tests fork")
+
+
+def _started(pid: int | None, command: list[str]) -> None:
+    if starts_program_in_python(command):
+        for one in _watching:
+            one.not_watching("Python programs that tests start")
 
 
 def _is_silent_error(finding: Finding) -> bool:
@@ -251,7 +274,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if outside is not None:
         outside.stop()
     try:
-        with _explaining_threads(watched):
+        with _explaining_threads(watched), _expecting_errors(item):
             return (yield)
     finally:
         if outside is not None:
@@ -275,6 +298,25 @@ def _explaining_threads(watched: Watched) -> Iterator[None]:
     finally:
         if threading.excepthook is excepthook:
             threading.excepthook = native
+
+
+@contextmanager
+def _expecting_errors(item: pytest.Item) -> Iterator[None]:
+    """Let a doctest find the RuntimeError of PyTorch that it expects, and not the ClobberError that it becomes."""
+    checker = getattr(getattr(item, "runner", None), "_checker", None)
+    if not isinstance(checker, doctest.OutputChecker):
+        yield
+        return
+    native = checker.check_output
+
+    def check_output(want: str, got: str, flags: int) -> bool:
+        return native(want, got, flags) or native(want, got.replace(_CLOBBER_ERROR, "RuntimeError:", 1), flags)
+
+    vars(checker)["check_output"] = check_output
+    try:
+        yield
+    finally:
+        del vars(checker)["check_output"]
 
 
 def _asked(item: pytest.Item) -> tuple[tuple[str, ...], bool, str]:

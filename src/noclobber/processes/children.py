@@ -20,8 +20,8 @@ RUN = "NOCLOBBER_RUN"
 _PYTHON = re.compile(r"(?:^|[\s/\\;&|(\"'])(?:python|pypy)[\d.]*w?(?:\.exe)?(?=$|[\s;&|)\"'])", re.IGNORECASE)
 
 
-def lead_children(order: Callable[[], str], started: Started, patches: Patches) -> None:
-    """Lead each program that this process starts from now on to the run, and call `started`, which must not raise.
+def notice_children(started: Started, patches: Patches, order: Callable[[], str] | None = None) -> None:
+    """Call `started` for each program that this process starts from now on. With `order`, lead them to that run.
 
     Python starts programs by few functions (`subprocess`, `multiprocessing` and `os.popen` by `fork_exec`). A program
     that gets the environment of this process finds the run there (`os.putenv`), another one gets the variable too.
@@ -38,7 +38,7 @@ def lead_children(order: Callable[[], str], started: Started, patches: Patches) 
 
     def led(environ: Any) -> Any:
         with suppress(Exception):
-            return {**environ, RUN: order()}
+            return environ if order is None else {**environ, RUN: order()}
         return environ
 
     def system(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +72,11 @@ def lead_children(order: Callable[[], str], started: Started, patches: Patches) 
 
     def fork_exec(native: Callable[..., Any]) -> Callable[..., Any]:
         def start(args: Any, executables: Any, close: Any, keep: Any, folder: Any, env: Any, *rest: Any) -> Any:
-            if isinstance(env, list) and not any(one.startswith(f"{RUN}=".encode()) for one in env):
+            if (
+                order is not None
+                and isinstance(env, list)
+                and not any(one.startswith(f"{RUN}=".encode()) for one in env)
+            ):
                 env = [*env, f"{RUN}={order()}".encode()]
             pid = native(args, executables, close, keep, folder, env, *rest)
             tell(pid, args)
@@ -92,6 +96,14 @@ def lead_children(order: Callable[[], str], started: Started, patches: Patches) 
         wrap(os, name, make)
     if os.name == "posix":
         after_import("_posixsubprocess", wrap_fork_exec)
+
+
+_SERVANTS = re.compile(r"\bmultiprocessing\.resource_tracker\b|\btorch[./\\]_inductor\b")
+
+
+def starts_program_in_python(command: Sequence[str]) -> bool:
+    """Return True if a command line starts Python for the program, and not as a servant of Python or of PyTorch."""
+    return starts_python(command) and not any(_SERVANTS.search(word) for word in command)
 
 
 def starts_python(command: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
 from noclobber.model.report import Lost, coverage_out
 from noclobber.observe.torch_api.patches import Patches
-from noclobber.processes.children import RUN, lead_children, starts_python
+from noclobber.processes.children import RUN, notice_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Member:
         session.journal = self
         _members.append(self)
         at_fork(after_in_child=_in_child)
-        lead_children(lambda: self.order.to_text(), self._started, self._patches)
+        notice_children(self._started, self._patches, lambda: self.order.to_text())
         after_import("multiprocessing.util", self._at_end_of_multiprocessing)
         atexit.register(self.end)
         self._patches.put(os, "_exit", self._ending(os._exit))
