@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers.utils.logging
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import noclobber
+import noclobber.integrations.transformers as integration
 from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
 from noclobber.observe import subscription
@@ -191,6 +193,33 @@ def test_nothing_is_on_the_trainer_while_it_trains_and_afterwards(tmp_path: Path
     training.train()
     assert here == [before] * 20
     assert seen_on(training) == before
+
+
+@pytest.mark.parametrize(("wrong", "more"), [("raised", {}), ("raised", {"gradient_accumulation_steps": 2}), ("", {})])
+def test_a_trainer_without_a_method_for_the_epoch_has_its_steps_followed(
+    wrong: str, more: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integration, "_EPOCH", "not_in_transformers_4")
+    transformers.utils.logging.warning_once.cache_clear()
+    one, another = NoclobberCallback(), NoclobberCallback()
+    training = trainer(Regression(wrong), tmp_path, one, another, **more)
+    before = seen_on(training)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        if wrong:
+            with pytest.raises(noclobber.ClobberError) as raised:
+                training.train()
+            assert "error[NC101]" in "".join(raised.value.__notes__)
+        else:
+            training.train()
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert not subscription.is_armed()
+    assert seen_on(training) == before
+    assert [len(callback.findings) for callback in (one, another)] == ([1, 1] if wrong else [0, 0])
+    said = [one.getMessage() for one in caplog.records]
+    assert sum("error[NC101]" in text for text in said) == (2 if wrong else 0)
+    assert sum("noclobber: this Trainer has no `_run_epoch`." in text for text in said) == 1
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

@@ -21,7 +21,13 @@ from noclobber.observe.torch_api.frames import passed_over
 
 _log = logging.get_logger("transformers.trainer")
 _EPOCH = "_run_epoch"
-"""The method of a Trainer that runs all that a step does."""
+"""The method of a Trainer that runs all that a step does, since transformers 5."""
+_STEP = "training_step"
+"""The public method of a Trainer that runs forward and backward of a micro-batch."""
+_ONLY_STEPS = (
+    f"noclobber: this Trainer has no `{_EPOCH}`. An error that leaves `{_STEP}` is explained and ends the step. "
+    "After an error elsewhere, such as in the optimizer, the step ends when the callback begins its next one."
+)
 
 
 class NoclobberCallback(TrainerCallback):
@@ -55,13 +61,29 @@ class NoclobberCallback(TrainerCallback):
     ) -> None:
         """Follow the epoch, because no event tells that it has failed, and none brings the trainer."""
         trainer = _trainer_above(sys._getframe())
-        if trainer is not None and hasattr(trainer, _EPOCH):
-            self._follow(trainer)
+        if trainer is None:
+            return
+        self._trainer = trainer
+        if hasattr(trainer, _EPOCH):
+            self._follow(trainer, _EPOCH)
+        else:
+            _log.warning_once(_ONLY_STEPS)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        """Let the trainer go."""
+        self._trainer = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Begin a step."""
         self._end(control)
+        self._follow_part()
         self._training.begin()
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        """Follow the next micro-batch of a step."""
+        self._follow_part()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """End a step."""
@@ -69,6 +91,7 @@ class NoclobberCallback(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Log the report."""
+        self._trainer = None
         self._training.end()
         self._training.log(_log.log, args.process_index)
 
@@ -80,30 +103,33 @@ class NoclobberCallback(TrainerCallback):
             self._trainer.log({METRIC: found})
             control.should_log = due  # logging takes it back, and the trainer's own log of this step is still to come
 
-    def _follow(self, trainer: Trainer) -> None:
-        """Know the trainer during its next epoch; end the step and log the report if the epoch leaves with an error.
+    def _follow_part(self) -> None:
+        """Follow a micro-batch, if the epoch cannot be followed."""
+        if self._trainer is not None and not hasattr(self._trainer, _EPOCH):
+            self._follow(self._trainer, _STEP)
+
+    def _follow(self, trainer: Trainer, name: str) -> None:
+        """Follow the next call of a method; end the step and log the report if the call leaves with an error.
 
         What replaces the method puts it back when it is called, so nothing of noclobber's stays on the trainer.
         """
-        run, before = getattr(trainer, _EPOCH), vars(trainer).get(_EPOCH)
+        run, before = getattr(trainer, name), vars(trainer).get(name)
 
         @passed_over
         def followed(*args: Any, **named: Any) -> Any:
             if before is None:
-                vars(trainer).pop(_EPOCH, None)
+                vars(trainer).pop(name, None)
             else:
-                vars(trainer)[_EPOCH] = before
-            self._trainer = trainer
+                vars(trainer)[name] = before
             try:
                 return run(*args, **named)
             except BaseException as error:
+                self._trainer = None
                 self._training.end(error)
                 self._training.log(_log.log, trainer.args.process_index)
                 raise
-            finally:
-                self._trainer = None
 
-        vars(trainer)[_EPOCH] = followed
+        vars(trainer)[name] = followed
 
 
 def _trainer_above(frame: FrameType | None) -> Trainer | None:
