@@ -13,7 +13,7 @@ from functools import partial
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from noclobber.render.text import visible
+from noclobber.render.text import filled, visible
 
 if TYPE_CHECKING:
     from noclobber.model.report import Report
@@ -616,14 +616,16 @@ def _explain(options: argparse.Namespace) -> int:
         return _operators(options)
     if options.markdown:
         options.parser.error("`--markdown` needs `--operators`: give both")
+    width = width_of(sys.stdout, os.environ)
     if not what:
         for one in catalogue():
             headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
-            _out(f"{one.CODE}  {one.NAME:<22} {headline}\n")
+            line = f"{one.CODE}  {one.NAME:<22} {headline}"
+            _out("".join(f"{part}\n" for part in ([line] if width is None else filled(line, width, below=" " * 8))))
         return 0
     rule = rule_of(what)
     if rule is not None:
-        _out(page(rule.__doc__ or "", width_of(sys.stdout, os.environ)))
+        _out(page(rule.__doc__ or "", width))
         return 0
     if what == "-" or " " in what:
         from noclobber.reading import Unreadable, text_of
@@ -637,7 +639,7 @@ def _explain(options: argparse.Namespace) -> int:
             for line in _NO_ERROR_OF_PYTORCH:
                 _say(line)
             return 1
-        _out(f"{words.rstrip()}\n")
+        _out(page(words, width))
         return 0
     return _operator(what)
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
+from noclobber.cli import main
 from noclobber.fix.verb import Fixed
 from noclobber.model.finding import Finding
-from noclobber.model.probe import Case, OperatorPage
+from noclobber.model.probe import Case, Formula, OperatorPage
 from noclobber.render import operator, window
 from noclobber.render.page import CODE, page
 from noclobber.render.text import visible
@@ -82,3 +83,35 @@ def test_the_page_of_an_operator() -> None:
     one = OperatorPage("torch.exp", "2.13.0", ("exp keeps its result, " * 6,), (case,), (), (), notes)
     assert max(map(len, operator.page(one, 50).splitlines())) <= 50
     assert operator.page(one, 50).split() == operator.page(one).split()
+
+
+def test_a_table_that_is_wider_than_the_terminal_has_a_block_for_each_row() -> None:
+    case = Case(
+        "batch_norm(Tensor input, Tensor weight, Tensor bias)", ("input", "weight"), ("input",), ("bias",), True
+    )
+    formula = Formula("Node", "batch_norm(Tensor input, Tensor weight, Tensor bias)\n  input: backward of, it", (), ())
+    one = OperatorPage("torch.exp", "2.13.0", (), (case,), (case,), (formula,), ())
+    text = operator.page(one, 40)
+    assert max(map(len, text.splitlines())) <= 40
+    assert (
+        """
+  batch_norm(Tensor input, Tensor
+      weight, Tensor bias)
+    requires grad: input, weight
+    kept: input *
+    free: bias
+"""
+        in text
+    )
+    assert "  call  " in operator.page(one, 200)
+
+
+def test_the_list_of_rules_and_the_meaning_of_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for words in ([], ["a leaf Variable that requires grad is being used in an in-place operation."]):
+        assert main(["explain", *words]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert len(said) > 20
+        assert max(map(len, said)) <= 60

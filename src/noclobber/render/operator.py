@@ -18,16 +18,20 @@ def page(one: OperatorPage, width: int | None = None) -> str:
     lines += [*(line for sentence in one.why for line in filled(sentence, most)), ""] if one.why else []
     rows = [("call", "requires grad", "kept", "free"), *(_row(case) for case in one.cases)]
     rows += [_row_in_place(case) for case in one.in_place]
-    lines += [f"  {line}" for line in _aligned(rows)]
+    lines += _table(rows, width)
     if any(case.copied for case in one.cases):
-        lines.append("  * and memory of its own, which nobody else can overwrite")
+        lines += _filled("* and memory of its own, which nobody else can overwrite", width, first="  ", below="    ")
     if one.formulas:
-        lines += ["", "formulas of this torch (derivatives.yaml):"]
+        lines += ["", *_filled("formulas of this torch (derivatives.yaml):", width)]
         for formula in one.formulas:
-            lines += [f"  {formula.node}", *(f"    {line}" for line in formula.text.splitlines())]
+            lines.append(f"  {formula.node}")
+            for line in formula.text.splitlines():
+                indent = " " * (4 + len(line) - len(line.lstrip()))
+                lines += _filled(line.strip(), width, first=indent, below=f"{indent}  ")
             if formula.kept != formula.probed:
                 said, seen = ", ".join(formula.kept) or "nothing", ", ".join(formula.probed) or "nothing"
-                lines.append(f"    note: the formula computes with {said}; the calls above kept {seen}")
+                note = f"note: the formula computes with {said}; the calls above kept {seen}"
+                lines += _filled(note, width, first="    ", below="      ")
     lines += [line for note in one.notes for line in _filled(f"note: {note}", width)]
     last = "After backward everything may be overwritten; a leaf that requires grad only under torch.no_grad()."
     lines += ["", *_filled(last, width)]
@@ -64,5 +68,19 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _filled(text: str, width: int | None) -> list[str]:
-    return [text] if width is None else filled(text, width, below="  ")
+def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    """Return the rows below each other in columns; where these are wider than the width, a block of lines for each."""
+    lines = [f"  {line}" for line in _aligned(rows)]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    (_, *heads), *others = rows
+    lines = []
+    for call, *cells in others:
+        lines += filled(call, width, first="  ", below="      ")
+        for head, cell in zip(heads, cells, strict=True):
+            lines += filled(f"{head}: {cell}", width, first="    ", below="      ")
+    return lines
+
+
+def _filled(text: str, width: int | None, *, first: str = "", below: str = "  ") -> list[str]:
+    return [f"{first}{text}"] if width is None else filled(text, width, first=first, below=below)
