@@ -59,8 +59,13 @@ def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
         "((a * w[0]).sum() + b.sum()).backward()\n"
     )
     path.write_text(text)
+    shown = noclobber(["fix", "program.py"], tmp_path)
+    assert (shown.status, shown.stdout) == (1, "")
+    assert "the patch, not proven:\n      --- a/program.py\n      +++ b/program.py\n      @@ " in shown.stderr
+    assert "      +a = a.detach()\n" in shown.stderr
+    assert shown.stderr.splitlines()[-1] == "next: noclobber fix --write --unproven program.py"
     refused = noclobber(["fix", "--write", "program.py"], tmp_path)
-    assert refused.status == 1
+    assert (refused.status, refused.stdout) == (1, "")
     assert "checked: " in refused.stderr
     assert "nothing written: not every fix is proven; `--write --unproven` writes them all" in refused.stderr
     assert path.read_text() == text
@@ -220,6 +225,17 @@ def test_what_to_do_next_is_what_writes_it(tmp_path, monkeypatch, compared, opti
     done = mending(tmp_path / "a.py")
     done.repairs = [replace(one, compared=compared) for one in done.repairs]
     assert told(done, ["a.py"], writing=False, unproven=False).words[-1] == f"next: noclobber fix {options} a.py"
+
+
+def test_a_patch_that_could_not_be_compared_is_shown_for_reading_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    done = mending(tmp_path / "a.py")
+    (one,) = done.repairs
+    left = Repairs(replace(done.patch, after={}), [], [(one.finding, [])], [(one, done.patch)])
+    fixed = told(left, ["a.py"], writing=False, unproven=False)
+    assert (fixed.status, fixed.diff) == (1, "")
+    assert [line for line in fixed.lines(None) if "x = " in line] == ["      -x = 1", "      +x = 2"]
 
 
 def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):

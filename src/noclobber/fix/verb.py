@@ -35,7 +35,7 @@ class CannotFix(Exception):
 
 @dataclass(slots=True)
 class Fixed:
-    """`diff` is for stdout, `words` are the lines of the summary; `status` is the exit status."""
+    """`diff` is the proven patch, for stdout. `words` are the lines of the summary; `status` is the exit status."""
 
     status: int
     diff: str = ""
@@ -209,7 +209,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
-        fixed.words += _diffs(patch)
+        fixed.words += _indented(_diffs(patch))
     for finding, meant in done.asked:
         fixed.words.append(_line(finding))
         fixed.words.append(
@@ -224,9 +224,13 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    fixed.words += ["", _summary(done)]
-    fixed.diff = "".join(_diffs(done.patch))
     proven = all(one.compared for one in done.repairs)
+    if proven:
+        fixed.diff = "".join(_diffs(done.patch))
+    else:
+        fixed.status = 0 if unproven and not done.left else 1
+        fixed.words += ["the patch, not proven:", *_indented(_diffs(done.patch))]
+    fixed.words += ["", _summary(done)]
     if writing and done.patch.after:
         _write(done, fixed, proven or unproven)
     elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
@@ -236,9 +240,14 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
 
 
 def _changed(patch: Patch) -> list[str]:
-    """The lines that a patch takes out and puts in."""
-    lines = [line for one in _diffs(patch) for line in one.splitlines()]
-    return [f"{CHANGED}{line}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
+    """Return the lines that a patch takes out and puts in."""
+    lines = _indented(_diffs(patch))
+    return [line for line in lines if line[len(CHANGED) :][:1] in "+-" and line.split()[0] not in ("---", "+++")]
+
+
+def _indented(diffs: Sequence[str]) -> list[str]:
+    """Return the lines of diffs that are not proven: for a reader, and for no program that applies patches."""
+    return [f"{CHANGED}{line}" for one in diffs for line in one.split("\n")[:-1]]
 
 
 def _proof(one: Repair) -> str:
