@@ -66,7 +66,11 @@ class Run:
         self._argv = list(loaded.argv)
         with kept_apart(self.crashes):
             session = Session(
-                on_write=self._on_write, contents=self._contents, counting=self._ledger, hints=self._hints
+                on_write=self._on_write,
+                contents=self._contents,
+                counting=self._ledger,
+                hints=self._hints,
+                everywhere=True,
             )
             self._member = Member(
                 Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes

@@ -52,11 +52,13 @@ class Session:
         notes: bool = False,
         counting: bool = False,
         hints: bool = False,
+        everywhere: bool = False,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
+        self.everywhere = everywhere
         self.journal: Journal | None = None
         self.account: SavedBytes | None = None
         """What counts the bytes of saves, once it has started."""

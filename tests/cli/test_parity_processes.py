@@ -192,3 +192,24 @@ def test_the_process_is_the_one_that_was_started(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "import os; print(os.getpid(), os.getppid())"})
     process = subprocess.Popen([*RUN, "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.communicate()[0].split() == [b"%d" % process.pid, b"%d" % os.getpid()]
+
+
+def test_the_main_thread_is_watched_where_another_thread_imports_torch(tmp_path: Path) -> None:
+    program = """
+    import importlib, threading
+    thread = threading.Thread(target=importlib.import_module, args=("torch",))
+    thread.start()
+    thread.join()
+    import torch
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.data.mul_(2)
+        y.sum().backward()
+    """
+    write(tmp_path, {"main.py": program})
+    ended = call([*RUN, "main.py"], tmp_path)
+    assert ended.status == 1
+    assert "error[NC201]" in ended.stderr
+    assert "note: seen 2 times at these lines" in ended.stderr
+    assert "not watched: backward calls in threads that ran before watching began\n" in ended.stderr

@@ -13,6 +13,7 @@ class Heard:
     keeping = False
     on_write = "record"
     account = allocations = None
+    everywhere = False
 
     def __init__(self, contents):
         self.contents = contents

@@ -62,6 +62,14 @@ def test_paths_begin_at_the_root_of_the_repository(tmp_path: Path, monkeypatch: 
     assert paths(report) == ["sub%20dir/a.py", "sub%20dir/a.py", "b.py", "c.py", f"{outside}/d.py", "%3Cstdin%3E"]
 
 
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [("C:\\my files\\a.py", "file:///C:/my%20files/a.py"), ("\\\\server\\share\\a.py", "file://server/share/a.py")],
+)
+def test_a_path_of_windows_is_an_address_of_its_file(path: str, uri: str) -> None:
+    assert paths(Report((at(path, 1, ""),))) == [uri]
+
+
 def test_a_fingerprint_is_of_the_path_the_code_the_text_and_its_place_among_equal_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

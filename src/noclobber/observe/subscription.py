@@ -37,6 +37,10 @@ class Subscriber(Listener, Protocol):
         """Whether the bytes that backward needs are preserved before a write changes them."""
 
     @property
+    def everywhere(self) -> bool:
+        """Whether threads that ran before are watched too, from their first backward call on."""
+
+    @property
     def account(self) -> SavedBytes | None:
         """What counts the bytes of saves for this listener, if it asks for that."""
 
@@ -100,6 +104,7 @@ def _settle() -> None:
     if _subscribers and not CONTEXT.armed:
         recorder.attach(watching=watching, contents=contents, only_foreign=only_foreign)
     CONTEXT.bus.listeners = list(_subscribers)
+    CONTEXT.everywhere = any(one.everywhere for one in _subscribers)
     recorder.keep(keeping)
     recorder.count([one.account for one in _subscribers if one.account is not None])
     recorder.follow([one.allocations for one in _subscribers if one.allocations is not None])

@@ -18,7 +18,13 @@ def begin() -> None:
             return  # `site` may come to the same folder twice, and read its .pth files again
         from noclobber.session import Session
 
-        session = Session(on_write=order.on_write, contents=order.contents, watching=order.watching, notes=order.notes)
+        session = Session(
+            on_write=order.on_write,
+            contents=order.contents,
+            watching=order.watching,
+            notes=order.notes,
+            everywhere=True,
+        )
         member = Member(order, session, [])
         member.begin("started")
         _before_excepthook(member)

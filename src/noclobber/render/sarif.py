@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
@@ -121,6 +121,10 @@ def _physical(span: Span, root: str) -> dict[str, Any]:
 
 def _uri(path: str, root: str) -> str:
     where = _from_root(path, root)
+    windows = PureWindowsPath(where)
+    if windows.is_absolute() and not where.startswith("/"):  # in a report that was made on Windows
+        whole = windows.as_posix()
+        return ("file:" if whole.startswith("//") else "file:///") + quote(bytes_of(whole), safe="/:")
     return ("file://" if os.path.isabs(where) else "") + quote(bytes_of(PurePath(where).as_posix()))
 
 

@@ -113,6 +113,7 @@ class Context:
         "detached",
         "detached_by_number",
         "entered",
+        "everywhere",
         "forwards",
         "keeping",
         "live",
@@ -153,6 +154,8 @@ class Context:
         """Those that count the bytes of saves; empty most of the time."""
         self.allocations: list[Operators] = []
         """Those that follow every operator; empty most of the time."""
+        self.everywhere = False
+        """True where threads that ran before watching began are watched from their first backward call on."""
         self.stop_writes = False
         self.keeping = False
         """True where the bytes that backward still needs are kept before a write changes them."""

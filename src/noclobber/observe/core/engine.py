@@ -84,6 +84,8 @@ def _beginning(
                 threads.enter(context)
         elif outer is None:
             bus.not_seen("backward calls in threads that ran before watching began")
+            if context.everywhere:  # as where another thread than the main one imports torch
+                threads.enter(context)
             return None
         if thread.muted:
             optimizer_steps.unmute(thread)
