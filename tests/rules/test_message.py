@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from noclobber.rules import rule_of_message
+from noclobber.rules.shared.cut_short import TEXTS as KNOWN
 from noclobber.rules.shared.message import StaleMessage, explanation, parse
+
+from .texts import ORDINARY, paragraphs
+
+OTHERS = paragraphs(ORDINARY)
 
 HEAD = "one of the variables needed for gradient computation has been modified by an inplace operation"
 OLD_HINT = (
@@ -116,3 +121,45 @@ def test_rule_of_message_sees_a_stale_message_however_wrapped() -> None:
         rule = rule_of_message(text)
         assert rule is not None
         assert rule.CODE == "NC101"
+
+
+@pytest.mark.parametrize(
+    ("piece", "code"),
+    [
+        ("one of the variables needed for gradient computation has bee", "NC101"),
+        ("RuntimeError: one of the variables needed\n  for gradient compu", "NC101"),
+        ("Trying to backward through the graph a sec", "NC104"),
+        ("retain_graph=True if you need to backward", "NC104"),
+        ("a view of a leaf Variable that requires gr", "NC302"),
+        ("ctional.py line 3\nRuntimeError: a view of a leaf Variable that\nrequires grad", "NC302"),
+        ("modified inplace. This view was crea", "NC305"),
+        ("vmap: index_put_(self, *extra_args) is not possible beca", "NC310"),
+        ("Some elements marked as dirty during the forw", "NC313"),
+    ],
+)
+def test_a_piece_of_a_text_is_enough(piece: str, code: str) -> None:
+    words = explanation(piece) or ""
+    assert [line[:5] for line in words.split("\n") if line.startswith("NC")] == [code]
+
+
+def test_a_piece_of_several_texts_lists_them() -> None:
+    words = explanation("that requires grad is being used in an") or ""
+    assert [line[2:7] for line in words.split("\n") if line.startswith("  NC")] == ["NC301", "NC302"]
+    assert "`noclobber explain CODE`" in words
+
+
+def test_a_text_that_may_be_cut_short_names_the_other_rules_too() -> None:
+    words = explanation("Output 0 of F is a view and is being modified inplace.") or ""
+    assert words.startswith("NC303 multi-view-write: ")
+    assert "the text seems cut short; it may also be one of\n  NC305 function-view-write" in words
+
+
+@pytest.mark.parametrize("text", ["is a view", "the quick brown fox jumps", "backward", "the tensor", *OTHERS])
+def test_what_is_no_distinctive_piece_has_no_explanation(text: str) -> None:
+    assert explanation(text) is None
+
+
+def test_the_known_texts_are_those_that_the_rules_recognise() -> None:
+    for code, text in KNOWN:
+        rule = rule_of_message(text.replace("*", "no_grad"))
+        assert rule is None or code == rule.CODE, text

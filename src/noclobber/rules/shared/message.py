@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from noclobber.model.operators import kept_by
-from noclobber.rules import rule_of, rule_of_message
+from noclobber.rules import Rule, rule_of, rule_of_message
+from noclobber.rules.shared.cut_short import codes_of_piece
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import counted, node_in_words, shape_in_words, stem
 
@@ -58,10 +59,12 @@ def parse(text: str) -> StaleMessage | None:
 def explanation(text: str) -> str | None:
     """Plain words for an error text or a whole traceback: what it says, the page of its rule, the next command.
 
-    None for a text that is not one of PyTorch's in-place errors.
+    A piece of an error text is enough. If it is a piece of several texts, they are listed. None for a text that is not
+    one of PyTorch's in-place errors.
     """
     message = parse(text)
-    if message is None and _IN_SHORT.search(_joined(text)):
+    pieces = codes_of_piece(_joined(text))
+    if message is None and (_IN_SHORT.search(_joined(text)) or pieces == ("NC101",)):
         message = StaleMessage()
     if message is not None:
         likely = rule_of("NC103") if _weight_like(message) else rule_of("NC101")
@@ -69,15 +72,27 @@ def explanation(text: str) -> str | None:
     else:
         likely = rule_of_message(text) or rule_of_message(_joined(text))
         said = []
-    if likely is None:
+    possible = [] if said else [rule for code in pieces if (rule := rule_of(code)) is not None]
+    if possible and likely not in possible:
+        likely = possible[0] if len(possible) == 1 else None
+    others = [rule for rule in possible if rule is not likely]
+    if likely is None and not others:
         return None
-    page = inspect.cleandoc(likely.__doc__ or f"{likely.CODE} {likely.NAME}")
-    paragraphs = [
-        *said,
-        page,
-        f"run the program for the exact lines: `{_COMMAND}`",
-    ]
-    return "\n\n".join(paragraphs)
+    paragraphs = [*said, *([_page(likely)] if likely is not None else []), *_listed(others, alone=likely is None)]
+    return "\n\n".join([*paragraphs, f"run the program for the exact lines: `{_COMMAND}`"])
+
+
+def _page(rule: Rule) -> str:
+    return inspect.cleandoc(rule.__doc__ or f"{rule.CODE} {rule.NAME}")
+
+
+def _listed(rules: list[Rule], *, alone: bool) -> list[str]:
+    """The rules whose texts have the piece that was given, and how to tell which one it is."""
+    if not rules:
+        return []
+    opening = "this piece of a text may be" if alone else "the text seems cut short; it may also be"
+    lines = [f"  {_page(one).partition(chr(10))[0]}" for one in rules]
+    return ["\n".join([f"{opening} one of", *lines]), "give more of the text, or the code: `noclobber explain CODE`"]
 
 
 _IN_SHORT = re.compile(r"modified by an in-?place operation", re.IGNORECASE)
