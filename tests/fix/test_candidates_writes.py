@@ -60,6 +60,12 @@ def test_an_index_is_written_into_a_clone_made_before_the_first_write_of_the_bat
     assert first.split("\n")[1:4] == ["    h = x.sigmoid()", "    h = h.clone()", "    h[:, 0] = 1.0"]
 
 
+def test_a_fill_by_a_comparison_with_itself_makes_a_new_tensor_first() -> None:
+    source = "h = x.tanh()\nh[h < 0] = 0\n"
+    first = mended("NC101", source, write="h[h < 0]", save="x.tanh()", field="result", op="aten::index_put_")[0]
+    assert first == "h = x.tanh()\nh = h.masked_fill(h < 0, 0)\n"
+
+
 def test_a_clone_stands_before_the_loop_where_the_save_does() -> None:
     source = """
         h = x.sigmoid()

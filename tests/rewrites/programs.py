@@ -38,6 +38,12 @@ def run():
     h += x
     h.sum().backward()
 """,
+    "filled where a comparison with itself says": """
+def run():
+    h = torch.tanh(x @ w)
+    h[h < 0] = 0
+    h.sum().backward()
+""",
     "written twice": """
 def run():
     h = torch.tanh(x @ w)

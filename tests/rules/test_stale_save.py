@@ -151,6 +151,7 @@ CAUSES = [
     ("self.block(h)", "aten::add_", {}, "let the module or function called here write out of place", None),
     ("h[0]", "aten::copy_", {}, "write into a clone: `h = h.clone()`", None),
     ("h[mask]", "aten::index_put_", {}, "`torch.where(mask, new, h)`", None),
+    ("h[h < 0]", "aten::index_put_", {}, "`torch.where(h < 0, new, h)`", None),
     (
         "h.copy_(new)",
         "aten::copy_",
@@ -196,6 +197,28 @@ def test_a_recurrence_over_slots_is_collected_in_a_list() -> None:
     program = Program("for t in range(9):\n    h[t] = torch.sigmoid(h[t - 1])\nloss.backward()\n")
     finding = found(program, "torch.sigmoid(h[t - 1])", "h[t]", "aten::copy_")
     assert "`torch.stack`" in helped(finding)
+
+
+MASKS = [
+    ("h[h < 0] = 0", "`h.masked_fill(h < 0, 0)` or `h.clamp(min=0)`"),
+    ("h[h > 1.0] = 1.0", "`h.masked_fill(h > 1.0, 1.0)` or `h.clamp(max=1.0)`"),
+    ("h[h < 0] = -1", "`h.masked_fill(h < 0, -1)`"),
+    ("h[x > 0] = 0", "`h.masked_fill(x > 0, 0)`"),
+    ("h[~keep] = 0", "`h.masked_fill(~keep, 0)`"),
+    ("h[padding_mask] = 0", "`h.masked_fill(padding_mask, 0)`"),
+    ("h[bad] = h[bad] * 2", "`torch.where(bad, new, h)`"),
+    ("h[bad] *= 2", "`torch.where(bad, new, h)`"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MASKS)
+@pytest.mark.parametrize("head", ["", "for x in data:"])
+def test_a_write_to_a_mask_is_a_choice_and_not_a_part(line: str, words: str, head: str) -> None:
+    indent = "    " * bool(head)
+    program = Program(f"{head}\n{indent}bad = x > 0\n{indent}y = torch.sigmoid(h)\n{indent}{line}\nloss.backward()\n")
+    text = line.partition("] ")[0] + "]"
+    finding = found(program, "torch.sigmoid(h)", line if "*=" in line else text, "aten::index_put_")
+    assert helped(finding) == f"choose instead of writing: {words} makes a new tensor"
 
 
 def test_a_slice_of_a_tensor_is_not_told_to_be_bound_anew() -> None:

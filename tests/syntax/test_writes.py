@@ -93,6 +93,8 @@ def test_augmented_assignments(line: str, wanted: str) -> None:
         ("y = t.add_(x)", "t.add_(x)", "y = t.add(x)"),
         ("f(t.add_(x))", "t.add_(x)", "f(t.add(x))"),
         ("t.data.mul_(2)", None, "t = t * 2"),
+        ("h[h < 0] = 0", "h[h < 0]", "h = h.masked_fill(h < 0, 0)"),
+        ("self.h[1.0 < self.h] = -1.0", "self.h[1.0 < self.h]", "self.h = self.h.masked_fill(1.0 < self.h, -1.0)"),
     ],
 )  # fmt: skip
 def test_methods_and_flags(line: str, piece: str | None, wanted: str) -> None:
@@ -108,6 +110,10 @@ def test_methods_and_flags(line: str, piece: str | None, wanted: str) -> None:
         ("f().add_(x)", None),
         ("hs[f()] += e", None),
         ("t[0] = x", "t[0]"),
+        ("t[x > 0] = 0", "t[x > 0]"),
+        ("t[t > x] = 0", "t[t > x]"),
+        ("t[t > 0] = x", "t[t > 0]"),
+        ("s = t[t > 0] = 0", "t[t > 0]"),
         ("y = net(t)", "net(t)"),
         ("y = F.relu(t, inplace=flag)", "F.relu(t, inplace=flag)"),
         ("init.normal_(t)", None),

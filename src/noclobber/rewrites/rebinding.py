@@ -82,6 +82,9 @@ def _out_of_place(finding: Finding, file: File, write: ast.stmt) -> Edit | None:
     if isinstance(write, ast.AugAssign):
         if not isinstance(write.target, ast.Name):
             return None
+    elif isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
+        found = out_of_place(write_at(Place(file, write.targets[0])))
+        return found[0] if found else None
     elif call is None or (isinstance(write, ast.Assign) and not _is_bound_anew(write, call)):
         return None
     elif called(call) == "detach_" and isinstance(call.func, ast.Attribute) and not call.args:

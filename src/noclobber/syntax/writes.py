@@ -9,7 +9,7 @@ from enum import Enum
 from noclobber.model.finding import Edit
 from noclobber.model.operators import VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
-from noclobber.syntax.names import called, dotted, first_name, is_true, keyword, last_name
+from noclobber.syntax.names import called, definition, dotted, first_name, is_true, keyword, last_name
 from noclobber.syntax.tree import File, Place, Placed, walk
 
 _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
@@ -171,10 +171,13 @@ def written_by(call: ast.Call) -> ast.expr | None:
 def out_of_place(write: WriteSyntax) -> list[Edit]:
     """Return the edits that turn a write into a new tensor under the old name; empty if the text allows none.
 
-    `x = x + y` for `x += y`, `t = t.op()` for `t.op_()`, and calls without `inplace` and `out`. Where the value of the
-    call is used, as in `y = t.op_()`, only the call changes.
+    `x = x + y` for `x += y`, `t = t.op()` for `t.op_()`, `h = h.masked_fill(h < 0, 0)` for `h[h < 0] = 0`, and calls
+    without `inplace` and `out`. Where the value of the call is used, as in `y = t.op_()`, only the call changes.
     """
     file, statement = write.file, write.statement
+    if write.form is Form.ITEM and isinstance(statement, ast.Assign):
+        text = _filled(write, statement)
+        return [replace(file, statement, text)] if text else []
     if isinstance(statement, ast.AugAssign) and write.call is None:
         return [replace(file, statement, _augmented(file, statement))] if _binds(statement.target) else []
     if write.call is None:
@@ -184,6 +187,57 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
     if is_flagged(write.call) or _is_flagged_by_place(write.call):
         return _without_flag(write, write.call)
     return _without_underscore(write, write.call)
+
+
+def mask_of(write: WriteSyntax) -> ast.expr | None:
+    """Return the index of `h[mask] = e` if the text shows that it is a mask: a comparison, or a name such as `mask`."""
+    index = write.target.slice if isinstance(write.target, ast.Subscript) else None
+    made = definition(write.file, index, write.statement) or index
+    is_mask = isinstance(made, ast.Compare) or (isinstance(made, ast.UnaryOp) and isinstance(made.op, ast.Invert))
+    is_mask |= isinstance(made, ast.BinOp) and isinstance(made.op, (ast.BitAnd, ast.BitOr))
+    is_mask |= called(made) in _MASKS or "mask" in last_name(index).lower()
+    return index if is_mask else None
+
+
+_MASKS = (
+    "isnan",
+    "isinf",
+    "isfinite",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "logical_not",
+    "logical_and",
+    "logical_or",
+    "bool",
+)
+"""Functions and methods that give a mask."""
+
+
+def is_number(value: ast.AST | None) -> bool:
+    """Whether an expression is a number: `0`, `-1.0`, `float("-inf")`."""
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
+        return is_number(value.operand)
+    if isinstance(value, ast.Call) and not isinstance(value.func, ast.Attribute) and called(value) == "float":
+        return len(value.args) == 1 and isinstance(value.args[0], ast.Constant)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+
+
+def _filled(write: WriteSyntax, statement: ast.Assign) -> str:
+    """`h = h.masked_fill(h < 0, 0)` for `h[h < 0] = 0`; empty where the mask may be of another shape."""
+    file, target = write.file, write.target
+    if not isinstance(target, ast.Subscript) or len(statement.targets) > 1 or not is_number(statement.value):
+        return ""
+    name, mask = dotted(target.value), target.slice
+    if not name or not isinstance(mask, ast.Compare) or len(mask.comparators) > 1:
+        return ""
+    sides = (mask.left, mask.comparators[0])
+    if name not in map(dotted, sides) or not any(map(is_number, sides)):
+        return ""
+    return f"{name} = {name}.masked_fill({file.source(mask)}, {file.source(statement.value)})"
 
 
 def seen(text: str) -> str:

@@ -29,7 +29,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.hints import Spelling
 from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import last_line
-from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at, writes
+from noclobber.syntax.writes import Form, WriteSyntax, out_of_place, write_at, writes
 
 MOST_DETACHED = 3
 """Values that are tried detached."""
@@ -49,7 +49,7 @@ def stale(scene: Scene) -> Iterator[Candidate]:
         if is_weight:
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
-        yield from rebound(write, 4 if is_part else 1)
+        yield from rebound(write, 4 if is_part and write.form is not Form.ITEM else 1)
         yield from rebound_fill(write)
         if write.call is None or writes(write.call):
             yield from clones.before_write(write, scene, 2 if is_part else 3)

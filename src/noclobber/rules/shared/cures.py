@@ -11,7 +11,7 @@ from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
-from noclobber.rules.shared.writetext import by_iteration, form, in_loop, is_rebindable, target_of, text_at
+from noclobber.rules.shared.writetext import by_iteration, form, in_loop, is_rebindable, masked, target_of, text_at
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import statement_of
 from noclobber.syntax.writes import Form, base_of
@@ -169,11 +169,13 @@ def _whole(clobber: Clobber, write: Write, op: str) -> Suggestion:
 
 
 def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
-    """For `h[i] = e`: a list and a stack in a loop, `torch.where` for a mask, a clone otherwise."""
+    """For `h[i] = e`: a choice of values for a mask, a list and a stack in a loop, a clone otherwise."""
     target = target_of(write.site)
     owner = target.value if isinstance(target, ast.Subscript) else None
     base = text_at(write.site, owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
     named = f"`{base}`" if base else name_in_words(clobber.save.tensor)
+    if chosen := masked(write.site, base or "h"):
+        return Suggestion(f"choose instead of writing: {chosen} makes a new tensor")
     if in_loop(write.site):
         return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
     if op in ("masked_fill_", "index_put_", "masked_scatter_"):

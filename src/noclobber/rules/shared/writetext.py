@@ -8,7 +8,7 @@ from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.source import Site
 from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, last_name
 from noclobber.syntax.tree import LOOP, Placed, place_of
-from noclobber.syntax.writes import Form, WriteSyntax, chain, out_of_place, write_at
+from noclobber.syntax.writes import Form, WriteSyntax, chain, is_number, mask_of, out_of_place, write_at
 
 _PLAIN = (
     "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor",
@@ -91,6 +91,28 @@ def in_loop(site: Site | None) -> bool:
     """Whether a `for` or `while` of the same file surrounds the site."""
     place = place_of(site)
     return place is not None and any(isinstance(one, LOOP) for one in place.file.around(place.node))
+
+
+def masked(site: Site | None, name: str) -> str:
+    """What says the same as `h[mask] = e` and makes a new tensor: `masked_fill`, `clamp` or `torch.where`.
+
+    Empty where the text does not show that the index is a mask.
+    """
+    write = write_of(site)
+    mask = mask_of(write) if write is not None else None
+    if write is None or mask is None:
+        return ""
+    statement, text = write.statement, write.file.source(mask)
+    if not isinstance(statement, ast.Assign) or not is_number(statement.value):
+        return f"`torch.where({text}, new, {name})`"
+    number = write.file.source(statement.value)
+    filled = f"`{name}.masked_fill({text}, {number})`"
+    if isinstance(mask, ast.Compare) and write.file.source(mask.left) == name:
+        bounds = {"min": (ast.Lt, ast.LtE), "max": (ast.Gt, ast.GtE)}
+        same = [write.file.source(one) for one in mask.comparators] == [number]
+        clamped = [f"`{name}.clamp({key}={number})`" for key, ops in bounds.items() if isinstance(mask.ops[0], ops)]
+        return " or ".join([filled, *clamped]) if same else filled
+    return filled
 
 
 def computes(site: Site | None) -> bool:
