@@ -168,6 +168,14 @@ CAUSES = [
         "update the moving average after the last backward",
         None,
     ),
+    ("w.lerp_(v, 0.1)", "aten::lerp_", {"kind": "parameter"}, "run its forward inside `with torch.no_grad():`", None),
+    (
+        "w.data.lerp_(v, 0.1)",
+        "aten::lerp_",
+        {"kind": "parameter", "via": "data"},
+        "run its forward inside `with torch.no_grad():`",
+        None,
+    ),
     ("w -= lr * w.grad", "aten::sub_", {}, "update the weights after the last backward", None),
     ("w.copy_(v)", "aten::copy_", {"kind": "parameter"}, "change the weights after the last backward", None),
     (

@@ -37,6 +37,8 @@ Notes
     - norm, std, amax, prod, cumprod and logsumexp keep their input and their result.
     - `torch.no_grad()` and `.detach()` do not help: they share the version counter.
     - `.data` has its own counter, so it only hides the error. The gradient is still wrong.
+    - A moving average of weights (a teacher, a target network): update it after the last backward. If its output needs
+      no gradient, run its forward inside `with torch.no_grad():`, and nothing is saved.
     - If weights change between forward and backward, the cause is mostly an optimizer: see NC103.
 """
 

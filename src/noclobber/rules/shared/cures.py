@@ -42,7 +42,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
             ),
         )
     if clobber.save.tensor.kind == "parameter" or ".grad" in _text(write):
-        return _parameter(write)
+        return _AVERAGE if _averages(write) else _parameter(write)
     if clobber.save.tensor.kind == "buffer":
         return _buffer(clobber, write)
     return _activation(clobber, write)
@@ -82,6 +82,8 @@ def _in_backward(clobber: Clobber) -> tuple[Suggestion, ...]:
 
 
 def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    if clobber.save.tensor.kind == "parameter" and _averages(write):
+        return _AVERAGE
     if clobber.save.tensor.kind == "parameter":
         words = (
             "change the weights after the last backward that needs them, under `torch.no_grad()`, not through `.data`"
@@ -100,12 +102,6 @@ def _parameter(write: Write) -> tuple[Suggestion, ...]:
     again = "or run the forward again after it"
     if "clamp" in op:
         return (Suggestion(f"clip the weights after the last backward that needs them, {again}"),)
-    if "lerp_" in op or ("mul_" in text and "add_" in text):
-        return (
-            Suggestion(
-                "update the moving average after the last backward of the iteration, or let the forward read a copy"
-            ),
-        )
     if ".grad" in text or op in ("sub_", "_foreach_sub_"):
         return (
             Suggestion(
@@ -113,6 +109,21 @@ def _parameter(write: Write) -> tuple[Suggestion, ...]:
             ),
         )
     return (Suggestion(f"change the weights after the last backward that needs them, {again}"),)
+
+
+def _averages(write: Write) -> bool:
+    """Return True for the update of a moving average: `t.mul_(m).add_(s, alpha=1 - m)`, `t.lerp_(s, 0.01)`."""
+    text = _text(write)
+    return "lerp_" in op_in_words(write.op) or ("mul_" in text and "add_" in text)
+
+
+_AVERAGE = (
+    Suggestion("update the moving average after the last backward of the iteration"),
+    Suggestion(
+        "or, if the output of the averaged model needs no gradient, run its forward inside `with torch.no_grad():`"
+    ),
+)
+"""A target mostly needs no gradient, and a forward without gradients saves nothing."""
 
 
 def _buffer(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
