@@ -110,6 +110,15 @@ def test_weights_that_moved_below_a_backward_are_paired_by_name():
     assert compare(right, [call((W, G, "net.a")), call((W * 3, H, "net.a"))]).difference
 
 
+def test_weights_may_move_below_several_backwards_and_hold_until_then_what_an_optimizer_left():
+    stepped = {"kind": "stepped", "optimizer": ("SGD", [(2,)]), "held": [sketch(W * 3)]}
+    right = [call((W * 2, G, "net.a")), call((W * 2, H, "net.a")), stepped, call((W * 4, G, "net.a"))]
+    found = [call((W, G, "net.a")), call((W, H, "net.a")), stepped, call((W * 3, G, "net.a"))]
+    assert not compare(right, found).difference
+    assert compare(right, [call((W, G, "net.a")), call((W * 7, H, "net.a"))]).difference
+    assert compare(right, [*found[:3], call((W * 7, G, "net.a"))]).difference
+
+
 def test_updates_may_change_places_where_each_step_gets_what_it_got():
     first, second = call((W, G), loss=1.0), call((B, H), loss=2.0)
     steps = step(G), step(H, G)

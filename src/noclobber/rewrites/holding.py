@@ -25,6 +25,7 @@ from noclobber.rewrites.making import (
 from noclobber.rewrites.resolving import forward_of, function_called, module_called
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
+from noclobber.syntax.writes import is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -76,6 +77,29 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
     )
 
 
+def owns(file: File, name: str, where: ast.AST) -> bool:
+    """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
+    scope = file.scope(where)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    stored = [one for one in names if not isinstance(one.ctx, ast.Load)]
+    return (
+        bool(stored)
+        and name not in arguments_of(scope)
+        and all(_binds_new(file, one) or _binds_number(file, one) for one in stored)
+        and all(keeps_nothing(file, one, returned=False) for one in names if isinstance(one.ctx, ast.Load))
+    )
+
+
+def _binds_number(file: File, name: ast.Name) -> bool:
+    """`lr = 0.1`, `for step in range(9):`."""
+    above = file.above[name]
+    if isinstance(above, (ast.For, ast.AsyncFor)):
+        return above.target is name and called(above.iter) == "range"
+    return isinstance(above, ast.Assign) and is_number(above.value)
+
+
 def is_new(file: File, value: ast.expr) -> bool:
     """Return True if an expression gives a new tensor each time."""
     if isinstance(value, (ast.BinOp, ast.Compare)):
@@ -92,7 +116,10 @@ def is_new(file: File, value: ast.expr) -> bool:
     handed = passes_on(file, value)
     if handed is not None:
         return is_new(file, handed)
-    function = function_called(file, _run_by(value), value) or _last_of(file, made)
+    run = _run_by(value)
+    if isinstance(run, ast.Lambda):
+        return is_new(file, run.body)
+    function = function_called(file, run, value) or _last_of(file, made)
     return function is not None and _gives_new(file, function)
 
 

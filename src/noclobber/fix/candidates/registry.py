@@ -13,6 +13,7 @@ from noclobber.fix.candidates import (
     detached_state,
     flags,
     functions,
+    later_writes,
     leaves,
     read_tensors,
     row_lists,
@@ -45,7 +46,7 @@ def stale(scene: Scene) -> Iterator[Candidate]:
             yield from functions.new_gradient(write)
         yield from _calling(scene, write)
         yield from view_writes.into_new(write, 3)
-        yield from step_order.put_off(scene, write, 1 if is_weight else 4)
+        yield from later_writes.put_off(scene, write, 1 if is_weight else 4)
         if is_weight:
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
@@ -91,7 +92,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
         return
     yield from checkpointed_regions.run_as_before(scene)
     for write in scene.writes():
-        yield from step_order.put_off(scene, write)
+        yield from later_writes.put_off(scene, write)
         yield from checkpointed_regions.closed_over(scene, write)
     yield from checkpointed_regions.given_clones(scene)
     yield from checkpointed_regions.on_own_copies(scene)

@@ -22,7 +22,6 @@ from noclobber.syntax.edits import (
 )
 from noclobber.syntax.names import called, dotted, keyword, names_bound
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk
-from noclobber.syntax.writes import WriteSyntax
 
 _UPDATES = ("zero_grad", "backward", "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
 
@@ -43,33 +42,6 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
     yield from _swapped(file, rows, first, second, end)
     yield from _moved(file, step, read, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
-
-
-def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
-    """The statement that writes, or that calls the function which does, moved below the backward.
-
-    Not where a statement in between reads what is written: a write that changes no byte in the runs that are compared
-    may change some in a later one.
-    """
-    read = scene.place("read")
-    if read is None:
-        return
-    file, scope, target = read.file, read.file.scope(read.row), list[ast.AST]([write.statement])
-    writer = write.file.scope(write.statement)
-    if writer is not scope and isinstance(writer, FUNCTION):
-        target = [one for one in walk(scope, ast.Call) if called(one) == writer.name]
-    for one in target:
-        rows, first, second = together(file, one, read.row)
-        if not rows or first >= second or _reads(rows[first + 1 : second + 1], write.name):
-            continue
-        lines = lines_of(file, rows[first])
-        put = insert(file, *file.end_of_line(last_line(rows[second])), "\n" + text_of_lines(file, *lines))
-        yield Candidate("make this change after the backward", (whole_lines(file, *lines), put), cost)
-
-
-def _reads(rows: list[ast.stmt], name: str) -> bool:
-    """Return True if a name or attribute, such as "self.state", stands in some statements."""
-    return any(dotted(one) == name for row in rows for one in (*walk(row, ast.Name), *walk(row, ast.Attribute)))
 
 
 def optimizer(statement: ast.stmt) -> str:

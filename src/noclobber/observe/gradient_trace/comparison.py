@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     _Leaf = tuple[Sketch, Seen, str]
     """A leaf, its gradient, and its name; the name is empty where none is known."""
+    _Earlier = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen]]
+    """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference between equal gradients, relative to their largest magnitude. Gradients differ that much if
@@ -47,6 +49,7 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     """
     exact, furthest = True, 0
     calls, other_calls = _calls(right), _calls(found)
+    stepped = _stepped_before_calls(right)
     compared = min(len(calls), len(other_calls))
     left, unmatched = list(range(compared)), 0
     movable = bool(_steps(right)) and bool(_steps(found))
@@ -54,7 +57,8 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
         near = [index for index in left if index != number and abs(index - number) <= _AHEAD] if movable else []
         first = ""
         for index in [number] * (number in left) + near:
-            same = _same_call(calls, index, other, truncated)
+            earlier = (_held(calls[:index]), _held(other_calls[:number]), stepped[index])
+            same = _same_call(calls[index], other, truncated, earlier)
             if not isinstance(same, str):
                 left.remove(index)
                 exact &= same
@@ -103,12 +107,12 @@ def _bits(seen: object) -> object:
     return list(map(_bits, seen)) if isinstance(seen, (list, tuple)) else seen
 
 
-def _same_call(calls: list[Event], index: int, other: Event, truncated: bool) -> bool | str:
-    """Compare a call with the call at an index.
+def _same_call(call: Event, other: Event, truncated: bool, earlier: _Earlier) -> bool | str:
+    """Compare a call with one of the other run. `earlier` is what leaves may still hold in it.
 
     Returns True if they are equal bit for bit, False if they are equal within tolerance, or in words how they differ.
     """
-    call, exact = calls[index], True
+    exact = True
     if call["kind"] != other["kind"]:
         return " is another one"
     for what, wanted, got in (
@@ -126,8 +130,7 @@ def _same_call(calls: list[Event], index: int, other: Event, truncated: bool) ->
         return ": every gradient is zero"
     paired = _pair(call["leaves"], other["leaves"], truncated)
     if isinstance(paired, str):
-        held = {name: leaf for before in calls[:index] for leaf, _, name in before["leaves"]}
-        named = _pair_named(call["leaves"], other["leaves"], truncated, held)
+        named = _pair_named(call["leaves"], other["leaves"], truncated, earlier)
         return f": {paired}" if named is None else exact and named
     return exact and paired
 
@@ -175,6 +178,24 @@ def same_loss(right: list[Seen], found: list[Seen]) -> bool:
 
 def _calls(events: list[Event]) -> list[Event]:
     return [event for event in events if event["kind"] in ("backward", "grad")]
+
+
+def _held(calls: list[Event]) -> dict[str, Sketch]:
+    """Return what each leaf held in the last of some calls that reached it, by name."""
+    return {name: leaf for call in calls for leaf, _, name in call["leaves"]}
+
+
+def _stepped_before_calls(events: list[Event]) -> list[list[Seen]]:
+    """Return, for each call, what the optimizers left at their last steps before it."""
+    left: dict[tuple[str, tuple[object, ...]], list[Seen]] = {}
+    before = []
+    for event in events:
+        if event["kind"] == "stepped":
+            name, shapes = event["optimizer"]
+            left[name, tuple(shapes)] = event["held"]
+        elif event["kind"] in ("backward", "grad"):
+            before.append([seen for held in left.values() for seen in held])
+    return before
 
 
 def _same(right: Seen, found: Seen) -> bool | None:
@@ -225,11 +246,12 @@ def _pair(right: list[_Leaf], found: list[_Leaf], truncated: bool) -> bool | str
     return exact
 
 
-def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, held: dict[str, Sketch]) -> bool | None:
+def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, earlier: _Earlier) -> bool | None:
     """Pair leaves by their names and compare their gradients, for a patch that changes weights after a backward call
     and not before it.
 
-    In `found` a leaf may therefore hold what it held in the call before (`held`, by name): the same change comes later.
+    In `found` a leaf may therefore still hold what it held in the call before, in either run, or what an optimizer left
+    since: the same change comes later.
     Returns True if all are equal bit for bit, False if all are equal within tolerance, None if they differ or a name is
     missing or not unique.
     """
@@ -244,8 +266,11 @@ def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, held: d
                 continue
             return None
         same = _same(gradient, its)
-        before = held.get(name)
-        later = leaf[:2] == other[:2] and (before is None or _alike(before, other))
+        in_right, in_found, stepped = earlier
+        before = [held[name] for held in (in_right, in_found) if name in held]
+        later = leaf[:2] == other[:2] and (
+            name not in in_right or any(_alike(one, other) for one in (*before, *stepped))
+        )
         if same is None or not (later or _alike(leaf, other)):
             return None
         exact &= same
