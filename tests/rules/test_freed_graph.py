@@ -116,3 +116,86 @@ def test_a_place_that_is_not_known_leaves_the_other_label_primary() -> None:
 def test_other_events_are_left_alone() -> None:
     assert rule.find(Refusal("a leaf Variable that requires grad is being used in an in-place operation.")) is None
     assert rule.find(clobber(save("ExpBackward0", "result", None))) is None
+
+
+def looped(text: str, built: str, *, repeated: bool = False, **facts: object) -> Finding:
+    """The finding for a backward in a loop, and a graph that was built at a piece of the text."""
+    program = Program(text)
+    site = program.at("loss.backward()")
+    event = Refusal(MESSAGE, site, saved=program.at(built), call="backward", repeated_root=repeated, **facts)  # type: ignore[arg-type]
+    finding = rule.find(event)
+    assert finding is not None
+    return finding
+
+
+LOOP = """
+    def predict(x):
+        return net(x)
+    {before}
+    for x in data:
+        {inside}
+        loss.backward()
+        {after}
+"""
+ONCE = "backward in a loop goes again through a graph that was built once, before the loop"
+CARRIED = "backward reaches into a graph of an earlier iteration, which is already freed"
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "built", "repeated"),
+    [
+        ("loss = mse(f(y), y)", "opt.zero_grad()", "mse(f(y), y)", True),
+        ("out = f(y)", "loss = mse(out, y)", "f(y)", False),
+        ("loss = predict(y).mean()", "opt.zero_grad()", "net(x)", True),
+        ("out = predict(y)", "loss = F.mse_loss(out, y)", "net(x)", False),
+        ("out, criterion = predict(y), nn.MSELoss()", "loss = criterion(out, y)", "net(x)", False),
+    ],
+)
+def test_a_graph_from_before_the_loop_is_built_again_in_it(
+    before: str, inside: str, built: str, repeated: bool
+) -> None:
+    stepped = looped(LOOP.format(before=before, inside=inside, after="opt.step()"), built, repeated=repeated)
+    kept = looped(LOOP.format(before=before, inside=inside, after="print(loss)"), built, repeated=repeated)
+    assert stepped.message == kept.message == ONCE
+    assert stepped.suggestions[0].message == "run the forward inside the loop, so that each backward has its own graph"
+    assert "`retain_graph=True` does not help here" in stepped.notes[0]
+    assert "retain_graph" not in helped(stepped)
+    assert "or pass `retain_graph=True` to `backward`: no optimizer steps in this loop" in helped(kept)
+    assert ("or detach what is a constant in the loop" in helped(stepped)) == (not repeated)
+
+
+@pytest.mark.parametrize(
+    ("inside", "built"),
+    [
+        ("h = predict(h)\n        loss = h.mean()", "net(x)"),
+        ("total += predict(x).mean()\n        loss = total * 2", "net(x)"),
+        ("loss = f(h)\n        h = g(h)", "g(h)"),
+    ],
+)
+def test_a_state_that_a_loop_carries_is_detached(inside: str, built: str) -> None:
+    finding = looped(LOOP.format(before="h = zeros(3)", inside=inside, after="opt.step()"), built)
+    assert finding.message == CARRIED
+    assert [one.message for one in finding.suggestions] == [
+        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+    ]
+
+
+def test_where_the_loop_may_build_the_graph_both_are_said() -> None:
+    finding = looped(
+        LOOP.format(before="y = zeros(3)", inside="loss = predict(x).mean()", after="opt.step()"), "net(x)"
+    )
+    assert finding.message == CARRIED
+    assert "detach the state" in finding.suggestions[0].message
+    assert finding.suggestions[1].message.startswith("or, if nothing is carried: run the forward inside the loop")
+
+
+def test_an_operator_that_writes_what_it_made_itself_is_no_state_written_in_place() -> None:
+    program = Program("for x in data:\n    h = cell(x, h)\n    loss = h.sum()\n    loss.backward()\n")
+    call = program.at("cell(x, h)")
+    event = Refusal(
+        MESSAGE, program.at("loss.backward()"), saved=call, written=call, call="backward", repeated_root=False
+    )
+    finding = rule.find(event)
+    assert finding is not None
+    assert not [one for one in finding.labels if one.role == "write"]
+    assert "`h = h.detach()`" in helped(finding)

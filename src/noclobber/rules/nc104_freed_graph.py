@@ -5,9 +5,10 @@ What happens
     raises "Trying to backward through the graph a second time".
 
 Why
-    There are two causes, and they look alike. Either two backwards go through the same part of the graph: for the
-    same loss, or for two losses with a common part. Or a tensor of an earlier iteration (a hidden state, a memory,
-    a running loss) still carries its graph into this one.
+    There are three causes, and they look alike. Two backwards go through the same part of the graph: for the same
+    loss, or for two losses with a common part. Or the forward stands before a loop, and each turn of the loop goes
+    backward through it. Or a tensor of an earlier iteration (a hidden state, a memory, a running loss) still carries
+    its graph into this one.
 
 Example
     import torch
@@ -27,6 +28,8 @@ Instead
 Notes
     For a carried state, write `h = h.detach()` at the end of each iteration. `retain_graph=True` does not help
     there: the graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
+    A forward before a loop that calls `backward` and `step`: move the forward into the loop, so that each turn
+    computes its loss with the current weights.
     If one graph really serves two backwards, pass `retain_graph=True` to the first.
 """
 
@@ -34,13 +37,17 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
+from noclobber.model.source import Site
+from noclobber.rules.shared.built_once import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.wording import node_in_words
-from noclobber.rules.shared.writetext import target_of
+from noclobber.rules.shared.writetext import form, target_of
+from noclobber.syntax.writes import Form
 
 CODE = "NC104"
 NAME = "freed-graph"
@@ -55,6 +62,14 @@ _HEADLINES = {
     False: "backward reaches into a graph of an earlier iteration, which is already freed",
     None: "backward through a graph that an earlier backward has freed",
 }
+_ONCE = "backward in a loop goes again through a graph that was built once, before the loop"
+_FORWARD = "run the forward inside the loop, so that each backward has its own graph"
+_CONSTANT = "or detach what is a constant in the loop (a target, an old log-probability): `t = t.detach()`"
+_KEEP = "or pass `retain_graph=True` to `backward`: no optimizer steps in this loop, so the graph stays right"
+_EACH = "a backward frees what its graph saved, so each backward needs a forward of its own"
+_STEPPED = (
+    "; `retain_graph=True` does not help here, because the step changes the weights that the graph was built with"
+)
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
 _STATE = "write the state inside `with torch.no_grad():`, or detach the value that is written"
@@ -71,16 +86,28 @@ def find(event: Event) -> Finding | None:
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
     repeated = event.repeated_root
+    if event.written is not None and not _shows_a_write(event.written):
+        event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
+    once = event.written is None and not event.shared and built_once(event.site, event.saved)
+    if once:
+        stepped = steps_in_loop(event.site)
+        helps = [_FORWARD, *[_CONSTANT] * (not repeated), *[_KEEP] * (not stepped)]
+        return _finding(event, _ONCE, helps, _EACH + _STEPPED * stepped)
     if repeated is False and event.shared:
         return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
     if repeated is False and event.written is not None:
         return _finding(event, _HEADLINES[repeated], [_STATE], _note(repeated))
     helps = {
         True: [_SUM, _RETAIN],
-        False: [_DETACH],
+        False: [_DETACH, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None)],
         None: [f"for a carried state: {_DETACH}", f"for two losses: {_SUM}"],
     }[repeated]
     return _finding(event, _HEADLINES[repeated], helps, _note(repeated))
+
+
+def _shows_a_write(site: Site) -> bool:
+    """Return True if a line writes in place by its text, or in the code of a library."""
+    return site.inside is not None or form(site) not in (Form.CALL, Form.OTHER)
 
 
 def _note(repeated: bool | None) -> str:

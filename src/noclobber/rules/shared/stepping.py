@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from types import CodeType
+import ast
 from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Suggestion
-from noclobber.model.source import Site
+from noclobber.rules.shared.built_once import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import PUT_BACK, node_in_words
-from noclobber.syntax.tree import LOOP, Placed, last_line, place_of
+from noclobber.syntax.names import bound_by_loop, first_name
+from noclobber.syntax.tree import Placed, place_of
 
 Situation = Literal["carried", "built once", "same pass"]
 
@@ -20,28 +21,12 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     """How the step came between save and read.
 
     Where the source has the read before the step, a loop went round between them: the graph is one of an earlier
-    iteration, "built once" where it was saved outside that loop, else "carried".
+    iteration, "built once" where that was before the loop, else "carried".
     """
     step, read, save = line_to_show(write), clobber.read.site, clobber.save.site
     if step is None or read is None or not later(step, read):
         return "same pass"
-    return "built once" if save is not None and _before_the_loop(save, step, read) else "carried"
-
-
-def _before_the_loop(save: Site, step: Site, read: Site) -> bool:
-    """Whether the save stands in the same function as the step, outside the innermost loop of step and read."""
-    place = place_of(step)
-    loops = [one for one in place.file.around(place.node) if isinstance(one, LOOP)] if place is not None else []
-    around = [one for one in loops if one.lineno <= read.line <= last_line(one)]
-    if not around or not _holds(step.code, save.code):
-        return False
-    return not around[0].lineno <= save.line <= last_line(around[0])
-
-
-def _holds(code: CodeType, other: CodeType) -> bool:
-    """Whether `other` is `code`, or a comprehension or lambda in it."""
-    nested = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name.startswith("<")]
-    return code is other or any(_holds(one, other) for one in nested)
+    return "built once" if built_once(read, save) else "carried"
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
@@ -71,12 +56,10 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             ),
         )
     if now == "built once":
-        return (
-            Suggestion("run every backward before the first step: step in a second loop, after this one"),
-            Suggestion(
-                "or run this forward inside the loop, so that each backward reads the weights it was built with"
-            ),
-        )
+        forward = "run this forward inside the loop, so that each backward reads the weights it was built with"
+        later = "run every backward before the first step: step in a second loop, after this one"
+        first, second = (later, forward) if _has_turns(write) else (forward, later)
+        return (Suggestion(first), Suggestion(f"or {second}"))
     return (
         Suggestion(
             f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and "
@@ -85,6 +68,14 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
     )
+
+
+def _has_turns(write: Write) -> bool:
+    """Return True if each turn of the loop steps another optimizer: `for opt in opts: ...; opt.step()`."""
+    place = place_of(line_to_show(write))
+    call = place.node if place is not None else None
+    root = first_name(call.func) if isinstance(call, ast.Call) else ""
+    return place is not None and root in bound_by_loop(place.file, place.node)
 
 
 def _detached(clobber: Clobber) -> str:
