@@ -112,7 +112,7 @@ def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, served_run: Run, tmp
     wrong = re.match(r"# wrong: (NC\d+)\n", recipe)
     codes = re.findall(r"^(?:error|warning)\[(NC\d+)\]", printed, re.MULTILINE)
     assert set(codes) == ({wrong[1]} if wrong else set()), printed
-    assert wrong or "noclobber: nothing found; watched: " in printed
+    assert wrong or "noclobber: nothing found: " in printed
     assert wrong or recipe.startswith("# right\n")
 
 

@@ -254,8 +254,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--build-native",
         action="store_true",
-        help="first build the native part, with which watching costs a few percent; it takes a C++ compiler and about "
-        "a minute, once for each torch and each Python",
+        help="first build the native part, which makes watching cheaper; it takes a C++ compiler and about a minute, "
+        "once for each torch and each Python",
     )
     doctor.set_defaults(carry_out=_doctor, parser=doctor)
 
@@ -277,13 +277,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--select", metavar="CODES", help="show only these, such as NC101,NC2: a beginning names many")
-    parser.add_argument("--ignore", metavar="CODES", help="leave these out")
     parser.add_argument(
-        "--baseline", metavar="FILE", help="leave out what is in FILE: what was there before does not count"
+        "--select", metavar="CODES", help="show only these codes: NC101,NC2 is NC101 and all that begin with NC2"
+    )
+    parser.add_argument("--ignore", metavar="CODES", help="leave these codes out")
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="leave out the findings that FILE holds; only new findings count"
     )
     parser.add_argument(
-        "--update-baseline", action="store_true", help="write what counts now to the file of --baseline"
+        "--update-baseline", action="store_true", help="write the findings of this run to the FILE of --baseline"
     )
 
 

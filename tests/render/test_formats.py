@@ -120,15 +120,15 @@ def test_github_levels(severity: str, level: str) -> None:
     assert render(Report((one,)), "github") == f"::{level} title=noclobber NC1 [r]::m\n"
 
 
-def test_nothing_found_says_what_was_watched_and_never_clean() -> None:
+def test_nothing_found_says_how_much_that_covers_and_never_clean() -> None:
     unseen = ("a region compiled by Inductor", "sparse tensors")
     text = render(Report(coverage=Coverage("dispatch key", unseen=unseen)), "full")
     first, *others = text.splitlines()
-    assert "in-place writes" in first
-    assert "versions only" in first
+    assert first == "noclobber: nothing found in what was watched"
     assert others == [f"not watched: {one}" for one in unseen]
     assert "clean" not in text
-    assert "versions only" not in footer(Report(coverage=Coverage(contents=True)))
+    assert footer(Report(coverage=Coverage(contents=True))).endswith(": no in-place write made a gradient wrong\n")
+    assert footer(Report()).endswith(": versions were compared, but not bytes\n")
     assert render(Report(), "concise") == render(Report(), "github") == ""
 
 

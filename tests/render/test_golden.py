@@ -43,7 +43,8 @@ REPORTS = {
             "fix": {"command": ["noclobber", "fix", "train.py"]},
         },
     ),
-    "nothing": Report(),
+    "nothing": Report(coverage=Coverage(contents=True)),
+    "nothing_by_versions": Report(),
     "nothing_unseen": Report(
         coverage=Coverage("dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"))
     ),

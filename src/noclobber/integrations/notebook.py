@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import replace
-from html import escape
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -17,7 +16,6 @@ from IPython.display import display
 from noclobber import render
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.report import Report
-from noclobber.render.ledger import table
 from noclobber.selection import Selection, selected
 from noclobber.session import Session
 
@@ -218,21 +216,9 @@ class Cells:
 
 
 def show(report: Report) -> None:
-    """Show a report below the cell: as HTML where there is HTML, else as text.
-
-    Where nothing was found, that is said in words for a reader who does not know how noclobber watches.
-    """
-    if report.findings:
-        text, page = render.render(report, "full"), render.part(report)
-    else:
-        coverage = report.coverage
-        lines = ["noclobber: nothing found: no in-place write made a gradient wrong"]
-        lines += [f"not watched: {one}" for one in coverage.unseen]
-        lines += [f"not watched: {one.way}: {one.why}" for one in coverage.lost]
-        lines += ["", table(report.ledger)] if report.ledger is not None else []
-        text = "\n".join(lines)
-        page = f"<pre>{escape(text)}</pre>"
-    display({"text/plain": text.rstrip(), "text/html": page}, raw=True)  # type: ignore[no-untyped-call]
+    """Show a report below the cell: as HTML where there is HTML, else as text."""
+    text = render.render(report, "full").rstrip()
+    display({"text/plain": text, "text/html": render.part(report)}, raw=True)  # type: ignore[no-untyped-call]
 
 
 _loaded: dict[InteractiveShell, Cells] = {}

@@ -132,19 +132,20 @@ def _many(count: int, noun: str) -> str:
 
 
 def _watched(report: Report) -> str:
+    """Say how much "nothing found" covers. How noclobber watches is in the JSON and in `noclobber doctor`."""
     coverage, counted = report.coverage, [one for one in report.processes if one.counts]
     watched = sum(one.watched for one in counted)
-    parts: list[str] = []
-    if coverage.writes not in ("", "nothing"):
-        parts.append(f"in-place writes (by {one_line(coverage.writes)})")
-    if coverage.saves:
-        parts.append(f"saved tensors ({'versions and bytes' if coverage.contents else 'versions only'})")
-    if not parts or (counted and not watched):
+    writes = coverage.writes not in ("", "nothing")
+    if not (writes or coverage.saves) or (counted and not watched):
         return "nothing found, because nothing was watched"
     if watched < len(counted):
-        return f"nothing found in what was watched ({watched} of {len(counted)} processes): {' and '.join(parts)}"
-    processes = f"{watched} processes, " if watched > 1 else ""
-    return f"nothing found; watched: {processes}{' and '.join(parts)}"
+        return f"nothing found in what was watched ({watched} of {len(counted)} processes)"
+    if _not_watched(coverage):
+        return "nothing found in what was watched"
+    processes = f" in {watched} processes" if watched > 1 else ""
+    if not (writes and coverage.saves and coverage.contents):
+        return f"nothing found{processes}: versions were compared, but not bytes"
+    return f"nothing found{processes}: no in-place write made a gradient wrong"
 
 
 def _not_watched(coverage: Coverage) -> list[str]:

@@ -18,7 +18,7 @@ _SAME = tuple(
         (r"inplace", r"inplace=False"),
         (r"torch\.no_grad\(\)", r"inside `with torch\.no_grad"),
         (r"instead of `inference_mode`", r"instead of `torch\.inference_mode"),
-        (r"after the last backward", r"before the steps|after the (?:last )?backward"),
+        (r"^move .* below", r"before the steps|after the (?:last )?backward"),
         (
             r"out of place|new tensor",
             r"out of place|\b(?:re)?bind|new (?:tensor|gradient|value|name)|detach\(\)|squeeze",

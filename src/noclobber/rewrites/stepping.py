@@ -53,8 +53,8 @@ def stepped_later(finding: Finding) -> Sound | None:
     if not isinstance(call, ast.Call) or any(one.arg != "retain_graph" for one in call.keywords):
         return None
     edits = _moved(file, step, back, call, f"inputs=list({given})")
-    reach = f"let that reach only what `{file.source(theirs)}` steps"
-    title = f"step `{file.source(mine)}` after the last backward, and {reach}"
+    only = f"compute gradients there only for the parameters of `{file.source(theirs)}`"
+    title = f"move `{file.source(mine)}.step()` below `{file.source(loss)}.backward()`, and {only}"
     return Sound(title, edits) if edits else None
 
 

@@ -118,7 +118,8 @@ def later_step(read: Place, own: str, gone: Edit, put: Edit) -> Iterator[Candida
     call = file.nearest(read.node, ast.Call)
     if own and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
         inputs = with_argument(file, call, f"inputs={parameters_of(file, own, call)}")
-        title = f"step after the last backward, and let that reach only what `{own}` steps"
+        only = f"compute gradients there only for the parameters of `{own}`"
+        title = f"move the step below the last backward, and {only}"
         yield Candidate(title, (gone, inputs, put), 2)
     yield Candidate("step after the last backward", (gone, put), 3)
 

@@ -38,8 +38,8 @@ class Reference:
 
 _WORDS = {
     "full": "",
-    "step": ", without what flows through weights from before their last step",
-    "backward": ", without what flows through graphs of earlier backward calls",
+    "step": "; gradients that reach back over an optimizer step are left out",
+    "backward": "; gradients that reach back into an earlier backward call are left out",
     "handed": ", where hooks and custom backwards get clones of gradients",
     "before": ", with respect to the values from before the write",
     "derivative": "what the program computes with gradients off",

@@ -58,7 +58,10 @@ def stem(node: str) -> str:
     return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
 
 
-PUT_BACK = "the saved bytes were put back: only the version changed, and the gradient would have been right"
+PUT_BACK = (
+    "the tensor has its saved values at backward, so the gradient would be right; "
+    "PyTorch raises because the version changed"
+)
 """The note for a clobber that is `restored`."""
 
 
