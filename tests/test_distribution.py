@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -124,9 +125,14 @@ def test_the_action_refuses_what_it_cannot_do(inputs: dict[str, str], why: str, 
     assert not (tmp_path / "ran").exists()
 
 
+def workflows(page: str) -> list[Any]:
+    text = (ROOT / "docs" / page).read_text()
+    return [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+
+
 def test_the_workflow_of_the_documentation_gives_the_action_what_it_takes() -> None:
-    page = (ROOT / "docs" / "tests-and-ci.md").read_text()
-    github, gitlab = (yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    github, gitlab = workflows("tests-and-ci.md")
+    assert workflows("recipes.md") == [github]
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     steps = github["jobs"]["gradients"]["steps"]
     (ours,) = (one for one in steps if "/noclobber@" in one.get("uses", ""))

@@ -9,21 +9,33 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from .served import Run, served
 
 ROOT = Path(__file__).parents[1]
+WRONG = "import torch\nx = torch.ones(3, requires_grad=True)\ny = x.exp()\ny.data.mul_(2)\ny.sum().backward()\n"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERWISE = ("when-is-in-place-allowed.md", "recipes.md")
-"""Pages whose blocks are of another form."""
+WHOLE = re.compile(r"# (?:wrong: (NC\d+)|right)\n")
+"""How a recipe begins that `noclobber run` is asked about."""
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
-    return re.findall(r"^```(console|python|text)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    kinds = "console|ipython|python|sh|text"
+    return re.findall(rf"^```({kinds})\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-BLOCKS = [block for page in PAGES if page.name not in OTHERWISE for block in blocks_of(page)]
+IN_RECIPES = blocks_of(ROOT / "docs" / "recipes.md")
+RECIPES = [text for kind, text in IN_RECIPES if kind == "python" and WHOLE.match(text)]
+BLOCKS = [
+    block
+    for page in PAGES
+    if page.name != "when-is-in-place-allowed.md"  # its blocks have a test of their own
+    for block in blocks_of(page)
+    if block[1] not in RECIPES
+]
 CONSOLE = list(dict.fromkeys(text for kind, text in BLOCKS if kind == "console"))
 
 
@@ -39,11 +51,15 @@ def matches(shown: str, printed: str) -> bool:
 
 
 def run(command: str, folder: Path) -> str:
-    program, *rest = shlex.split(command)
-    assert program in ("noclobber", "pytest")
+    words = shlex.split(command)
     environ = os.environ | {"NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environ[name] = value
+    program, *rest = words
+    assert program in ("noclobber", "pytest", "python")
     done = subprocess.run(
-        [sys.executable, "-m", program, *rest],
+        [sys.executable, *([] if program == "python" else ["-m", program]), *rest],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
@@ -102,18 +118,39 @@ def served_run() -> Iterator[Run]:
         yield carry_out
 
 
-RECIPES = [text for kind, text in blocks_of(ROOT / "docs" / "recipes.md") if kind == "python"]
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=range(1, len(RECIPES) + 1))
 def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, served_run: Run, tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(recipe)
     printed = served_run(["run", "recipe.py"], tmp_path)
-    wrong = re.match(r"# wrong: (NC\d+)\n", recipe)
+    begins = WHOLE.match(recipe)
+    assert begins
     codes = re.findall(r"^(?:error|warning)\[(NC\d+)\]", printed, re.MULTILINE)
-    assert set(codes) == ({wrong[1]} if wrong else set()), printed
-    assert wrong or "noclobber: nothing found: " in printed
-    assert wrong or recipe.startswith("# right\n")
+    assert codes == [begins[1]] if begins[1] else "noclobber: nothing found: " in printed, printed
+
+
+def test_the_cells_of_the_recipes_show_what_stands_below_them() -> None:
+    cells = [text for kind, text in IN_RECIPES if kind == "ipython"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    assert cells
+    for text, cell in zip(cells, notebook.cells, strict=True):
+        kind, shown = IN_RECIPES[IN_RECIPES.index(("ipython", text)) + 1]
+        printed = "".join(one.data["text/plain"] for one in cell.outputs)
+        assert matches(shown if kind == "text" else "", printed), printed
+
+
+def test_the_shell_of_the_recipes_works_in_a_pipeline(tmp_path: Path) -> None:
+    check, update = (text for kind, text in IN_RECIPES if kind == "sh")
+    (tmp_path / "train.py").write_text(WRONG)
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def status(script: str) -> int:
+        return subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, env=environ, capture_output=True).returncode
+
+    assert status(update) == status(check) == 0
+    assert "<testsuite" in (tmp_path / "noclobber.xml").read_text()
+    (tmp_path / "train.py").write_text(WRONG + "z = x.exp()\nz.data.add_(1)\nz.sum().backward()\n")
+    assert status(check) == 1
 
 
 def test_the_pages_become_a_site(tmp_path: Path) -> None:

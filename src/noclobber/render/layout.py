@@ -143,6 +143,8 @@ def _watched(report: Report) -> str:
     if _not_watched(coverage):
         return "nothing found in what was watched"
     processes = f" in {watched} processes" if watched > 1 else ""
+    if report.suppressed:
+        return f"nothing found{processes} that counts"
     if not (writes and coverage.saves and coverage.contents):
         return f"nothing found{processes}: versions were compared, but not bytes"
     return f"nothing found{processes}: no in-place write made a gradient wrong"
