@@ -93,6 +93,28 @@ def test_a_browser_reads_a_part_to_who_reaches_it_by_key(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize(("width", "printed", "part"), [(640, "true", ".wide"), (380, "false", "h1")])
+def test_nothing_is_cut_off_on_paper_or_on_a_telephone(width: int, printed: str, part: str, tmp_path: Path) -> None:
+    place, module = "examples/a_residual_network.py", "ResidualNetwork.blocks.2.conv1"
+    source = "            return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))"
+    entries = (Entry(place, 46, 1, module, "AddmmBackward0", 3000, 2, source=source, op="linear (addmm)"),)
+    page = render(Report(ledger=Ledger(entries), program={"argv": [f"examples/{'residual_' * 6}network.py"]}), "html")
+    dom = shown(
+        page,
+        tmp_path,
+        f"""
+        if ({printed}) for (const sheet of [...document.styleSheets]) for (const rule of [...sheet.cssRules])
+            if (rule.conditionText === "print") for (const one of rule.cssRules)
+                sheet.insertRule(one.cssText, sheet.cssRules.length);
+        document.body.style.width = "{width}px";
+        const part = document.querySelector("{part}");
+        document.title = `needs ${{part.scrollWidth - part.clientWidth}} more`;
+        """,
+    )
+    assert "<title>needs 0 more</title>" in dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_runs_nothing_that_a_program_wrote(tmp_path: Path) -> None:
     evil = Entry(EVIL, 1, 1, EVIL, "", 10, 1, source=EVIL, op=EVIL)
     dom = shown(render(Report(ledger=Ledger((evil,))), "html"), tmp_path)

@@ -206,6 +206,7 @@ _STYLE = (
     + """\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
 main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
+h1 { overflow-wrap: anywhere; }
 .box, main > pre { padding: 1rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
 pre { overflow-x: auto; margin: 0; font-size: .875rem; }
 pre.words { white-space: pre-wrap; overflow-wrap: break-word; }
@@ -229,7 +230,11 @@ th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top;
 @media print {
   fieldset, #said, #filters { display: none; }
   pre { overflow: visible; font-size: 7pt; }
+  h2 { break-after: avoid; }
   svg { break-inside: avoid; print-color-adjust: exact; }
+  .wide { overflow: visible; font-size: 8pt; }
+  tr { break-inside: avoid; }
+  th, td { overflow-wrap: anywhere; }
 }
 </style>"""
 )
