@@ -230,7 +230,7 @@ th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top;
 @media print {
   fieldset, #said, #filters { display: none; }
   pre { overflow: visible; font-size: 7pt; }
-  h2 { break-after: avoid; }
+  h2 { break-after: avoid; break-inside: avoid; }
   svg { break-inside: avoid; print-color-adjust: exact; }
   .wide { overflow: visible; font-size: 8pt; }
   tr { break-inside: avoid; }
