@@ -141,7 +141,7 @@ def _watched(report: Report) -> str:
     if watched < len(counted):
         return f"nothing found in what was watched ({watched} of {len(counted)} processes)"
     if _not_watched(coverage):
-        return "nothing found in what was watched"
+        return "nothing found in what was watched" + (f" ({watched} processes)" if watched > 1 else "")
     processes = f" in {watched} processes" if watched > 1 else ""
     if report.suppressed:
         return f"nothing found{processes} that counts"
