@@ -39,7 +39,9 @@ WRITES = {
 def test_bytes_that_are_the_same_again_are_said_to_be(write, told):
     with pytest.raises(noclobber.ClobberError) as caught, noclobber.watch(contents=True):
         program(write)
-    said = [any("put back" in note for note in finding.notes) for finding in caught.value.findings]
+    said = [
+        any("has its saved values at backward" in note for note in finding.notes) for finding in caught.value.findings
+    ]
     assert sorted(said) == told
 
 

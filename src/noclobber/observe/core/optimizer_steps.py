@@ -39,33 +39,26 @@ def arm(context: Context, way: Way) -> None:
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     before, after = _before(context, way), _after(context, way)
     if context.native is not None and context.by_key:
-        before, after = _in_python(way, *context.native.around_steps(before, after, _is_ours, _about))
+        take, end = context.native.around_steps(before, after, _is_ours, _about)
+        before, after = _in_python(way, take), _in_python(way, end, also_off=True)
     way.at_end(private.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(private.hook(register_optimizer_step_post_hook, after).remove)
 
 
-def _in_python(way: Way, take: Callable[..., None], end: Callable[..., None]) -> tuple[Hook, Hook]:
-    """Return the native hooks as functions of Python's: torch.compile warns of others. They call them as `Way.entry`
+def _in_python(way: Way, hook: Hook, *, also_off: bool = False) -> Hook:
+    """Return a native hook as a function of Python's: torch.compile warns of others. It calls the hook as `Way.entry`
     does, which costs more."""
 
-    def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        try:
-            if way.on:
-                take(optimizer, args, kwargs)
-        except ClobberError:
-            raise
-        except Exception as failure:
-            way.fail(failure)
+    def call(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if way.on or also_off:
+            try:
+                hook(optimizer, args, kwargs)
+            except ClobberError:
+                raise
+            except Exception as failure:
+                way.fail(failure)
 
-    def after(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        try:
-            end(optimizer, args, kwargs)
-        except ClobberError:
-            raise
-        except Exception as failure:
-            way.fail(failure)
-
-    return before, after
+    return call
 
 
 def _before(context: Context, way: Way) -> Hook:

@@ -20,6 +20,7 @@ class _Silent:
     """A listener that ignores what it hears."""
 
     watching = keeping = True
+    everywhere = False
     account = allocations = None
     on_write = "record"
 
