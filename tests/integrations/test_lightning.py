@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import noclobber
 from noclobber.integrations.lightning import METRIC, NoclobberCallback
 from noclobber.observe import subscription
+from tests.integrations.logs import heard
 
 
 class Net(LightningModule):
@@ -121,18 +121,14 @@ def test_a_right_training_is_quiet_and_the_same(kind: type[Net], more: dict[str,
     assert callback.report.coverage.unseen == ("14 of 20 steps (`every=5` watches the others)",)
 
 
-def test_a_silent_error_is_told_once_logged_and_reported(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_error_is_told_once_logged_and_reported(tmp_path: Any) -> None:
     callback, logger = NoclobberCallback(every=5), CSVLogger(tmp_path)
-    logging.getLogger("lightning.pytorch").addHandler(caplog.handler)
-    try:
-        with pytest.warns(noclobber.ClobberWarning, match="NC201") as told:
-            trained(Net("silent"), callback, logger)
-    finally:
-        logging.getLogger("lightning.pytorch").removeHandler(caplog.handler)
+    with heard("lightning.pytorch") as said, pytest.warns(noclobber.ClobberWarning, match="NC201") as told:
+        trained(Net("silent"), callback, logger)
     assert sum(one.category is noclobber.ClobberWarning for one in told) == 1
     (finding,) = callback.findings
     assert finding.count == 4  # the third step, and one each of the steps 4 to 8, 9 to 13, 14 to 18
-    assert "error[NC201]: silent in-place write" in caplog.text
+    assert sum("error[NC201]: silent in-place write" in text for text in said) == 1
     assert METRIC in (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
 
 
@@ -151,19 +147,14 @@ def test_a_model_that_skips_epochs_leaves_no_step_open() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["raised", "stopped"])
-def test_the_report_is_logged_once_if_the_training_ends_with_an_error(
-    wrong: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    logging.getLogger("lightning.pytorch").addHandler(caplog.handler)
+def test_the_report_is_logged_once_if_the_training_ends_with_an_error(wrong: str) -> None:
     interrupts = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises((noclobber.ClobberError, SystemExit)):
+        with heard("lightning.pytorch") as said, pytest.raises((noclobber.ClobberError, SystemExit)):
             trained(Net(wrong), NoclobberCallback())
     finally:
         signal.signal(signal.SIGINT, interrupts)  # which Lightning turns off
-        logging.getLogger("lightning.pytorch").removeHandler(caplog.handler)
-    # The same record comes twice where the logger hands it on to the root too.
-    assert len({id(one) for one in caplog.records if "noclobber: " in one.getMessage()}) == 1
+    assert sum("noclobber: " in text for text in said) == 1
     assert not subscription.is_armed()
 
 

@@ -21,6 +21,7 @@ import noclobber.integrations.transformers as integration
 from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
 from noclobber.observe import subscription
+from tests.integrations.logs import heard
 
 
 class Words(Dataset[dict[str, torch.Tensor]]):
@@ -101,19 +102,15 @@ def test_a_right_training_is_quiet_and_the_same(tmp_path: Path, more: dict[str, 
     assert not subscription.is_armed()
 
 
-def test_a_silent_error_is_told_once_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_error_is_told_once_and_reported(tmp_path: Path) -> None:
     callback = NoclobberCallback(every=5)
-    logging.getLogger("transformers").addHandler(caplog.handler)
-    try:
-        with pytest.warns(noclobber.ClobberWarning, match="NC201") as told:
-            trained(Regression("silent"), tmp_path, callback)
-    finally:
-        logging.getLogger("transformers").removeHandler(caplog.handler)
+    with heard("transformers") as said, pytest.warns(noclobber.ClobberWarning, match="NC201") as told:
+        trained(Regression("silent"), tmp_path, callback)
     (where,) = (one.filename for one in told if one.category is noclobber.ClobberWarning)
     assert where == __file__
     (finding,) = callback.findings
     assert finding.count == 4  # the third step, and one each of the steps 4 to 8, 9 to 13, 14 to 18
-    assert "error[NC201]: silent in-place write" in caplog.text
+    assert sum("error[NC201]: silent in-place write" in text for text in said) == 1
 
 
 def test_the_number_of_findings_is_logged_when_it_changes_and_the_trainer_logs_as_before(tmp_path: Path) -> None:
@@ -159,25 +156,21 @@ def seen_on(one: Trainer) -> set[str]:
 
 
 @pytest.mark.parametrize("wrong", ["raised", "stopped", "optimizer"])
-def test_an_error_of_a_step_ends_it_and_the_report_is_logged(
-    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_a_step_ends_it_and_the_report_is_logged(wrong: str, tmp_path: Path) -> None:
     one, another = NoclobberCallback(), NoclobberCallback()
     training = trainer(Regression(wrong), tmp_path, one, another)
     before = seen_on(training)
     if wrong == "optimizer":
         training.optimizer = Stopping(training.model.parameters(), lr=0.1)
-    logging.getLogger("transformers").addHandler(caplog.handler)
     logging.getLogger("transformers.trainer").setLevel(logging.INFO)
     try:
-        with pytest.raises((noclobber.ClobberError, KeyboardInterrupt)) as raised:
+        with heard("transformers") as said, pytest.raises((noclobber.ClobberError, KeyboardInterrupt)) as raised:
             training.train()
     finally:
-        logging.getLogger("transformers").removeHandler(caplog.handler)
         logging.getLogger("transformers.trainer").setLevel(logging.NOTSET)
     assert not subscription.is_armed()
     assert seen_on(training) == before
-    assert len({id(one) for one in caplog.records if "noclobber: " in one.getMessage()}) == 2  # one for each callback
+    assert sum("noclobber: " in text for text in said) == 2  # one for each callback
     assert ("error[NC101]" in "".join(getattr(raised.value, "__notes__", ()))) is (wrong == "raised")
 
 
@@ -197,27 +190,23 @@ def test_nothing_is_on_the_trainer_while_it_trains_and_afterwards(tmp_path: Path
 
 @pytest.mark.parametrize(("wrong", "more"), [("raised", {}), ("raised", {"gradient_accumulation_steps": 2}), ("", {})])
 def test_a_trainer_without_a_method_for_the_epoch_has_its_steps_followed(
-    wrong: str, more: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    wrong: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(integration, "_EPOCH", "not_in_transformers_4")
     transformers.utils.logging.warning_once.cache_clear()
     one, another = NoclobberCallback(), NoclobberCallback()
     training = trainer(Regression(wrong), tmp_path, one, another, **more)
     before = seen_on(training)
-    logging.getLogger("transformers").addHandler(caplog.handler)
-    try:
+    with heard("transformers") as said:
         if wrong:
             with pytest.raises(noclobber.ClobberError) as raised:
                 training.train()
             assert "error[NC101]" in "".join(raised.value.__notes__)
         else:
             training.train()
-    finally:
-        logging.getLogger("transformers").removeHandler(caplog.handler)
     assert not subscription.is_armed()
     assert seen_on(training) == before
     assert [len(callback.findings) for callback in (one, another)] == ([1, 1] if wrong else [0, 0])
-    said = [one.getMessage() for one in caplog.records]
     assert sum("error[NC101]" in text for text in said) == (2 if wrong else 0)
     assert sum("noclobber: this Trainer has no `_run_epoch`." in text for text in said) == 1
 
