@@ -26,9 +26,9 @@ class Bench:
         self.prover = Prover(self.launcher, search, backwards, 60)
         self.prover.meet(self.finding)
 
-    def judged(self, *pairs, mode="watch"):
+    def judged(self, *pairs, mode="watch", anew=False):
         patch = programs.replaced(self.path, *pairs)
-        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding)
+        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, anew=anew)
 
 
 @pytest.fixture
@@ -400,6 +400,37 @@ def test_a_change_may_come_later_and_not_never(bench):
     assert later.complete
     assert not it.judged((write, "pass")).right
     assert not it.judged((write, "pass"), ("loss.backward()", f"loss.backward(); {write}; {write}")).right
+
+
+ONCE = """\
+import torch
+
+torch.manual_seed(0)
+net, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)), torch.randn(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+loss = net(x).tanh().pow(2).sum()
+for _ in range(3):
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(("flag", "code"), [("", "NC104"), ("retain_graph=True", "NC103")])
+def test_a_forward_that_runs_anew_is_compared_with_itself_and_its_first_loss_with_the_program_s(bench, flag, code):
+    it = bench(ONCE.replace("backward()", f"backward({flag})"))
+    assert it.finding.code == code
+    right, begin = "net(x).tanh().pow(2).sum()", "for _ in range(3):"
+
+    def inside(text):
+        return it.judged((f"loss = {right}", ""), (begin, f"{begin}\n    loss = {text}"), anew=True)
+
+    assert inside(right).clean
+    assert "3 backward calls compared" in inside(right).proof
+    assert "the first is that of the program as it is" in inside(right).proof
+    assert "the loss differs" in inside(f"2 * {right}").why
+    assert not inside("net(x).detach().requires_grad_().tanh().pow(2).sum()").right
+    assert not inside("net(x).tanh().pow(2).sum(); net[1].weight.data.add_(1)").right
 
 
 TWO_SAVES = """\

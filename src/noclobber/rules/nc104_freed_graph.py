@@ -64,8 +64,8 @@ _HEADLINES = {
 }
 _ONCE = "backward in a loop goes again through a graph that was built once, before the loop"
 _FORWARD = "run the forward inside the loop, so that each backward has its own graph"
-_CONSTANT = "or detach what is a constant in the loop (a target, an old log-probability): `t = t.detach()`"
-_KEEP = "or pass `retain_graph=True` to `backward`: no optimizer steps in this loop, so the graph stays right"
+_CONSTANT = "detach what is a constant in the loop (a target, an old log-probability): `t = t.detach()`"
+_KEEP = "pass `retain_graph=True` to `backward`: no optimizer steps in this loop, so the graph stays right"
 _EACH = "a backward frees what its graph saved, so each backward needs a forward of its own"
 _STEPPED = (
     "; `retain_graph=True` does not help here, because the step changes the weights that the graph was built with"
@@ -91,8 +91,11 @@ def find(event: Event) -> Finding | None:
     once = event.written is None and not event.shared and built_once(event.site, event.saved)
     if once:
         stepped = steps_in_loop(event.site)
-        helps = [_FORWARD, *[_CONSTANT] * (not repeated), *[_KEEP] * (not stepped)]
-        return _finding(event, _ONCE, helps, _EACH + _STEPPED * stepped)
+        helps = [_FORWARD, *[_CONSTANT] * (not repeated)]
+        if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
+            helps.insert(len(helps) if repeated else 0, _KEEP)
+        told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
+        return _finding(event, _ONCE, told, _EACH + _STEPPED * stepped)
     if repeated is False and event.shared:
         return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
     if repeated is False and event.written is not None:

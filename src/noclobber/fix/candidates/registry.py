@@ -12,6 +12,7 @@ from noclobber.fix.candidates import (
     clones,
     detached_state,
     flags,
+    forwards_in_loops,
     functions,
     later_writes,
     leaves,
@@ -76,6 +77,7 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
         yield from stale(scene)
         return
     if _reads_first(scene):
+        yield from forwards_in_loops.moved_in(scene)
         yield from detached_state.carried(scene)
     else:
         yield from islice(detached_state.handed_over(scene), MOST_DETACHED)
@@ -101,6 +103,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
 def freed(scene: Scene) -> Iterator[Candidate]:
     """A graph that an earlier backward has freed. One that is kept for a carried state grows with every iteration."""
     yield from detached_state.kept_in_place(scene)
+    yield from forwards_in_loops.moved_in(scene)
     yield from detached_state.carried(scene)
     if "iteration" not in scene.finding.message:
         yield from detached_state.retained(scene, 1)

@@ -18,6 +18,8 @@ class Candidate:
     title: str
     edits: tuple[Edit, ...]
     cost: int = 0
+    anew: bool = False
+    """Whether it runs a forward again that ran once, so that later losses come from newer weights."""
 
 
 _UNTRACKED = "NC208"

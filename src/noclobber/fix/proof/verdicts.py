@@ -74,8 +74,11 @@ class Prover:
         order = Order(mode, self.calls, self._seconds, self._whole, patch.served)
         return self._launcher.start(order, fresh=mode == "bare")
 
-    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding) -> Verdict:
-        """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`."""
+    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, anew: bool = False) -> Verdict:
+        """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.
+
+        If the patch runs a forward `anew`, only the first backward call has a counterpart in the program as it is.
+        """
         result = trial.result()
         if result.crash:
             return Verdict(False, why=f"noclobber itself failed: {result.crash}")
@@ -85,9 +88,31 @@ class Prover:
             return Verdict(False, why="the program then reads `.grad` of a tensor that is not a leaf, and gets None")
         if any(is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding is still there")
+        if anew:
+            return self._of_own_weights(result, patch)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
         return replace(self._judged(result), elsewhere=bool(left) and not any(left))
+
+    def _of_own_weights(self, result: Result, patch: Patch) -> Verdict:
+        """Compare the first backward call with that of the program as it is, and all of them with those of the patched
+        program when each save is read as it was saved."""
+        if not result.went_through or result.findings:
+            return Verdict(False, why=result.error or "another finding is left", result=result)
+        found, events = _events(result), self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
+        first = next((number for number, event in enumerate(events, 1) if "roots" in event), 0)
+        order = Order("reference", self.calls, self._seconds, self._whole, patch.served)
+        right = _events(self._launcher.run(order))
+        compared = comparison.compare(right, found)
+        differing = (
+            comparison.compare(events[:first], found).difference
+            or compared.difference
+            or comparison.besides(right, found, exact=compared.exact)
+        )
+        if differing or not first or not compared.calls or comparison.says_nothing(found):
+            return Verdict(False, why=differing or "no gradients can be compared", differs=True, result=result)
+        proof = f"{_counted(compared, '')}; the first is that of the program as it is, the others have newer weights"
+        return Verdict(True, True, proof=proof, compared=True, result=result)
 
     def _judged(self, result: Result) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
@@ -227,10 +252,14 @@ def _is_ours(result: Result) -> bool:
     return result.error.startswith("ClobberError") or bool(result.findings)
 
 
-def _matches(compared: comparison.Comparison, reference: Reference) -> str:
+def _counted(compared: comparison.Comparison, words: str) -> str:
     calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
     how = "to the last bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
-    words = f"{calls} compared, all gradients correct {how}{reference.words}"
+    return f"{calls} compared, all gradients correct {how}{words}"
+
+
+def _matches(compared: comparison.Comparison, reference: Reference) -> str:
+    words = _counted(compared, reference.words)
     if not reference.result.went_through:
         words += f"; {_BEYOND}"
     return words

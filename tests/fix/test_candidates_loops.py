@@ -1,0 +1,103 @@
+"""A forward that stands before a loop is moved into it, where the loss gets its gradient from that forward alone."""
+
+from textwrap import dedent
+
+import pytest
+
+from tests.fix.mending import mended
+
+PROGRAM = """
+    opt = SGD(net.parameters(), 0.1)
+    out = net(x)
+    loss = mse_loss(out, y)
+    for _ in range(2):
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    print(loss)
+"""
+
+
+def moved(source: str, read: str = "loss.backward()", code: str = "NC104") -> str | None:
+    """The first source in which a line with `net(x)` stands deeper than before; None if there is none."""
+    before = _indent(dedent(source))
+    return next((one for one in mended(code, source, read=read) if _indent(one) > before), None)
+
+
+def _indent(source: str) -> int:
+    return next((len(line) - len(line.lstrip()) for line in source.split("\n") if "net(x)" in line), 0)
+
+
+def test_the_lines_that_make_the_loss_become_the_first_of_the_loop() -> None:
+    assert moved(PROGRAM) == dedent("""\
+        opt = SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            out = net(x)
+            loss = mse_loss(out, y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        print(loss)
+    """)
+
+
+def test_a_graph_of_its_own_need_not_be_retained() -> None:
+    retaining = PROGRAM.replace("backward()", "backward(retain_graph=True)")
+    found = moved(retaining, "loss.backward(retain_graph=True)", "NC104")
+    assert found is not None
+    assert "    loss.backward()\n" in found
+
+
+def test_what_has_no_part_in_the_loss_stays_above() -> None:
+    source = PROGRAM.replace("    out = net(x)", "    out = net(x)\n    lr = 0.1\n    w = y.abs()").replace(
+        "(out, y)", "(out, w)"
+    )
+    found = moved(source)
+    assert found is not None
+    assert "lr = 0.1\nw = y.abs()\nfor _ in range(2):\n    out = net(x)\n" in found
+
+
+def test_a_loss_that_is_made_in_the_loop_moves_only_its_forward() -> None:
+    source = PROGRAM.replace("    loss = mse_loss(out, y)\n", "").replace(
+        "    opt.zero_grad()", "    loss = mse_loss(out, y)\n        opt.zero_grad()"
+    )
+    found = moved(source)
+    assert found is not None
+    assert "for _ in range(2):\n    out = net(x)\n    loss = mse_loss(out, y)\n" in found
+
+
+def test_gradients_may_be_clipped_and_read_in_the_loop() -> None:
+    clip = (
+        "nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n        print(net[0].weight.grad.norm())\n        opt.step()"
+    )
+    assert moved(PROGRAM.replace("opt.step()", clip)) is not None
+
+
+def test_one_graph_that_serves_a_jacobian_is_retained_first() -> None:
+    source = """
+        out = net(x)
+        for i in range(3):
+            net.zero_grad()
+            out[i].backward()
+    """
+    assert "retain_graph=True" in mended("NC104", source, read="out[i].backward()")[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("opt.zero_grad()", "x = next(batches)"),
+        ("opt.zero_grad()", "x[0] = 0"),
+        ("loss = mse_loss(out, y)", "loss = mse_loss(out, y)\n    x.mul_(2)"),
+        ("opt.zero_grad()", "loss = loss + net(z).sum()"),
+        ("opt.zero_grad()", "loss = ratio(predict(x), loss)"),
+        ("for _ in range(2)", "while loss > 0"),
+        ("for _ in range(2)", "for _ in data"),
+        ("loss = mse_loss(out, y)", "loss = mse_loss(out, y)\n    print(loss.item())"),
+        ("loss = mse_loss(out, y)", "loss = mse_loss(out, y)\n    net.eval()"),
+        ("loss = mse_loss(out, y)", "loss = mse_loss(out, y)\n    x = x * 2"),
+        ("loss = mse_loss(out, y)", "self.loss = loss = mse_loss(out, y)"),
+    ],
+)
+def test_a_forward_stays_where_another_meaning_is_possible(old: str, new: str) -> None:
+    assert moved(PROGRAM.replace(old, new)) is None
