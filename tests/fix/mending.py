@@ -34,7 +34,7 @@ def finding(
     **labels: str,
 ) -> Finding:
     """A finding of a code whose labels stand at snippets: `write="h += 1"`."""
-    roles: dict[str, Role] = {"save": "save", "write": "write", "read": "read", "create": "create"}
+    roles: dict[str, Role] = {"save": "save", "write": "write", "freed": "read", "read": "read", "create": "create"}
     made = tuple(Label(roles[role], span(source, text), "", role == "write") for role, text in labels.items())
     tensor: dict[str, Any] = {"name": name or None, "kind": kind}
     writes = ({"op": op, "path": PATH, "line": span(source, labels["write"]).line},) if "write" in labels else ()

@@ -50,7 +50,7 @@ class Told:
     def end(self) -> None:
         pass
 
-    def judge(self, trial: Told, patch: Patch, before: Patch, finding: Finding, *, anew: bool) -> Verdict:
+    def judge(self, trial: Told, patch: Patch, before: Patch, finding: Finding, *, way: str) -> Verdict:
         return self.shown(next(iter(patch.after.values())).plain)
 
     def drift(self) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from noclobber.observe.gradient_trace.comparison import besides, compare, identical
+from noclobber.observe.gradient_trace.comparison import besides, compare, identical, summed
 from noclobber.observe.gradient_trace.evidence import sketch
 from noclobber.observe.torch_api import private
 
@@ -117,6 +117,15 @@ def test_weights_may_move_below_several_backwards_and_hold_until_then_what_an_op
     assert not compare(right, found).difference
     assert compare(right, [call((W, G, "net.a")), call((W * 7, H, "net.a"))]).difference
     assert compare(right, [*found[:3], call((W * 7, G, "net.a"))]).difference
+
+
+def test_the_sum_of_two_losses_has_the_sum_of_their_gradients():
+    two = [call((W, G, "net.a"), (B, G, "net.b"), loss=1.0), call((W * 2, H, "net.a"), loss=3.0)]
+    assert not compare(summed(two), [call((W, G + H, "net.a"), (B, G, "net.b"), loss=4.0)]).difference
+    assert compare(summed(two), [call((W, G, "net.a"), (B, G, "net.b"), loss=4.0)]).difference
+    assert compare(summed(two), [call((W, G + H, "net.a"), (B, G, "net.b"), loss=1.0)]).difference
+    assert not summed(two[:1])
+    assert not summed([call((W, G)), call((W, H))])
 
 
 def test_updates_may_change_places_where_each_step_gets_what_it_got():

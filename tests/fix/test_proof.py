@@ -26,9 +26,9 @@ class Bench:
         self.prover = Prover(self.launcher, search, backwards, 60)
         self.prover.meet(self.finding)
 
-    def judged(self, *pairs, mode="watch", anew=False):
+    def judged(self, *pairs, mode="watch", way="same"):
         patch = programs.replaced(self.path, *pairs)
-        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, anew=anew)
+        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, way=way)
 
 
 @pytest.fixture
@@ -423,7 +423,7 @@ def test_a_forward_that_runs_anew_is_compared_with_itself_and_its_first_loss_wit
     right, begin = "net(x).tanh().pow(2).sum()", "for _ in range(3):"
 
     def inside(text):
-        return it.judged((f"loss = {right}", ""), (begin, f"{begin}\n    loss = {text}"), anew=True)
+        return it.judged((f"loss = {right}", ""), (begin, f"{begin}\n    loss = {text}"), way="anew")
 
     assert inside(right).clean
     assert "3 backward calls compared" in inside(right).proof

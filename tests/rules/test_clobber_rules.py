@@ -95,6 +95,13 @@ def test_a_graph_built_once_before_the_loop() -> None:
     assert "detach" not in helped(finding)
 
 
+def test_an_optimizer_that_steps_twice_may_step_once() -> None:
+    twice = Program("out = net(x)\na.backward()\nopt.step()\nb.backward()\nopt.step()\n")
+    others = Program("out = net(x)\na.backward()\nopt.step()\nb.backward()\nother.step()\n")
+    assert stepped(twice, "net(x)", "b.backward()").suggestions[0].message.startswith("sum the losses")
+    assert "sum the losses" not in helped(stepped(others, "net(x)", "b.backward()"))
+
+
 def test_many_optimizers_over_one_graph_built_in_a_comprehension() -> None:
     program = Program("""
         for epoch in range(3):

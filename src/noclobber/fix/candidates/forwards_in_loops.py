@@ -46,7 +46,7 @@ def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     cost += 0 if steps or is_same else 2
     retained = [edit for one in calls if (edit := without_retaining(file, one)) is not None]
     for more in [retained, []] if retained and edits else [[]] * bool(edits):
-        yield Candidate("run the forward inside the loop", (*edits, *more), cost, anew=True)
+        yield Candidate("run the forward inside the loop", (*edits, *more), cost, way="anew")
 
 
 def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:

@@ -19,6 +19,7 @@ from noclobber.fix.candidates import (
     read_tensors,
     row_lists,
     step_order,
+    summed_losses,
     tensor_creation,
     untracked_writes,
     view_writes,
@@ -80,6 +81,7 @@ def stepped(scene: Scene) -> Iterator[Candidate]:
         yield from forwards_in_loops.moved_in(scene)
         yield from detached_state.carried(scene)
     else:
+        yield from summed_losses.summed_and_stepped_once(scene)
         yield from islice(detached_state.handed_over(scene), MOST_DETACHED)
     yield from step_order.reordered(scene)
     yield from callers.across(scene)
@@ -104,6 +106,7 @@ def freed(scene: Scene) -> Iterator[Candidate]:
     """A graph that an earlier backward has freed. One that is kept for a carried state grows with every iteration."""
     yield from detached_state.kept_in_place(scene)
     yield from forwards_in_loops.moved_in(scene)
+    yield from summed_losses.summed(scene)
     yield from detached_state.carried(scene)
     if "iteration" not in scene.finding.message:
         yield from detached_state.retained(scene, 1)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from noclobber.model.finding import Edit, Finding
+
+Way = Literal["same", "anew", "summed"]
+"""How the gradients of a patched program compare with the right ones. same: call by call. anew: a forward that ran once
+runs again, so later losses come from newer weights. summed: two backwards are one, of the sum of their losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +23,7 @@ class Candidate:
     title: str
     edits: tuple[Edit, ...]
     cost: int = 0
-    anew: bool = False
-    """Whether it runs a forward again that ran once, so that later losses come from newer weights."""
+    way: Way = "same"
 
 
 _UNTRACKED = "NC208"

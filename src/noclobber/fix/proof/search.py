@@ -185,7 +185,7 @@ class RepairSearch:
             return
         attempt.trials += 1
         bare = prover.start(patch, "bare") if attempt.trials == 1 else None
-        one = _Tried(candidate, patch, prover.judge(trial, patch, before, finding, anew=candidate.anew), bare)
+        one = _Tried(candidate, patch, prover.judge(trial, patch, before, finding, way=candidate.way), bare)
         if one.verdict.right:
             attempt.proven.append(one)
             return
@@ -203,7 +203,7 @@ class RepairSearch:
         if not one.verdict.clean:
             return None
         bare = one.bare or self._prover.start(one.patch, "bare")
-        alone = self._prover.judge(bare, one.patch, self._done.patch, finding, anew=one.candidate.anew)
+        alone = self._prover.judge(bare, one.patch, self._done.patch, finding, way=one.candidate.way)
         return None if alone.right else alone.why
 
     def _repair(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Repair:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from noclobber.fix.edits.candidate import Way
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
@@ -17,6 +18,13 @@ from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
 _BEYOND = "later calls cannot be compared: without the patch the program ends before them"
+
+
+_FIRST: Mapping[Way, str] = {
+    "anew": "the first is that of the program as it is, the others have newer weights",
+    "summed": "the first is the sum of the first two of the program as it is",
+}
+"""What the first backward call of a patched program is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,10 @@ class Prover:
         order = Order(mode, self.calls, self._seconds, self._whole, patch.served)
         return self._launcher.start(order, fresh=mode == "bare")
 
-    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, anew: bool = False) -> Verdict:
+    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same") -> Verdict:
         """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.
 
-        If the patch runs a forward `anew`, only the first backward call has a counterpart in the program as it is.
+        Unless the `way` is "same", only the first backward call has a counterpart in the program as it is.
         """
         result = trial.result()
         if result.crash:
@@ -88,30 +96,31 @@ class Prover:
             return Verdict(False, why="the program then reads `.grad` of a tensor that is not a leaf, and gets None")
         if any(is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding is still there")
-        if anew:
-            return self._of_own_weights(result, patch)
+        if way != "same":
+            return self._beyond_the_first(result, patch, finding, way)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
         return replace(self._judged(result), elsewhere=bool(left) and not any(left))
 
-    def _of_own_weights(self, result: Result, patch: Patch) -> Verdict:
-        """Compare the first backward call with that of the program as it is, and all of them with those of the patched
-        program when each save is read as it was saved."""
+    def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way) -> Verdict:
+        """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
+        of them with those of the patched program when each save is read as it was saved."""
         if not result.went_through or result.findings:
             return Verdict(False, why=result.error or "another finding is left", result=result)
         found, events = _events(result), self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
-        first = next((number for number, event in enumerate(events, 1) if "roots" in event), 0)
-        order = Order("reference", self.calls, self._seconds, self._whole, patch.served)
-        right = _events(self._launcher.run(order))
+        first = comparison.summed(events) if way == "summed" else comparison.until(events, 1)
+        right = _events(self._launcher.run(Order("reference", self.calls, self._seconds, self._whole, patch.served)))
         compared = comparison.compare(right, found)
         differing = (
-            comparison.compare(events[:first], found).difference
+            comparison.compare(first, comparison.until(found, 1)).difference
             or compared.difference
             or comparison.besides(right, found, exact=compared.exact)
+            or (comparison.besides(events, found, exact=False) if way == "summed" and finding.code == "NC104" else "")
         )
         if differing or not first or not compared.calls or comparison.says_nothing(found):
             return Verdict(False, why=differing or "no gradients can be compared", differs=True, result=result)
-        proof = f"{_counted(compared, '')}; the first is that of the program as it is, the others have newer weights"
+        fewer = "; one step takes the place of two" if way == "summed" and finding.code != "NC104" else ""
+        proof = f"{_counted(compared, '')}; {_FIRST[way]}{fewer}"
         return Verdict(True, True, proof=proof, compared=True, result=result)
 
     def _judged(self, result: Result) -> Verdict:

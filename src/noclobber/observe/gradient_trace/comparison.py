@@ -135,6 +135,35 @@ def _same_call(call: Event, other: Event, truncated: bool, earlier: _Earlier) ->
     return exact and paired
 
 
+def until(events: list[Event], calls: int) -> list[Event]:
+    """Return the events up to the end of a number of backward calls; none if there are fewer."""
+    at = [number for number, event in enumerate(events, 1) if event["kind"] in ("backward", "grad")]
+    return events[: at[calls - 1]] if len(at) >= calls else []
+
+
+def summed(events: list[Event]) -> list[Event]:
+    """Return one backward call in the place of the first two: of the sum of their losses.
+
+    A leaf holds what it held in the first call. Empty if there are fewer than two calls, if they do not begin at one
+    loss each, or if a leaf has no name of its own.
+    """
+    calls = [event for event in until(events, 2) if event["kind"] == "backward"]
+    if len(calls) != 2:
+        return []
+    one, other = calls
+    roots = [*one["roots"], *other["roots"]]
+    names = [[name for *_, name in call["leaves"]] for call in calls]
+    tensors = [seen for call in calls for _, seen, _ in call["leaves"]] + roots
+    plain = len(roots) == 2 and all(isinstance(seen, torch.Tensor) for seen in tensors if seen is not None)
+    if not plain or any("" in some or len(set(some)) < len(some) for some in names):
+        return []
+    leaves: dict[str, _Leaf] = {name: (leaf, gradient, name) for leaf, gradient, name in one["leaves"]}
+    for leaf, gradient, name in other["leaves"]:
+        held, before, _ = leaves.get(name, (leaf, None, name))
+        leaves[name] = (held, gradient if before is None else before if gradient is None else before + gradient, name)
+    return [one | {"roots": [roots[0] + roots[1]], "leaves": list(leaves.values())}]
+
+
 def first_loss(events: list[Event]) -> list[Seen] | None:
     """Return the values that the first backward call starts from; None where there is no call."""
     return next((event["roots"] for event in events if "roots" in event), None)

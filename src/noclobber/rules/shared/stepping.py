@@ -12,7 +12,7 @@ from noclobber.rules.shared.built_once import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import PUT_BACK, node_in_words
 from noclobber.syntax.names import bound_by_loop, first_name
-from noclobber.syntax.tree import Placed, place_of
+from noclobber.syntax.tree import Placed, place_of, walk
 
 Situation = Literal["carried", "built once", "same pass"]
 
@@ -60,7 +60,9 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         later = "run every backward before the first step: step in a second loop, after this one"
         first, second = (later, forward) if _has_turns(write) else (forward, later)
         return (Suggestion(first), Suggestion(f"or {second}"))
+    once = "sum the losses, call `backward` once and step once: `(first + second).backward()`"
     return (
+        *[Suggestion(once)] * _steps_again(clobber, write),
         Suggestion(
             f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and "
             "limit a backward with `inputs=` if both losses reach the same weights"
@@ -68,6 +70,23 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
     )
+
+
+def _steps_again(clobber: Clobber, write: Write) -> bool:
+    """Return True if the same optimizer steps below the backward too, in the same function."""
+    step, read = line_to_show(write), clobber.read.site
+    place = place_of(step)
+    if (
+        step is None
+        or read is None
+        or step.code is not read.code
+        or place is None
+        or not isinstance(place.node, Placed)
+    ):
+        return False
+    text, file = place.file.source(place.node), place.file
+    calls = (one for one in walk(file.scope(place.node), ast.Call) if one.lineno > read.line)
+    return any(file.source(one) == text for one in calls)
 
 
 def _has_turns(write: Write) -> bool:
