@@ -192,7 +192,7 @@ class Session:
         with self._counting:
             known = self._found.setdefault(identity, finding)
             if known is not finding:
-                self._found[identity] = known.with_field_of(finding)
+                self._found[identity] = known.with_facts_of(finding)
             self._counts[identity] = self._counts.get(identity, 0) + 1
             if self.journal is not None:
                 self.journal.found(finding, self._counts[identity])
@@ -299,6 +299,6 @@ def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         known = first.setdefault(finding.identity(), finding)
-        first[finding.identity()] = known.with_field_of(finding)
+        first[finding.identity()] = known.with_facts_of(finding)
     counts = Counter(finding.identity() for finding in findings)
     return tuple(finding.repeated(counts[identity]) for identity, finding in first.items())

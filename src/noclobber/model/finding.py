@@ -51,6 +51,10 @@ class Suggestion:
     edits: tuple[Edit, ...] = ()
 
 
+_MOST_NAMES = 5
+"""Tensors whose names are kept where one line writes several; the last one counts as "others"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`code` "NC101", `rule` "stale-save"; `message` stands alone as a headline. `count` says how often it was seen.
@@ -89,12 +93,33 @@ class Finding:
         """Equal findings are one finding with a count: same rule, same write, same save."""
         return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
 
-    def with_field_of(self, other: Finding) -> Finding:
-        """Return this finding, with the field of an equal finding that the same line saves."""
-        known = self.save["fields"] if self.save else []
-        if not self.save or not other.save or other.save["field"] in known:
-            return self
-        return replace(self, save={**self.save, "fields": [*known, other.save["field"]]})
+    def with_facts_of(self, other: Finding) -> Finding:
+        """Return this finding, with what an equal one is about: another field that the line saves, another tensor."""
+        found = self
+        if self.save and other.save and other.save["field"] not in self.save["fields"]:
+            found = replace(found, save={**self.save, "fields": [*self.save["fields"], other.save["field"]]})
+        name, names = (other.tensor or {}).get("name"), self.tensor_names
+        if self.tensor and name and names and name not in names and len(names) < _MOST_NAMES:
+            found = replace(found, tensor={**self.tensor, "names": [*names, name]})
+        return found
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """The names of the tensors that equal findings are about, the first one first; empty if none is known."""
+        name, names = ((self.tensor or {}).get(key) for key in ("name", "names"))
+        return tuple(map(str, names)) if isinstance(names, list) else (str(name),) if name else ()
+
+    @property
+    def seen(self) -> str:
+        """How often it was seen, in words: "seen 3 times at these lines, shown once"; empty for once."""
+        if self.count < 2:
+            return ""
+        names = [f"`{name}`" for name in self.tensor_names]
+        if len(names) < 2:
+            return f"seen {self.count} times at these lines, shown once"
+        last = names.pop() if len(names) < _MOST_NAMES else "others"
+        names = names[: _MOST_NAMES - 1]
+        return f"seen {self.count} times at these lines, for {', '.join(names)} and {last}; shown once"
 
     def repeated(self, times: int) -> Finding:
         """The same finding seen `times` times in all."""

@@ -117,7 +117,7 @@ class _Findings:
             self._parsed.add(keys[1])
             known = self.found.setdefault(same, finding)
             if known is not finding:
-                self.found[same] = checked(known.with_field_of, finding)
+                self.found[same] = checked(known.with_facts_of, finding)
         if same not in counts:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))

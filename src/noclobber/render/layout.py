@@ -45,8 +45,8 @@ def details(finding: Finding, width: int | None) -> Iterable[Row]:
     yield from snippet.window(finding, gutter, cells, cell_len, _wrapped if width else _whole)
     for note in finding.notes:
         yield from _words("note", note, width)
-    if finding.count > 1:
-        yield from _words("note", f"seen {finding.count} times at these lines, shown once", width)
+    if finding.seen:
+        yield from _words("note", finding.seen, width)
     for suggestion, changes in proposed:
         yield from _words("help", suggestion.message, width)
         if changes:

@@ -50,8 +50,8 @@ def _annotation(finding: Finding, command: str) -> str:
     text = [one_line(finding.message)]
     text += [f"{place(one.span)}: {_role(one)}: {one_line(one.text)}" for one in finding.labels]
     text += [f"note: {line}" for note in finding.notes for line in broken(note)]
-    if finding.count > 1:
-        text.append(f"note: seen {finding.count} times at these lines, shown once")
+    if finding.seen:
+        text.append(f"note: {one_line(finding.seen)}")
     for suggestion in finding.suggestions:
         rows = list(_diff(suggestion, finding))
         text.append(f"help: {one_line(suggestion.message)}")

@@ -1,0 +1,34 @@
+"""Equal findings become one, which counts them and names what each was about."""
+
+from __future__ import annotations
+
+from noclobber.model.finding import Finding
+
+
+def named(name: str | None) -> Finding:
+    return Finding(
+        "NC101", "stale-save", "error", "m", (), tensor={"name": name}, save={"field": "other", "fields": ["other"]}
+    )
+
+
+def joined(*names: str | None) -> Finding:
+    first, *others = map(named, names)
+    for one in others:
+        first = first.with_facts_of(one)
+    return first.repeated(len(names))
+
+
+def test_one_tensor_that_is_seen_again_is_counted() -> None:
+    assert named("h").seen == ""
+    assert joined("h", "h", None).seen == "seen 3 times at these lines, shown once"
+    assert joined(None, None).seen == "seen 2 times at these lines, shown once"
+
+
+def test_several_tensors_of_one_line_are_named() -> None:
+    found = joined("net.0.mean", "net.2.mean", "net.0.mean")
+    assert found.seen == "seen 3 times at these lines, for `net.0.mean` and `net.2.mean`; shown once"
+    assert found.tensor == {"name": "net.0.mean", "names": ["net.0.mean", "net.2.mean"]}
+    assert (
+        joined("a", "b", "c", "d", "e").seen
+        == "seen 5 times at these lines, for `a`, `b`, `c`, `d` and others; shown once"
+    )
