@@ -117,6 +117,31 @@ def test_an_input_that_is_used_after_an_undeclared_write(write, give, use):
     assert is_marked(event.write.site, "called" if write is times_three_by_numpy else "written")
 
 
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_a_backward_that_stops_at_what_the_same_write_changed_names_both(overwrites):
+    def program():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        h = x.exp() if overwrites else x * 1
+        function(times_three, COPY).apply(h)
+        stopped = (h * 2).sum() if overwrites else Stopping.apply(h * 2).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation" if overwrites else "stopped"):
+            stopped.backward()
+
+    heard, _ = hear(program)
+    assert [event.function for event in heard.events] == ["Overwriting"] * overwrites
+    assert len(heard.clobbers) == overwrites
+
+
+class Stopping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise RuntimeError("stopped")
+
+
 @pytest.mark.parametrize(("write", "give", "use"), RIGHT)
 @pytest.mark.parametrize("contents", [True, False])
 def test_undeclared_writes_that_harm_nothing(write, give, use, contents):

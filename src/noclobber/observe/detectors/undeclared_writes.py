@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from noclobber.model.error import ClobberError
 from noclobber.model.events import Write
 from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
@@ -129,14 +130,15 @@ class Writers:
             self.overwritten.append(_Overwritten(made_by, private.next_node(), event))
 
     def backward_begins(self, call: Backward) -> End | None:
-        """Find gradients that will skip an undeclared write, and report them once the call has ended without an error.
+        """Find gradients that will skip an undeclared write, and report them once the call has ended.
 
-        Returns what to call at that end; None where there are no such gradients.
+        A call that stopped at an overwritten save counts too: the same write may have caused both. Returns what to call
+        at the end; None where there are no such gradients.
         """
         events = self._passed_by(call.outputs, call.inputs)
 
         def ended(result: object, error: BaseException | None) -> None:
-            for event in events if error is None else ():
+            for event in events if error is None or isinstance(error, ClobberError) else ():
                 self._context.bus.notice(event)
 
         return ended if events else None
