@@ -83,6 +83,13 @@ def test_one_graph_that_serves_a_jacobian_is_retained_first() -> None:
     assert "retain_graph=True" in mended("NC104", source, read="out[i].backward()")[0]
 
 
+def test_a_graph_from_before_a_loop_that_steps_is_not_kept() -> None:
+    source = PROGRAM.replace("opt.zero_grad()", "loss = loss + net(z).sum()")
+    said = "backward in a loop goes again through a graph that was built once, before the loop"
+    kept = [mended("NC104", dedent(source), read="loss.backward()", message=message) for message in (said, "")]
+    assert ["retain_graph=True" in "".join(found) for found in kept] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -261,6 +261,21 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     assert path.read_text() == "x = 1\n"
 
 
+def test_equal_changes_of_one_line_are_shown_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n")
+    done = mending(path)
+    first = replace(done.repairs[0], extra=8)
+    done.repairs = [first, first, replace(first, title="another change")]
+    words = told(done, ["a.py"], writing=False, unproven=False).words
+    assert [one.partition(": ")[2] for one in words if one.startswith("  fix: ")] == [
+        f"{first.title} (+16 B kept for backward)",
+        "another change (+8 B kept for backward)",
+    ]
+    assert "noclobber: 2 fixes, proven; nothing left to fix" in words
+
+
 def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")

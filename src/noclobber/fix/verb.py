@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from noclobber.fix.edits.patch import Patch
@@ -204,7 +204,7 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
 def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
     """Return the report of a search for fixes. Write the patch if `writing`."""
     fixed = Fixed(1 if done.left else 0)
-    for one in done.repairs:
+    for one in _together(done.repairs):
         extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
@@ -239,6 +239,16 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
     return fixed
 
 
+def _together(repairs: Sequence[Repair]) -> list[Repair]:
+    """Those of one write that change the same thing, such as one clone for each save, as one."""
+    found: dict[tuple[str, str, str], Repair] = {}
+    for one in repairs:
+        key = (_line(one.finding), one.title, one.proof)
+        before = found[key].extra if key in found else 0
+        found[key] = replace(one, extra=None if before is None or one.extra is None else before + one.extra)
+    return list(found.values())
+
+
 def _changed(patch: Patch) -> list[str]:
     """Return the lines that a patch takes out and puts in."""
     lines = _indented(_diffs(patch))
@@ -255,9 +265,10 @@ def _proof(one: Repair) -> str:
 
 
 def _summary(done: Repairs) -> str:
-    proven = sum(one.compared for one in done.repairs)
-    checked = sum(one.proven and not one.compared for one in done.repairs)
-    others = len(done.repairs) - proven - checked
+    repairs = _together(done.repairs)
+    proven = sum(one.compared for one in repairs)
+    checked = sum(one.proven and not one.compared for one in repairs)
+    others = len(repairs) - proven - checked
     counts = {"proven": proven, "checked": checked, "unproven": others}
     words = [f"{_counted(count, 'fix', 'es')}, {how}" for how, count in counts.items() if count]
     left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"

@@ -41,12 +41,18 @@ def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     if not rows or not _can_move(file, loop, rows):
         return
     edits, bound = _edits(file, loop, rows), {name for row in rows for name in _bound(row)}
-    steps = any(called(one) == "step" for one in walk(loop, ast.Call))
     is_same = isinstance(calls[0].func, ast.Attribute) and dotted(calls[0].func.value) in bound
-    cost += 0 if steps or is_same else 2
+    cost += 0 if steps_in_loop(scene) or is_same else 2
     retained = [edit for one in calls if (edit := without_retaining(file, one)) is not None]
     for more in [retained, []] if retained and edits else [[]] * bool(edits):
         yield Candidate("run the forward inside the loop", (*edits, *more), cost, way="anew")
+
+
+def steps_in_loop(scene: Scene) -> bool:
+    """Return True if the loop around the backward calls `step`, as of an optimizer."""
+    read = next(iter(reversed(scene.places("read"))), None)
+    loop = next(iter(read.file.loops(read.row)), None) if read is not None else None
+    return loop is not None and any(called(one) == "step" for one in walk(loop, ast.Call))
 
 
 def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:

@@ -108,7 +108,8 @@ def freed(scene: Scene) -> Iterator[Candidate]:
     yield from forwards_in_loops.moved_in(scene)
     yield from summed_losses.summed(scene)
     yield from detached_state.carried(scene)
-    if "iteration" not in scene.finding.message:
+    once = "built once" in scene.finding.message and forwards_in_loops.steps_in_loop(scene)
+    if not once and "iteration" not in scene.finding.message:
         yield from detached_state.retained(scene, 1)
 
 
