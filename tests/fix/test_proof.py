@@ -433,6 +433,53 @@ def test_a_forward_that_runs_anew_is_compared_with_itself_and_its_first_loss_wit
     assert not inside("net(x).tanh().pow(2).sum(); net[1].weight.data.add_(1)").right
 
 
+def test_newer_weights_are_checked_where_the_program_went_on_without_them(bench):
+    it = bench(
+        ONCE.replace("backward()", "backward(retain_graph=True)").replace(
+            "opt.step()", "w = net[1].weight; w.data -= w.grad"
+        )
+    )
+    assert it.finding.code == "NC201"
+    loss = "loss = net(x).tanh().pow(2).sum()"
+    verdict = it.judged((loss, ""), ("for _ in range(3):", f"for _ in range(3):\n    {loss}"), way="anew")
+    assert verdict.clean
+    assert not verdict.compared
+
+
+SUMS = """\
+import torch
+
+torch.manual_seed(0)
+net, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)), torch.randn(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(3):
+    first, second = net(x).pow(2).sum(0)
+    opt.zero_grad()
+    first.backward(retain_graph=True); opt.step(); opt.zero_grad()
+    second.backward(); opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        ("SGD(net.parameters(), 0.1)", ""),
+        (
+            "SGD(net.parameters(), 0.1, momentum=0.5)",
+            "step 1 of SGD leaves other parameters, or another state of its own",
+        ),
+        ("Adam(net.parameters(), 0.1)", "step 1 of Adam leaves other parameters, or another state of its own"),
+    ],
+)
+def test_one_step_in_the_place_of_two_must_leave_what_both_left(bench, optimizer, why):
+    it = bench(SUMS.replace("SGD(net.parameters(), 0.1)", optimizer))
+    once = ("first.backward(retain_graph=True); opt.step(); opt.zero_grad()", "pass")
+    verdict = it.judged(once, ("second.backward()", "(first + second).backward()"), way="summed")
+    assert verdict.why == why
+    assert verdict.compared is (not why)
+    assert "one step does what two did" in verdict.proof or why
+
+
 TWO_SAVES = """\
 import torch
 

@@ -164,6 +164,21 @@ def summed(events: list[Event]) -> list[Event]:
     return [one | {"roots": [roots[0] + roots[1]], "leaves": list(leaves.values())}]
 
 
+def besides_one_step(right: list[Event], found: list[Event]) -> str:
+    """Return in words what differs besides gradients where one step of `found` takes the place of two of `right`: of
+    those after its first two backward calls. Empty where nothing does, as with SGD: Adam takes two other steps."""
+    before, its = until(right, 3) or right, until(found, 2) or found
+    first = next(
+        (number for number, event in enumerate(before) if event["kind"] == "stepped" and until(before[:number], 1)),
+        None,
+    )
+    if first is None:
+        return "no step can be compared"
+    return _stepped_differ([*before[:first], *before[first + 1 :]], its, _SKETCHES) or _ends_differ(
+        right, found, "held", _ROUNDED
+    )
+
+
 def first_loss(events: list[Event]) -> list[Seen] | None:
     """Return the values that the first backward call starts from; None where there is no call."""
     return next((event["roots"] for event in events if "roots" in event), None)
