@@ -593,6 +593,7 @@ def _fix(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     """`noclobber doctor`: one screen on stdout; before it, the progress of building the native part on stderr."""
     from noclobber.doctor import NotBuilt, build_native, examine
+    from noclobber.render.color import width_of
 
     if options.build_native:
         try:
@@ -601,7 +602,7 @@ def _doctor(options: argparse.Namespace) -> int:
             return _refuse(f"the native part is not built: {reason}")
         _say(f"native part: built as {file}")
     done = examine()
-    _out(done.text())
+    _out(done.text(width_of(sys.stdout, os.environ)))
     return 0 if done.works else 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from noclobber.model.error import UnsupportedTorch
 from noclobber.processes.member import is_pytorch
-from noclobber.render.text import visible
+from noclobber.render.text import filled, visible
 from noclobber.session import Session
 
 OPTIONAL = ("numpy", "pytest", "pytest-xdist", "lightning", "accelerate", "transformers", "ipython")
@@ -30,10 +30,13 @@ class Examination:
     rows: list[tuple[str, str]] = field(default_factory=list)
     works: bool = False
 
-    def text(self) -> str:
-        """One screen of text; what a bug report needs."""
-        width = max(len(name) for name, _ in self.rows)
-        return "".join(f"{name:<{width}}  {visible(said)}".rstrip() + "\n" for name, said in self.rows)
+    def text(self, width: int | None = None) -> str:
+        """One screen of text; what a bug report needs. Lines break between words at `width` cells, None for nowhere."""
+        most, lines = max(len(name) for name, _ in self.rows), []
+        for name, said in self.rows:
+            first, below, said = f"{name:<{most}}  ", " " * (most + 2), visible(said)
+            lines += [f"{first}{said}"] if width is None else filled(said, width, first=first, below=below)
+        return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def examine() -> Examination:

@@ -24,6 +24,14 @@ def test_one_screen_that_says_what_works(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
+def test_a_narrow_screen_breaks_lines_between_words(tmp_path: Path) -> None:
+    wide = noclobber(["doctor"], tmp_path).stdout
+    narrow = noclobber(["doctor"], tmp_path, env={"COLUMNS": "40"}).stdout
+    assert wide.split() == narrow.split()
+    assert [line for line in narrow.splitlines() if len(line) > 40 and len(line.split()) > 2] == []
+    assert all(line.startswith(" " * 16) or line[:15].strip() for line in narrow.splitlines())
+
+
 def test_a_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     write(tmp_path, {"torch.py": "raise OSError('libtorch.so is missing')"})
     done = noclobber(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})

@@ -205,7 +205,9 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
     """Return the report of a search for fixes. Write the patch if `writing`."""
     fixed = Fixed(1 if done.left else 0)
     for one in _together(done.repairs):
-        extra = "" if one.extra is None else f" ({_bytes(one.extra)} kept for backward)"
+        extra = (
+            "" if one.extra is None else f" ({'-' if one.extra < 0 else '+'}{size(abs(one.extra))} kept for backward)"
+        )
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
@@ -341,12 +343,3 @@ def _from_here(path: str) -> str:
 
 def _counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}{plural * (count != 1)}"
-
-
-def _bytes(size: int) -> str:
-    sign = "+" if size >= 0 else "-"
-    size = abs(size)
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{sign}{size / factor:.3g} {unit}"
-    return f"{sign}{size} B"

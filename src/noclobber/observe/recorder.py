@@ -176,10 +176,10 @@ def _sink(context: Context) -> write_kernels.Sink:
         before = write_log.writes_to_saves(context)
     else:
         without_storage = partial(context.bus.not_seen, write_log.WITHOUT_STORAGE)
-        before = write_log.every_write(context.memory, without_storage, by_key=context.by_key)
+        before = write_log.every_write(context.memory, without_storage)
     failed, filled = partial(refusals.write_failed, context), partial(late_fills.filled, context)
     views = core.entry(partial(write_log.views_made, context.memory))
-    return write_kernels.Sink(before, core.entry(failed), views, core.fail, core.entry(filled))
+    return write_kernels.Sink(before, core.entry(failed), views, core.fail, core.entry(filled), inside=context.watching)
 
 
 def detach(*, forget: bool = True) -> None:

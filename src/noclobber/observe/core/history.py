@@ -16,7 +16,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record
+from noclobber.observe.core.records import Backward, Record, Stepped
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
@@ -56,6 +56,9 @@ class Memory:
         self.logged: list[Record] = []
         """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
         self.limit = RECENT
+        self.steps: deque[Stepped] = deque()
+        """Steps of optimizers that are not in `logged` yet."""
+        self._stepped = 0
         self.several: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
         """The operators that returned several views: the number of the node, the name, the place."""
         self.native: HotPath | None = None
@@ -78,11 +81,15 @@ class Memory:
     @property
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
-        if self.native is not None and (taken := self.native.records()):
+        taken = list(self.native.records()) if self.native is not None else []
+        while self.steps:  # another thread may add to them
+            taken += self.steps.popleft().records()
+        self._stepped = 0
+        if taken:
             self.logged += taken
             self.logged.sort(key=attrgetter("moment"))
             if len(self.logged) > self.limit:
-                self.prune()
+                self.prune(newest=max(RECENT // 4, len(taken)))
         return self.logged
 
     @property
@@ -97,8 +104,15 @@ class Memory:
         place = self.native.place_of(node) if self.native is not None else None
         return self.thread.history.place_of(node) if place is None else place
 
-    def prune(self) -> None:
-        """Keep the newest writes and those whose storage is `needed`. Called when `logged` is longer than `limit`.
+    def stepped(self, one: Stepped) -> None:
+        """Remember a step of an optimizer, and as many before it as make RECENT writes, but at least one."""
+        self.steps.append(one)
+        self._stepped += len(one.keys)
+        if self._stepped > RECENT and len(self.steps) > 2:
+            self._stepped -= len(self.steps.popleft().keys)
+
+    def prune(self, newest: int = RECENT // 4) -> None:
+        """Keep the `newest` writes and those whose storage is `needed`. Called when `logged` is longer than `limit`.
 
         The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
         meanwhile. A thread that calls this while another thread prunes returns at once.
@@ -107,7 +121,7 @@ class Memory:
             return
         try:
             logged, count = self.logged, len(self.logged)
-            old, new = logged[: count - RECENT // 4], logged[count - RECENT // 4 : count]
+            old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
             storages = {key: self.needed(key) for key in {record.key for record in old}}
             logged[:count] = [record for record in old if storages[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
@@ -130,6 +144,7 @@ class Memory:
         """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
         self.logged.clear()
         self.limit = RECENT
+        self.steps.clear()
         self.several.clear()
         self.accumulated.clear()
 

@@ -12,7 +12,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import record
+from noclobber.observe.core.records import Geometry, Stepped, geometry, moment, record
 from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.write_kernels import Written
@@ -22,6 +22,9 @@ Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], 
 """Called with the optimizer and what its `step` was called with."""
 _STEPS = 256
 """The number of lines that run a step, for which the Step is kept."""
+_OPTIMIZERS = 64
+"""The number of optimizers of which the keys and geometries of parameters are kept."""
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
@@ -66,6 +69,7 @@ def _before(context: Context, way: Way) -> Hook:
     optimizers then run unlogged."""
     thread, live, rereads = context.thread, context.live, context.memory.rereads
     watching, native, by_key, set_key = context.watching, context.native, context.by_key, private.set_key
+    remember = _remembering(context)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not way.on:
@@ -90,7 +94,9 @@ def _before(context: Context, way: Way) -> Hook:
                 groups = optimizer.param_groups
                 thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
             if rests:
-                if not watching or live.any() or rereads.any():
+                if not watching:
+                    remember(optimizer, place, step)
+                elif live.any() or rereads.any():
                     _about_to_write(context, optimizer, place, step)
                 thread.muted = True
                 set_key(False)
@@ -100,6 +106,39 @@ def _before(context: Context, way: Way) -> Hook:
             way.fail(failure)
 
     return before
+
+
+def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | None, Step], None]:
+    """Return a function that remembers the writes of a step under `install`, where nothing is known of saves.
+
+    The keys and geometries of parameters are read once for each optimizer, and again when a parameter is on other
+    memory or shows it in another way.
+    """
+    known: dict[int, tuple[list[object], tuple[int | None, ...], tuple[Geometry, ...]]] = {}
+    memory, thread, address, next_node = context.memory, context.thread, private.address, private.next_node
+
+    def remember(optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+        written = parameters(optimizer)
+        try:
+            if not _PLAIN.issuperset(map(type, written)):  # as the shards of FSDP2
+                raise RuntimeError
+            shown: list[object] = [(address(one), one.shape, one.stride()) for one in written]
+            versions = [one._version for one in written]
+        except RuntimeError:  # sparse
+            _about_to_write(context, optimizer, place, step)
+            return
+        found = known.get(id(optimizer))
+        if found is None or found[0] != shown:
+            if len(known) >= _OPTIMIZERS:
+                known.clear()
+            found = (shown, tuple(map(private.storage_key, written)), tuple(map(geometry, written)))
+            known[id(optimizer)] = found
+        _, keys, where = found
+        about = _written(step.optimizer, bool(optimizer.defaults.get("fused")))
+        in_backward, node = bool(thread.backwards), next_node()
+        memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
+
+    return remember
 
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:

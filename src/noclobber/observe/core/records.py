@@ -74,6 +74,31 @@ class Record(NamedTuple):
     """Whether autograd does not see the write although the tensor is in the graph."""
 
 
+class Stepped(NamedTuple):
+    """The writes of an optimizer's step, one for each parameter. They become Records only when a finding is looked for.
+
+    `keys` and `where` stay the same objects from step to step while the parameters stay where they are.
+    """
+
+    written: Written
+    place: Place | None
+    keys: tuple[int | None, ...]
+    versions: list[int]
+    where: tuple[Geometry, ...]
+    step: Step
+    in_backward: bool
+    node: int
+    moment: int
+
+    def records(self) -> list[Record]:
+        """Return a Record for each parameter that has a storage."""
+        return [
+            Record(self.written, self.place, key, version, one, self.step, self.in_backward, self.node, self.moment)
+            for key, version, one in zip(self.keys, self.versions, self.where, strict=True)
+            if key is not None
+        ]
+
+
 @dataclass(slots=True, eq=False)
 class Backward:
     """A backward call under way; compared by identity.

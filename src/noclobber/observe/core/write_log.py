@@ -19,18 +19,13 @@ from noclobber.observe.torch_api.frames import frame_above
 WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 
 
-def every_write(
-    memory: Memory, without_storage: Callable[[], None], *, by_key: bool
-) -> Callable[[Written, torch.Tensor], None]:
+def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable[[Written, torch.Tensor], None]:
     """Return the `before` of a Sink for `install`: it remembers every write that may move a version."""
     memory.needed = lambda key: False
-    below_versions = private.below_versions if by_key else bool  # `bool()` is False
     frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
     kinds = KINDS
 
     def before(written: Written, tensor: torch.Tensor) -> None:
-        if below_versions():
-            return
         key = storage_key(tensor)
         if key is None:
             without_storage()

@@ -1,0 +1,90 @@
+"""Under `install` a step is remembered as a whole. What it has written is what a write log of its own would have."""
+
+import pytest
+import torch
+
+import noclobber
+from noclobber.observe.core.history import RECENT
+from noclobber.observe.core.records import geometry
+from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.torch_api import private
+
+
+@pytest.fixture
+def installed():
+    handle = noclobber.install()
+    yield
+    handle.uninstall()
+
+
+def written():
+    """The storages that steps have written, each with its geometry and the version before."""
+    found = [one for one in CONTEXT.memory.recent if one.step is not None]
+    return [(one.key, one.geometry, one.version) for one in found]
+
+
+def now(parameters):
+    return [(private.storage_key(one), geometry(one), one._version) for one in parameters]
+
+
+def with_gradients(*shapes):
+    parameters = [torch.randn(shape).requires_grad_() for shape in shapes]
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    return parameters
+
+
+def test_each_step_has_written_what_its_parameters_were_on(installed):
+    parameters = with_gradients((3, 3), (4,), (2, 5))
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    expected = now(parameters)
+    optimizer.step()
+    parameters[1].grad = None  # nothing is written there
+    expected += now(parameters[::2])
+    optimizer.step()
+    parameters[0].data = parameters[0].data.t()  # the same memory, in another order
+    expected += now(parameters[::2])
+    optimizer.step()
+    parameters[2].data = torch.zeros(2, 5)
+    expected += now(parameters[::2])
+    optimizer.step()
+    optimizer.add_param_group({"params": with_gradients(7)})
+    parameters = [*parameters[::2], optimizer.param_groups[1]["params"][0]]
+    expected += now(parameters)
+    optimizer.step()
+    assert written() == expected
+
+
+def test_steps_and_other_writes_come_in_the_order_they_were_made(installed):
+    parameters = with_gradients(3, 4)
+    optimizer = torch.optim.Adam(parameters, 0.1)
+    other = torch.zeros(2)
+    for _ in range(3):
+        other.add_(1)
+        optimizer.step()
+    recent = [one for one in CONTEXT.memory.recent if one.step is not None or one.written.op == "aten::add_"]
+    assert [one.written.op for one in recent] == ["aten::add_", "Adam.step", "Adam.step"] * 3
+    assert [one.moment for one in recent] == sorted(one.moment for one in recent)
+
+
+def test_a_parameter_without_addresses_is_remembered_too(installed):
+    sparse = torch.eye(3).to_sparse().requires_grad_()
+    plain = torch.zeros(3, requires_grad=True)
+    sparse.grad, plain.grad = torch.eye(3).to_sparse(), torch.ones(3)
+    optimizer = torch.optim.SGD([sparse, plain], 0.1)
+    expected = now([plain])
+    optimizer.step()
+    assert written() == expected
+
+
+def test_old_steps_are_forgotten_and_a_large_one_is_kept(installed):
+    parameters = with_gradients(*[(1,)] * 100)
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    for _ in range(RECENT // 100 + 10):
+        optimizer.step()
+    assert 0 < sum(len(one.keys) for one in CONTEXT.memory.steps) <= RECENT
+    parameters = with_gradients(*[(1,)] * (RECENT + 1))
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    expected = now(parameters)
+    optimizer.step()
+    assert written()[-len(expected) :] == expected
