@@ -85,10 +85,11 @@ RIGHT = (
     (r"lambda g: g\.mul_\((.*?)\)", r"lambda g: g * \1"),
     (r"return g\.mul_\((.*?)\)", r"return g * \1"),
     (r"a\.data\.mul_\((.*?)\) \* g", r"a.data * \1 * g"),
-    (r"ctx\.a = a$", "ctx.a = a.detach().clone()"),
+    (r"ctx\.a = a$", "ctx.a = torch.enable_grad()(a.clone)()"),
 )
 """How a program is rewritten so that hooks see every save and backward writes into nothing. What a reentrant region
-returns requires a gradient where its argument does, and is never that argument: a Function gives a view of it."""
+returns requires a gradient where its argument does, and is never that argument: a Function gives a view of it. The copy
+of what a Function keeps on its ctx stays in the graph: backward with `create_graph` goes on through it."""
 PLAIN_SAVES = (*RIGHT[:-1], (r"ctx\.a = a$", "ctx.save_for_backward(a)"), (r"ctx\.a\b", "ctx.saved_tensors[0]"))
 
 

@@ -94,6 +94,8 @@ WRITES = {
     "numpy": "y = x.exp()\ny.detach().numpy().fill(0)\nloss = y.sum()",
     "storage": "y = x.exp()\ny.untyped_storage().fill_(0)\nloss = y.sum()",
     "stash": "y = x * 1\nloss = Stash.apply(y).sum()\ny.data.zero_()",
+    "stash, twice": "y = x * 1\nz = Stash.apply(y)\ntorch.utils.swap_tensors(y, torch.ones_like(y))\n"
+    "loss = torch.autograd.grad(z.sum(), [x], create_graph=True)[0].square().sum()",
     "checkpoint": "def f(h):\n    return (h * c).sum()\nloss = checkpoint(f, x, use_reentrant=False)\nc.add_(1)",
     "reentrant": "def f(h):\n    return h * c\nloss = checkpoint(f, x, use_reentrant=True).sum()\nc.add_(1)",
     "saved hooks": "with saved_tensors_hooks(lambda s: s, lambda s: s):\n    y = x.exp()\ny.add_(1)\nloss = y.sum()",
@@ -109,6 +111,7 @@ TRUE = {
     "numpy": lambda x, c: x.exp(),
     "storage": lambda x, c: x.exp(),
     "stash": lambda x, c: 2 * x,
+    "stash, twice": lambda x, c: 8 * x,
     "checkpoint": lambda x, c: c,
     "reentrant": lambda x, c: c,
     "saved hooks": lambda x, c: x.exp(),

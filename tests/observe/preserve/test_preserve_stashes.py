@@ -62,6 +62,7 @@ WRITES = {
     "other data, then the old memory": lambda h, y: (lambda old: (setattr(h, "data", torch.zeros(3)), old.zero_()))(
         h.detach()
     ),
+    "a swap": lambda h, y: torch.utils.swap_tensors(h, torch.zeros_like(h)),
     "what is returned": lambda h, y: y.data.mul_(5),
 }
 
