@@ -74,6 +74,44 @@ def test_the_gradient_is_right(write):
     assert bool(kept.kept) == (write not in ("another storage", "other data", "other data, then that"))
 
 
+def other_memory(alias):
+    alias.data = alias.data.clone()
+
+
+def another_storage(alias):
+    with torch.no_grad():
+        alias.set_(alias.detach().clone())
+
+
+@pytest.mark.parametrize("written", ["tensor", "alias"])
+@pytest.mark.parametrize("move", [other_memory, another_storage])
+@pytest.mark.parametrize("alias_of", [lambda tensor: tensor[1:], lambda tensor: tensor.view(2, 3), torch.Tensor.detach])
+def test_versions_are_shared_with_an_alias_that_was_given_other_memory_before(alias_of, move, written):
+    """A write to either moves the versions of the saves of both, and no byte of the other."""
+
+    def program():
+        x = leaf(2, 3)
+        alias = alias_of(x)
+        move(alias)
+        total = (x**2).sum() + (x[:1] * alias).sum()
+        with torch.no_grad():
+            (x if written == "tensor" else alias).mul_(3)
+        total.backward()
+        return x.grad
+
+    with noclobber.preserve():
+        ours = program()
+    assert torch.equal(ours, right(program))
+
+
+def test_memory_that_a_tensor_left_is_forgotten_with_it():
+    with noclobber.preserve():
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(3):
+            x.data = x.data.clone()
+        assert list(CONTEXT.contents.moved) == [private.storage_key(x)]
+
+
 def test_outputs_that_are_kept_by_the_operator():
     def program():
         x = leaf(5)

@@ -327,10 +327,13 @@ class Contents:
 
     def __init__(self, *, only_foreign: bool = False) -> None:
         self.only_foreign = only_foreign
-        """Whether the saves of large tensors need a fingerprint only while code outside of torch can write them: where
-        bytes are preserved, torch's own writes are seen before they happen."""
+        """Whether the saves of large tensors need a fingerprint only while code outside of torch can write them, or on
+        storages in `moved`: where bytes are preserved, torch's own writes are seen before they happen."""
         self.handed: Mapping[int, object] = {}
         """The storages that foreign code may hold, by key (exported_saves.py)."""
+        self.moved: dict[int, ref[torch.UntypedStorage]] = {}
+        """The storages that a tensor has left for others, and these, by key. Tensors on either may share a version
+        counter, so a write to one storage may move the versions of saves on another. Empty unless `only_foreign`."""
         self.sees_all_writes = True
         """Whether `begins_to_write` is called for every write, and not only where live saves are met."""
         self._overwritten: dict[int, int] = {}
@@ -344,9 +347,15 @@ class Contents:
         """Return the fingerprint of a save that autograd makes; None also where it needs none for now."""
         if self.only_foreign and _identity(alias) is not None and not private.storage(alias).is_shared():
             key = private.storage_key(alias)
-            if key is not None and self._is_settled(key):
+            if key is not None and key not in self.moved and self._is_settled(key):
                 return None
         return self.at_save(alias)
+
+    def moves(self, key: int, storage: torch.UntypedStorage) -> None:
+        """Note a storage that a tensor leaves for another, or that other one."""
+        if self.only_foreign:
+            moved = self.moved
+            moved[key] = ref(storage, lambda _: moved.pop(key, None))
 
     def begins_to_write(self, key: int) -> None:
         """Note that an operator is about to write this storage, where the version of a save may not tell: it writes a

@@ -83,10 +83,10 @@ class HotPath(Protocol):
     def end(self) -> None:
         """Leave everything to Python."""
 
-    def enter(self, hooks: Pair | None, handed: object, *, contents: bool, only_foreign: bool = False) -> None:
+    def enter(self, hooks: Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
         """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
 
-        `contents` and `only_foreign` say which saves get fingerprints (`Contents`).
+        `contents` says that saves get fingerprints, and `moved` is that of `Contents` where it is `only_foreign`.
         """
 
     def leave(self) -> None:

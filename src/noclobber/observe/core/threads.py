@@ -85,8 +85,8 @@ def _enter_native(context: Context) -> None:
         foreign = context.memory.foreign_writers
         takes = save_hooks.are_ours(hooks) and not context.accounts
         handed, contents = None if foreign is None else foreign.handed, context.contents
-        only_foreign = contents is not None and contents.only_foreign
-        native.enter(hooks if takes else None, handed, contents=contents is not None, only_foreign=only_foreign)
+        moved = contents.moved if contents is not None and contents.only_foreign else None
+        native.enter(hooks if takes else None, handed, contents=contents is not None, moved=moved)
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
         after, hidden = (None, False) if found is None else found
         if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
-            after = live.file_anew if after is None else _both(after, live.file_anew)
+            moved = _moving(context, tensor, key)
+            after = moved if after is None else _both(after, moved)
         if attentive:
             frame = frame_above(2)
             for look in tuple(attentive):
@@ -99,6 +100,20 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         return after
 
     return before
+
+
+def _moving(context: Context, tensor: torch.Tensor, key: int) -> Callable[[], object]:
+    """Return what to call after a write that may give a tensor other memory than that of `key`, where it is now."""
+    left = private.storage(tensor)
+
+    def moved() -> None:
+        context.live.file_anew()
+        there, elsewhere = private.storage(tensor), private.storage_key(tensor)
+        if context.contents is not None and elsewhere is not None and there is not left:
+            context.contents.moves(key, left)
+            context.contents.moves(elsewhere, there)
+
+    return context.core.entry(moved)
 
 
 def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:

@@ -61,6 +61,10 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     there = context.live.at(key) if key else []
     save_hooks.note_base(there, tensor)
     save_hooks.compare(context.contents, there)  # they share the version of writes to other memory from now on
+    elsewhere = private.storage_key(value) if isinstance(value, torch.Tensor) else None
+    if context.contents is not None and key is not None and elsewhere is not None:
+        context.contents.moves(key, private.storage(tensor))
+        context.contents.moves(elsewhere, private.storage(value))
     handles = [handle for handle in there if handle.tensor() is tensor]
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn

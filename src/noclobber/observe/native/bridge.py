@@ -105,11 +105,9 @@ class Bridge:
     def end(self) -> None:
         self._native.end()
 
-    def enter(
-        self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, only_foreign: bool = False
-    ) -> None:
+    def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
         pack, unpack = hooks if hooks is not None else (None, None)
-        self._native.enter(pack, unpack, handed, contents, only_foreign)
+        self._native.enter(pack, unpack, handed, contents, moved)
 
     def set_rereads(self) -> None:
         self._native.set_rereads(True)

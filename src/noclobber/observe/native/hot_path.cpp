@@ -82,14 +82,14 @@ bool end() {
 }
 
 void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents,
-           bool only_foreign) {
+           const py::object &moved) {
   Thread &mine = thread();
   mine.usual = true;
   mine.muted = false;
   mine.hooks = {};
   if (!pack.is_none()) {
     mine.hooks = c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(),
-                                            contents, only_foreign);
+                                            contents, moved.is_none() ? nullptr : moved.ptr());
   }
 }
 

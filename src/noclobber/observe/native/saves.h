@@ -77,11 +77,12 @@ inline uint32_t version_of(const at::TensorImpl *tensor) { return tensor->versio
 
 // The pack and unpack hook that noclobber pushed on a thread's stack. Python's own hooks stand for all that is unusual.
 struct Hooks : c10::intrusive_ptr_target {
-  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents, bool only_foreign)
-      : pack(pack), unpack(unpack), handed(handed), contents(contents), only_foreign(only_foreign) {
+  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents, PyObject *moved)
+      : pack(pack), unpack(unpack), handed(handed), contents(contents), moved(moved) {
     Py_INCREF(pack);
     Py_INCREF(unpack);
     Py_XINCREF(handed);
+    Py_XINCREF(moved);
   }
   ~Hooks() override {
     if (Py_IsInitialized()) {
@@ -89,12 +90,15 @@ struct Hooks : c10::intrusive_ptr_target {
       Py_DECREF(pack);
       Py_DECREF(unpack);
       Py_XDECREF(handed);
+      Py_XDECREF(moved);
     }
   }
   PyObject *pack, *unpack;
   PyObject *handed; // the dict of storages that foreign code may hold, or null
   bool contents;
-  bool only_foreign; // large tensors need a fingerprint only where code outside of torch can write them
+  // The dict of storages whose large tensors need a fingerprint although code outside of torch cannot write them
+  // (`Contents.moved`); null where every save needs one.
+  PyObject *moved;
 };
 
 constexpr size_t HISTORY = 16384; // places of past saves that are kept for each thread, as in core/save_hooks.py
@@ -443,20 +447,21 @@ struct Save final : SavedVariableHooks {
     const Hooks &hooks = *mine.hooks;
     // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
     return !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
-           !is_handed_out(hooks, tensor) &&
+           !is_among(hooks.handed, tensor) &&
            (!hooks.contents || mine.overwriting != nullptr || c10::impl::tls_is_dispatch_key_included(KEY));
   }
 
-  static bool is_handed_out(const Hooks &hooks, const at::Tensor &tensor) {
-    if (hooks.handed == nullptr || PyDict_GET_SIZE(hooks.handed) == 0) {
+  // Returns true if a dict has the storage of a tensor; false if there is no dict.
+  static bool is_among(PyObject *storages, const at::Tensor &tensor) {
+    if (storages == nullptr || PyDict_GET_SIZE(storages) == 0) {
       return false;
     }
     Gil gil;
     PyObject *key = PyLong_FromUnsignedLongLong(storage_key(tensor.unsafeGetTensorImpl()));
-    const bool is_out = key == nullptr || PyDict_Contains(hooks.handed, key) != 0;
+    const bool is_there = key == nullptr || PyDict_Contains(storages, key) != 0;
     PyErr_Clear();
     Py_XDECREF(key);
-    return is_out;
+    return is_there;
   }
 
   // Returns false if the save has bytes that cannot be read.
@@ -500,7 +505,8 @@ struct Save final : SavedVariableHooks {
     if (!is_overwritten(mine, storage_key(save.alias.unsafeGetTensorImpl()))) {
       save.identity = identity_of(save.alias);
     }
-    if (save.hooks->only_foreign && save.identity.begin != nullptr && is_of_torch(save.alias)) {
+    PyObject *moved = save.hooks->moved;
+    if (moved != nullptr && save.identity.begin != nullptr && is_of_torch(save.alias) && !is_among(moved, save.alias)) {
       save.identity = {};
       return true; // `takes` has seen that nothing is handed out
     }
