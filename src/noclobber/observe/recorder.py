@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 from noclobber.observe import allocations, saved_bytes, write_policy
-from noclobber.observe.allocations import Allocations
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
     custom_backwards,
@@ -23,7 +22,7 @@ from noclobber.observe.core import (
     write_log,
 )
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.context import Context
+from noclobber.observe.core.context import Account, Context, Operators
 from noclobber.observe.core.fingerprints import Contents
 from noclobber.observe.describe import refusals
 from noclobber.observe.detectors import (
@@ -43,7 +42,6 @@ from noclobber.observe.detectors import (
 from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write
-from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import compile_guard, private, self_tests
 
 
@@ -214,7 +212,7 @@ def keep(keeping: bool) -> None:
     threads.renew_hooks(context)
 
 
-def count(accounts: Sequence[SavedBytes]) -> None:
+def count(accounts: Sequence[Account]) -> None:
     """Set who counts the bytes of saves from now on."""
     context, before = CONTEXT, bool(CONTEXT.accounts)
     context.accounts[:] = accounts
@@ -222,7 +220,7 @@ def count(accounts: Sequence[SavedBytes]) -> None:
         threads.renew_hooks(context)
 
 
-def follow(these: Sequence[Allocations]) -> None:
+def follow(these: Sequence[Operators]) -> None:
     """Set who follows every operator from now on."""
     CONTEXT.allocations[:] = these
     threads.renew_modes(CONTEXT)

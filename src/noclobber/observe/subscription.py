@@ -5,53 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
 from noclobber.observe import recorder
-from noclobber.observe.allocations import Allocations
 from noclobber.observe.core import boundary, threads
-from noclobber.observe.core.bus import Listener
+from noclobber.observe.core.context import Subscriber
 from noclobber.observe.describe import refusals
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import releases
-
-
-class Subscriber(Listener, Protocol):
-    """A listener that says what it needs."""
-
-    @property
-    def watching(self) -> bool:
-        """Whether saves are watched too, and not only writes."""
-
-    @property
-    def contents(self) -> bool:
-        """Whether the bytes of saves are compared too, and not only their versions."""
-
-    @property
-    def keeping(self) -> bool:
-        """Whether the bytes that backward needs are preserved before a write changes them."""
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether threads that ran before are watched too, from their first backward call on."""
-
-    @property
-    def account(self) -> SavedBytes | None:
-        """What counts the bytes of saves for this listener, if it asks for that."""
-
-    @property
-    def allocations(self) -> Allocations | None:
-        """What follows every operator for this listener, if it asks for that."""
-
-    @property
-    def on_write(self) -> str:
-        """ "raise" stops writes to live saves."""
-
 
 _subscribers: list[Subscriber] = []
 

@@ -17,7 +17,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.backward_calls import BackwardCalls
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.bus import Bus
+from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
 from noclobber.observe.core.fingerprints import Contents
@@ -89,6 +89,41 @@ class Operators(Protocol):
     def handed(self, key: int) -> None:
         """Called when code outside of torch gets the memory of a storage."""
 
+    def unseen(self) -> list[str]:
+        """Return in words what was not followed."""
+
+
+class Subscriber(Listener, Protocol):
+    """A listener that says what it needs."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether saves are watched too, and not only writes."""
+
+    @property
+    def contents(self) -> bool:
+        """Whether the bytes of saves are compared too, and not only their versions."""
+
+    @property
+    def keeping(self) -> bool:
+        """Whether the bytes that backward needs are preserved before a write changes them."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether threads that ran before are watched too, from their first backward call on."""
+
+    @property
+    def account(self) -> Account | None:
+        """What counts the bytes of saves for this listener, if it asks for that."""
+
+    @property
+    def allocations(self) -> Operators | None:
+        """What follows every operator for this listener, if it asks for that."""
+
+    @property
+    def on_write(self) -> str:
+        """ "raise" stops writes to live saves."""
+
 
 class Context:
     """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
@@ -140,9 +175,9 @@ class Context:
     operator_mode: Callable[[], TorchDispatchMode]
     """Puts a mode that sees every operator on the calling thread's stack, and returns it."""
     untracked: UnseenWrites
-    subscribe: Callable[[Any], object]
-    """Begins to watch for a `subscription.Subscriber`, which says how much it needs; `unsubscribe` ends that."""
-    unsubscribe: Callable[[Any], object]
+    subscribe: Callable[[Subscriber], object]
+    """Begins to watch for a listener, which says how much it needs; `unsubscribe` ends that."""
+    unsubscribe: Callable[[Subscriber], object]
 
     def __init__(self) -> None:
         self.bus = Bus()
