@@ -455,8 +455,13 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
 
 def _tell_notes(run: Run, report: Report) -> None:
     """Tell what a reader must know beside the findings, where the report itself does not show it here."""
-    for note in report.coverage.notes:
-        _tell(run, f"noclobber: note: {note}")
+    _tell(run, *_notes(report))
+
+
+def _notes(report: Report) -> list[str]:
+    """Return what was not watched, and the notes, as lines of their own."""
+    missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
+    return missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
 
 
 def _tell(run: Run, *lines: str) -> None:
@@ -731,6 +736,6 @@ def _report(options: argparse.Namespace) -> int:
         return _refuse(f"cannot write `{options.output}`: {why}") if why else 0
     color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
     _out(render(report, options.format, color=color, width=width))
-    for note in report.coverage.notes if options.format == "concise" else ():
-        _say(f"noclobber: note: {note}")
+    for line in _notes(report) if options.format == "concise" else ():
+        _say(line)
     return 0

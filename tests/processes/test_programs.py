@@ -95,6 +95,13 @@ def test_nothing_is_called_clean_that_was_not_watched(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
+@pytest.mark.parametrize("more", [["-f", "concise"], ["-f", "github"], ["-f", "sarif", "-o", "out"]])
+def test_every_format_says_what_was_not_watched(tmp_path: Path, more: list[str]) -> None:
+    write(tmp_path, {"main.py": "import torch, subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', ''])"})
+    done = noclobber(["run", *more, "main.py"], tmp_path)
+    assert f"not watched: `{sys.executable} -S -c` (pid " in done.stderr.splitlines()[-1]
+
+
 RANKS = """
     import sys, torch, torch.distributed as dist
     dist.init_process_group("gloo")

@@ -52,6 +52,12 @@ class Coverage:
     notes: tuple[str, ...] = ()
     lost: tuple[Lost, ...] = ()
 
+    @property
+    def not_watched(self) -> tuple[str, ...]:
+        """All that was not seen, in words: also where noclobber itself failed."""
+        lost = (f"{one.way}: {f'noclobber failed there ({one.why})' if one.internal else one.why}" for one in self.lost)
+        return (*self.unseen, *lost)
+
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:

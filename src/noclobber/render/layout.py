@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.cells import cell_len
 
 from noclobber.model.finding import Finding
-from noclobber.model.report import Coverage, Report
+from noclobber.model.report import Report
 from noclobber.model.source import cell_of
 from noclobber.render import diff, snippet
 from noclobber.render.snippet import Row
@@ -60,7 +60,7 @@ def footer(report: Report, width: int | None) -> Iterable[Row]:
     if report.suppressed:
         summary += f" ({len(report.suppressed)} suppressed)"
     rows = [*_words("noclobber", summary, width, style="headline")]
-    for unseen in _not_watched(report.coverage):
+    for unseen in report.coverage.not_watched:
         rows += _words("not watched", one_line(unseen), width, style="note")
     for note in report.coverage.notes:
         rows += _words("note", one_line(note), width)
@@ -140,7 +140,7 @@ def _watched(report: Report) -> str:
         return "nothing found, because nothing was watched"
     if watched < len(counted):
         return f"nothing found in what was watched ({watched} of {len(counted)} processes)"
-    if _not_watched(coverage):
+    if coverage.not_watched:
         return "nothing found in what was watched" + (f" ({watched} processes)" if watched > 1 else "")
     processes = f" in {watched} processes" if watched > 1 else ""
     if report.suppressed:
@@ -148,8 +148,3 @@ def _watched(report: Report) -> str:
     if not (writes and coverage.saves and coverage.contents):
         return f"nothing found{processes}: versions were compared, but not bytes"
     return f"nothing found{processes}: no in-place write made a gradient wrong"
-
-
-def _not_watched(coverage: Coverage) -> list[str]:
-    lost = [f"{one.way}: {f'noclobber failed there ({one.why})' if one.internal else one.why}" for one in coverage.lost]
-    return [*coverage.unseen, *lost]

@@ -32,9 +32,12 @@ def _concise(finding: Finding) -> str:
 
 
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then the notes."""
+    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then what was not
+    watched, and the notes."""
     command = fix_command(report.program)
     lines = [_annotation(finding, command) for finding in report.findings]
+    missed = (f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched)
+    lines += [f"::notice title=noclobber::{_escaped(one)}" for one in missed]
     lines += [f"::notice title=noclobber::{_escaped(one_line(note))}" for note in report.coverage.notes]
     return "".join(f"{line}\n" for line in lines)
 
