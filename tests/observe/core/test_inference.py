@@ -225,3 +225,21 @@ def test_an_input_that_is_saved_again_and_was_given_data_of_inference(contents):
 
     assert hear(program, contents)[1] == program()
     assert "Inference tensors cannot be saved for backward" in program()
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_a_view_of_an_input_that_was_given_data_of_inference_is_refused_too(contents):
+    """The backward of a product reads the transposed input, and saves that."""
+
+    def program():
+        x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+        y = x @ w
+        with torch.inference_mode():
+            w.data = w.data * 0.5
+        try:
+            torch.autograd.grad(y.sin().sum(), [x], create_graph=True)
+        except RuntimeError as error:
+            return str(error)
+
+    assert hear(program, contents)[1] == program()
+    assert "Inference tensors cannot be saved for backward" in program()

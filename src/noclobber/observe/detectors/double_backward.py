@@ -47,16 +47,17 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
     """Return hooks that save the original input where these hooks would save the tensor that they unpacked."""
     pack, unpack = hooks
 
-    def original(tensor: torch.Tensor) -> torch.Tensor:
-        return _original(tensor, _inputs_of(private.current_node()))
+    def originals(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        inputs = list(_inputs_of(private.current_node()))
+        return _original(tensor, inputs), _of_inference_mode(tensor, inputs)
 
     def pack_again(tensor: torch.Tensor) -> save_hooks.Handle:
-        instead = way.guarded(lambda: original(tensor))
-        if instead is not None and instead.is_inference():
-            # The program gave this input memory from inference mode. PyTorch refuses to save that, so try it here: the
-            # pack hook below would save an alias and raise nothing.
-            native_saves.make(instead)
-        return pack(tensor if instead is None else instead)
+        instead, refused = way.guarded(lambda: originals(tensor)) or (tensor, None)
+        if refused is not None:
+            # The program gave this input memory from inference mode. PyTorch refuses to save that, and views of it, so
+            # try it here: the pack hook below would save an alias and raise nothing.
+            native_saves.make(refused)
+        return pack(instead)
 
     private.never_compile(pack_again)
     save_hooks.claim(pack_again)
@@ -78,6 +79,13 @@ def _original(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torc
         if original is not None and _is_same(tensor, original):
             return original
     return tensor
+
+
+def _of_inference_mode(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torch.Tensor | None:
+    """Return the input on memory from inference mode that a tensor shares; None where there is none."""
+    originals = (original for handle in inputs if (original := handle.tensor()) is not None)
+    key = private.storage_key(tensor)
+    return next((one for one in originals if one.is_inference() and private.storage_key(one) == key), None)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
