@@ -1,9 +1,11 @@
 """What is seen of writes and saves, by which line: each program marks its own lines with `# saved` and `# written`."""
 
 import contextlib
+import gc
 import inspect
 import threading
 import warnings
+from weakref import ref
 
 import pytest
 import torch
@@ -328,3 +330,24 @@ def test_a_stopped_write_has_the_code_that_it_has_otherwise(target, code):
         was_stopped = "noclobber stopped this write before it happened" in seen.findings[0].notes
         assert was_stopped is (on_write == "raise")
     assert versions[1]._version == 0
+
+
+def test_a_backward_call_keeps_its_graph_no_longer_than_without():
+    """A watcher of a call has something to do at its end, and refers to the call (a write under `no_grad` waits)."""
+
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        inner = (x * 1).requires_grad_()
+        y = inner * 2
+        with torch.no_grad():
+            y.fill_(3)
+        y.sum().backward()
+        return ref(inner)
+
+    gc.disable()
+    try:
+        with noclobber.watch():
+            alive = program()
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -80,7 +80,8 @@ class BackwardCalls:
         if error is not None or call.later:
             for way, ended in reversed(self._ends):
                 stopped = way.guarded(partial(ended, call, result, error), also_off=True) or stopped
-        for way, end in reversed(call.ends):
+        ends, call.ends = call.ends, []  # they refer to the call, which would keep its graph until a garbage collection
+        for way, end in reversed(ends):
             stopped = way.guarded(partial(end, result, error), also_off=True) or stopped
         return stopped
 
