@@ -102,3 +102,13 @@ def test_the_command_runs_as_it_stands(tmp_path: Path) -> None:
     typed = f'"{sys.executable}" -m noclobber {command}'
     done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, "+    h = h.clone()" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_warning_about_the_syntax_is_shown_once(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": BROKEN.replace("h[1] = 0.0", 'h[1] = 0.0 if sys is "\\d" else 1.0')})
+    bare = call([sys.executable, "train.py", "2"], tmp_path)
+    assert bare.stderr.count("SyntaxWarning: ") > 0
+    for verb in ("run", "fix"):
+        watched = noclobber([verb, "train.py", "2"], tmp_path)
+        assert ".clone()" in watched.stdout + watched.stderr
+        assert watched.stderr.count("SyntaxWarning: ") <= bare.stderr.count("SyntaxWarning: ")

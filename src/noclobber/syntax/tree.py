@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from noclobber.model.source import Site, Span, source_text
+from noclobber.syntax.compiling import parsed
 
 Placed = ast.stmt | ast.expr | ast.keyword | ast.arg | ast.alias
 """Nodes that know their place in the text."""
@@ -167,7 +168,7 @@ class Place:
 def parse(path: str, text: str) -> File | None:
     """A file; None where its text is no Python of the running version."""
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
 from noclobber.model.finding import Edit, Finding
+from noclobber.syntax.compiling import compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Patch:
             before.setdefault(path, source)
             after[path] = source.edited(some)
             try:
-                compile(after[path].plain, path, "exec", dont_inherit=True)
+                compiled(after[path].plain, path)
             except (SyntaxError, ValueError) as error:
                 raise Misfit(f"the patched file is not valid Python: {error}") from None
         if all(after[path].text == self._source(path).text for path in by_path):

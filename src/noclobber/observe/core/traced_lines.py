@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, owner_of
+from noclobber.syntax.compiling import compiled
 
 _INTERPRETER = os.path.join("torch", "fx", "interpreter.py")
 _LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (\S+)', re.MULTILINE)
@@ -55,7 +56,7 @@ def _widest(path: str, line: int, function: str) -> Instruction | None:
 @lru_cache(maxsize=8)
 def _codes(path: str) -> tuple[CodeType, ...]:
     try:
-        module = compile("".join(linecache.getlines(path)), path, "exec", dont_inherit=True)
+        module = compiled("".join(linecache.getlines(path)), path)
     except (SyntaxError, ValueError):
         return ()
     return tuple(_nested(module))
