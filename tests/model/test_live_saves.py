@@ -33,6 +33,22 @@ def test_a_released_save_is_gone():
     assert live.by_storage == {}
 
 
+def test_a_save_that_moves_is_found_where_it_is():
+    live, moves, stays = table(), Handle(1), Handle(1)
+    live.unsorted.extend(map(ref, (moves, stays)))
+    for storage in (2, 2, 3, 1):
+        was = moves.alias
+        assert moves in live.at(was)
+        moves.alias = storage
+        live.moved(moves, was)
+        assert live.at(storage).count(moves) == 1
+        assert (moves in live.at(was)) == (was == storage)
+        assert stays in live.at(1)
+    moves.alias = None
+    live.moved(moves, 1)
+    assert live.at(1) == [stays]
+
+
 def test_a_long_run_keeps_what_one_step_keeps():
     live = table()
     for _ in range(20):

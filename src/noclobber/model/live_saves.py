@@ -135,6 +135,24 @@ class LiveSaves(Generic[Handle]):
             finally:
                 self._settled()
 
+    def moved(self, handle: Handle, storage: int | None) -> None:
+        """File a handle again that lay on `storage`, and whose alias may be another now."""
+        if self._storage_of(handle.alias) == storage:
+            return
+        self.unsorted.append(ref(handle))  # first, so that other threads always find it
+        if storage is None or self._inside == get_ident():
+            return
+        with self._lock:
+            self._inside = get_ident()
+            try:
+                others = [one for one in self.by_storage.get(storage, ()) if one() is not handle]
+                if others:
+                    self.by_storage[storage] = others
+                else:
+                    self.by_storage.pop(storage, None)
+            finally:
+                self._settled()
+
     def all(self) -> list[Handle]:
         """All live handles, in no particular order."""
         if self.beside is not None:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import noclobber
 from tests.observe.hearing import bare, hear
+from tests.observe.used_again import until_used_again
 
 
 class Keeps(torch.autograd.Function):
@@ -207,6 +208,46 @@ def test_what_backward_reads_elsewhere_is_told(hold):
     assert alike(result, bare(program))
     assert not torch.equal(result[0], right[0])
     assert {write.via for event in heard.clobbers + heard.events for write in event.writes} == {"swap"}
+
+
+def by_swap(tensor):
+    swap_tensors(tensor, other(tensor))
+    return "swap"
+
+
+def by_data(tensor):
+    tensor.data = other(tensor)
+    return "set_data"
+
+
+SIZE = 10_000_000
+"""Of numbers: 40 MB have pages of their own, which the system hands out again as a whole."""
+
+
+def read_by_a_region_alone(x):
+    c = torch.ones(SIZE)
+    return checkpoint(lambda y: (y * c)[:1].sin(), x, use_reentrant=False).sum(), c
+
+
+def on_a_ctx_alone(x):
+    y = x.expand(SIZE) * 1
+    return Keeps.apply(y)[:1].sum(), y
+
+
+@pytest.mark.parametrize("move", [by_swap, by_data])
+@pytest.mark.parametrize("hold", [read_by_a_region_alone, on_a_ctx_alone])
+def test_a_write_to_memory_that_was_let_go_is_no_cause(hold, move):
+    vias = []
+
+    def program():
+        loss, tensor = hold(torch.tensor([2.0], requires_grad=True))
+        was = tensor.data_ptr()
+        vias.append(move(tensor))
+        until_used_again(lambda: torch.empty(SIZE), torch.Tensor.data_ptr, was).add_(1)
+        loss.backward()
+
+    heard, _ = hear(program)
+    assert [write.via for event in heard.clobbers + heard.events for write in event.writes] == vias
 
 
 @pytest.mark.parametrize("hold", HELD + READ)

@@ -236,14 +236,15 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
                     handle.digest = fingerprint(handle.alias)
 
 
-def moved(handle: Handle, alias: torch.Tensor) -> None:
-    """Put a save on other memory, shown by `alias`.
+def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
+    """Put a save on other memory, shown by `alias`, also in the live table.
 
     A fingerprint depends on the order of the bytes. For another layout it is taken again from the old bytes, or is
     NEVER if these are not what was saved any more.
     """
     old, before = handle.alias, handle.digest
     handle.alias = alias
+    live.moved(handle, private.storage_key(old))
     if before is None:
         return
     handle.shown = shown(alias)

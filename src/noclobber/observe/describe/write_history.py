@@ -32,12 +32,22 @@ def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current
     writes around it.
     """
     entries, version = [], reread.version
-    for record in records:
-        if record.key == reread.alias:
-            if record.version is not None and version <= record.version <= current:
-                version = record.version
-            entries.append((record, version))
+    for record in _of(reread, records):
+        if record.version is not None and version <= record.version <= current:
+            version = record.version
+        entries.append((record, version))
     return clobbers.writes_of(entries, current, tensor)
+
+
+def _of(reread: Reread, records: Iterable[Record]) -> list[Record]:
+    """Return the records of writes to this memory. The last is where the tensor got other memory (`t.data = u`): after
+    that the address may belong to another tensor."""
+    found = [record for record in records if record.key == reread.alias]
+    tensor = reread.tensor()
+    if tensor is not None and private.storage_key(tensor) != reread.alias:
+        moves = [index for index, record in enumerate(found) if record.written.only_moves]
+        return found[: moves[-1] + 1] if moves else found
+    return found
 
 
 def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Write, ...]:
@@ -45,13 +55,12 @@ def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Wri
     found: dict[object, tuple[int, Write]] = {}
     for reread in rereads:
         tensor = reread.tensor()
-        numbers = [index for index, record in enumerate(records) if record.key == reread.alias]
-        if tensor is None or not numbers:
+        mine = _of(reread, records)
+        if tensor is None or not mine:
             continue
         known = clobbers.tensor_of(tensor, reread.alias)
-        writes = writes_to(reread, [records[index] for index in numbers], known, private.version_of(tensor) or 0)
-        for index, write in zip(numbers, writes, strict=True):
-            place = records[index].place
-            if place not in found or found[place][0] > index:
-                found[place] = (index, write)
+        writes = writes_to(reread, mine, known, private.version_of(tensor) or 0)
+        for record, write in zip(mine, writes, strict=True):
+            if record.place not in found or found[record.place][0] > record.moment:
+                found[record.place] = (record.moment, write)
     return tuple(write for _, write in sorted(found.values(), key=lambda entry: entry[0])[:MOST_CAUSES])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import ref
-
 import torch
 
 from noclobber.model.tracebacks import without_own_frames
@@ -92,5 +90,4 @@ def _assigned(context: Context, handles: list[save_hooks.Handle], tensor: torch.
     """Let these saves follow their tensor to its new memory."""
     with private.plain():
         for handle in handles:
-            save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias))
-            context.live.unsorted.append(ref(handle))  # file the handle under its new storage
+            save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias), context.live)

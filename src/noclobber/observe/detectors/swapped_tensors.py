@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from weakref import ref
 
 import torch
 
@@ -96,5 +95,4 @@ def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
 def _have_moved(context: Context, moved: list[Moved]) -> None:
     """Let the handles follow their tensors to the new memory; not where bytes are preserved, which keeps the old."""
     for tensor, handle in moved if not context.keeping else ():
-        save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias))
-        context.live.unsorted.append(ref(handle))
+        save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias), context.live)
