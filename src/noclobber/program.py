@@ -187,7 +187,13 @@ def show(error: BaseException | None) -> int:
         _display(second.with_traceback(_from_program(second.__traceback__)))
         _say("\nOriginal exception was:\n")
         _display(error)
-    return 130 if type(error) is KeyboardInterrupt else 1
+    return 130 if is_interrupt(error) else 1
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return True if an error that leaves a program makes `python` die of SIGINT. Until Python 3.14, subclasses of
+    KeyboardInterrupt do not."""
+    return isinstance(error, KeyboardInterrupt) if sys.version_info >= (3, 14) else type(error) is KeyboardInterrupt
 
 
 def _exit_status(leaving: SystemExit) -> int:

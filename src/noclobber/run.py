@@ -85,7 +85,7 @@ class Run:
         if error is not None and self._member is not None:
             self._member.escaped(error)
         self.status = program.show(error)
-        self._interrupt = error if type(error) is KeyboardInterrupt else None
+        self._interrupt = error if program.is_interrupt(error) else None
         del error  # and with it the frames, and their tensors, that `python` would no longer hold
         program.wind_down()
         if self._member is not None:

@@ -106,7 +106,8 @@ def test_a_program_without_a_finding(tmp_path: Path) -> None:
         import sys, torch
         from torch.utils.data import DataLoader
         x = torch.ones(2, requires_grad=True)
-        print([(x * batch).sum().backward() for batch in DataLoader(torch.ones(4, 2), num_workers=2)])
+        loader = DataLoader(torch.ones(4, 2), num_workers=2, multiprocessing_context="fork")
+        print([(x * batch).sum().backward() for batch in loader])
         print(type(torch.__spec__).__module__, [type(finder).__module__ for finder in sys.meta_path][:1])
         """
     write(tmp_path, {"main.py": text})

@@ -46,8 +46,8 @@ class Plants:
                     self._below((*path, const))
 
     def named(self):
-        """What can be planted: those that `def` or `lambda` makes, no comprehensions."""
-        inner = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+        """What can be planted: those that `def` or `lambda` makes, no comprehensions and no annotations."""
+        inner = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "__annotate__")
         return {
             code: f"{code.co_filename.rpartition('/')[2]}:{code.co_qualname}"
             for code in self.paths
