@@ -106,6 +106,15 @@ def test_a_process_that_was_killed_has_what_it_had_found_until_then(tmp_path: Pa
     other.ended()
 
 
+def test_the_server_of_forks_ends_after_the_report(tmp_path: Path) -> None:
+    server = ["python", "-c", "from multiprocessing.forkserver import main; main()"]
+    Written(tmp_path, os.getppid(), parent="p", command=server).watched()
+    forked = Written(tmp_path, os.getpid(), parent="p", how="forked", command=server).watched()
+    forked.journal.write(who={"name": "ForkServerProcess-1"})
+    (note,) = report_of(str(tmp_path)).coverage.notes
+    assert note.startswith(f"`ForkServerProcess-1` (pid {os.getpid()}) had not ended yet: ")
+
+
 def test_a_python_that_wrote_nothing_was_not_watched(tmp_path: Path) -> None:
     first = Written(tmp_path, 10, how="first").watched()
     for pid, command, python in (

@@ -345,6 +345,8 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         notes.append("the folder holds several runs; give each run a folder of its own")
     for state, words in (("running", "had not ended yet"), ("lost", "ended by a signal")):
         some = [one for one in processes if one.watched and one.state == state]
+        if state == "running":
+            some = [one for one in some if not _forks_for_others(one)]
         if some:
             notes.append(f"{_all(some)} {words}: this is what was found until then")
     lost = dict.fromkeys(
@@ -358,6 +360,12 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(notes),
         tuple(lost),
     )
+
+
+def _forks_for_others(process: Process) -> bool:
+    """Return True for the server that multiprocessing forks processes from. It ends after the program, and does nothing
+    by itself once it has imported the main module (since Python 3.14). The processes that it forks have names."""
+    return not process.name and any("multiprocessing.forkserver" in word for word in process.command)
 
 
 def _are_several(read: Sequence[_Read]) -> bool:
