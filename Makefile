@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # The first interpreter that is new enough; `make PYTHON=...` names another.
-PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
+PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 FOUND = $(or $(PYTHON),$(error noclobber needs Python 3.11 or newer: make PYTHON=/path/to/python3.11))
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from noclobber.observe.native.build import NEWEST_PYTHON
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "noclobber"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -55,6 +57,17 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     used = set[str]().union(*(imported(module) for module in MODULES)) - set(sys.stdlib_module_names) - {"noclobber"}
     theirs = {"IPython", "lightning", "numpy", "pytest", "transformers"}  # of the program or the tests
     assert used - theirs == {re.split(r"\W", wanted)[0] for wanted in declared}
+
+
+def test_the_newest_python_is_the_same_everywhere() -> None:
+    newest = "{}.{}".format(*NEWEST_PYTHON)
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
+    assert versions == [f"3.{minor}" for minor in range(11, NEWEST_PYTHON[1] + 1)]
+    assert f"| Python | 3.11 to {newest} | 3.11 |" in (ROOT / "docs" / "compatibility.md").read_text()
+    assert f"built on Linux for Python 3.11 to {newest}." in (ROOT / "docs" / "limits.md").read_text()
+    assert f"It needs Python 3.11 to {newest}, and" in (ROOT / "README.md").read_text()
+    assert f'known for CPython 3.11 to {newest}"' in (PACKAGE / "observe" / "native" / "frames.c").read_text()
 
 
 def test_every_file_says_what_it_holds() -> None:

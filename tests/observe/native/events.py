@@ -1,9 +1,12 @@
 """What noclobber holds of small training programs, event by event, as text that can be compared between processes."""
 
+import functools
 import json
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -125,7 +128,86 @@ def overwritten(look: Look) -> None:
         look()
 
 
-PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten)
+class Writer:
+    """Writes from the functions that the interpreter calls by itself."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self.target = target
+
+    def __enter__(self) -> None:
+        self.target.add_(1)
+
+    def __exit__(self, *_: object) -> None:
+        self.target.add_(2)
+
+    def __next__(self) -> torch.Tensor:
+        return self.target.add_(3)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.target[index].add_(4)
+
+    def __add__(self, other: float) -> torch.Tensor:
+        return self.target.add_(other)
+
+    def __del__(self) -> None:
+        self.target.add_(5)
+
+
+def frames(look: Look) -> None:
+    """Write in each kind of frame that the interpreter makes, also while a tool looks on."""
+    x = torch.zeros(4)
+    y = torch.ones(4, requires_grad=True).exp()
+
+    def generated() -> Iterator[torch.Tensor]:
+        for _ in range(2):
+            yield x.add_(1)
+        yield from (x.mul_(factor) for factor in (2, 3))
+
+    async def awaited() -> torch.Tensor:
+        return x.add_(1)
+
+    async def awaiting() -> torch.Tensor:
+        return (await awaited()).add_(2)
+
+    def everywhere() -> None:
+        list(generated())
+        [x.add_(number) for number in range(2)]
+        with suppress(StopIteration):
+            awaiting().send(None)
+        with Writer(x):
+            sorted(range(2), key=lambda number: float(x.add_(number).sum()))
+        writer = Writer(x)
+        next(writer), writer[1], writer + 3  # type: ignore[call-overload]
+        del writer
+        exec("x.add_(4)", {"x": x})
+        x.add_(
+            1,
+            alpha=2,
+        )
+
+        class Body:
+            held = x.add_(5)
+
+        functools.partial(Body.held.add_, 1)()
+        functools.reduce(lambda done, number: done.add_(number), (6, 7), x)
+
+    everywhere()
+    look()
+    monitoring: Any = vars(sys).get("monitoring")  # since Python 3.12
+    if monitoring is not None:
+        monitoring.use_tool_id(monitoring.PROFILER_ID, "tests")
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.LINE | monitoring.events.INSTRUCTION)
+        everywhere()
+        monitoring.set_events(monitoring.PROFILER_ID, 0)
+        monitoring.free_tool_id(monitoring.PROFILER_ID)
+    thread = threading.Thread(target=everywhere)
+    thread.start()
+    thread.join()
+    look()
+    y.sum().backward()
+
+
+PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten, frames)
 
 
 def seen(program: Callable[[Look], None], contents: bool) -> list[object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from noclobber.observe.native.load import OFF, SOURCES, NotNative, library
 
-NEWEST_PYTHON = (3, 13)
+NEWEST_PYTHON = (3, 14)
 """The newest Python whose frames `frames.c` knows."""
 _COMPILERS = ("c++", "g++", "clang++")
 _TRIED = (
