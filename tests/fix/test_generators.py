@@ -23,7 +23,7 @@ DRAWS = {
     "numpy's old generator": "np.random.RandomState().rand()",
     "hashes": "hash('seed') % 1000",
     "a loader's order": "next(iter(DataLoader(torch.arange(1000.0), shuffle=True)))[0]",
-    "a loader's workers": "next(iter(DataLoader(Drawn(), num_workers=1)))[0]",
+    "a loader's workers": "next(iter(DataLoader(Drawn(), num_workers=1, multiprocessing_context='fork')))[0]",
 }
 PROGRAM = """
 import random

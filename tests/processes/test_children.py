@@ -48,7 +48,7 @@ def test_a_script_says_by_its_first_line_that_it_is_python(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the functions of POSIX")
-def test_each_way_to_start_a_program_is_told_and_led() -> None:
+def test_each_way_to_start_a_program_is_told_and_led(tmp_path: Path) -> None:
     told: list[tuple[int | None, list[str]]] = []
     before = os.system, os.posix_spawn, os.execv, subprocess._fork_exec  # type: ignore[attr-defined]
     patches = Patches()
@@ -60,9 +60,13 @@ def test_each_way_to_start_a_program_is_told_and_led() -> None:
             child = subprocess.Popen(shown, env=environ, stdout=subprocess.PIPE, text=True)
             assert child.communicate()[0] == f"{found}\n"
             assert told[-1] == (child.pid, shown)
-        pid = os.posix_spawn(sys.executable, shown, {})
-        assert os.waitpid(pid, 0)[1] == 0
-        assert told[-1] == (pid, shown)
+        for environment, found in (({}, "there"), ({RUN: "here"}, "here")):
+            (tmp_path / "out").touch()
+            to_file = (os.POSIX_SPAWN_OPEN, 1, str(tmp_path / "out"), os.O_WRONLY | os.O_TRUNC, 0)
+            pid = os.posix_spawn(sys.executable, shown, environment, file_actions=[to_file])
+            assert os.waitpid(pid, 0)[1] == 0
+            assert told[-1] == (pid, shown)
+            assert (tmp_path / "out").read_text() == f"{found}\n"
         assert os.system("exit 3") >> 8 == 3
         assert told[-1] == (None, ["sh", "-c", "exit 3"])
         with pytest.raises(TypeError):

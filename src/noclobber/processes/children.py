@@ -38,7 +38,7 @@ def notice_children(started: Started, patches: Patches, order: Callable[[], str]
 
     def led(environ: Any) -> Any:
         with suppress(Exception):
-            return environ if order is None else {**environ, RUN: order()}
+            return environ if order is None or RUN in environ else {**environ, RUN: order()}
         return environ
 
     def system(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,10 @@ import platform
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from noclobber.imports import after_import
@@ -181,7 +183,7 @@ class Member:
             )
 
     def _say_who(self) -> None:
-        who = _who()
+        who = {**self._who, **_who()}  # at the end torch may have forgotten the worker and the rank
         if who != self._who:
             self._who = who
             self.journal.write(who=who)
@@ -231,6 +233,32 @@ class Member:
             return native(*args, **options)
 
         self._patches.put(util, "_exit_function", _exit_function)
+        if "_exit_function" not in _bootstrap().co_names:
+            self._patches.put(traceback, "print_exc", self._explaining(traceback.print_exc))
+            self._patches.put(traceback, "format_exc", self._explaining(traceback.format_exc))
+
+    def _explaining(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of `traceback` that explains an exception which ends a process of multiprocessing. Python
+        3.14 calls `_exit_function` only when that exception is over, and nothing but this before."""
+
+        @functools.wraps(native)
+        def show(*args: Any, **options: Any) -> Any:
+            caller, error = sys._getframe(1), sys.exc_info()[1]
+            if error is not None and (caller.f_code is _bootstrap() or caller.f_globals.get("__name__") == _SPAWN):
+                self.escaped(error)
+            del caller, error  # and with it the frames
+            return native(*args, **options)
+
+        return show
+
+
+_SPAWN = "torch.multiprocessing.spawn"
+"""The module whose processes keep the text of the exception for their parent, and end by SystemExit."""
+
+
+def _bootstrap() -> CodeType:
+    code: CodeType = sys.modules["multiprocessing.process"].BaseProcess._bootstrap.__code__
+    return code
 
 
 _members: list[Member] = []
