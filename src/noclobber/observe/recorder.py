@@ -18,6 +18,7 @@ from noclobber.observe.core import (
     optimizer_steps,
     save_hooks,
     threads,
+    unfinished_backwards,
     write_kernels,
     write_log,
 )
@@ -156,6 +157,8 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
         write_kernels.connect(_sink(context))
         engine.arm(context, core)
         custom_backwards.arm(context.customs, core)
+        if watching:
+            unfinished_backwards.end_at_exit(context)
     except Exception:
         detach()
         raise

@@ -451,6 +451,17 @@ def when_backward_ends(function: Callable[[], None]) -> None:
     lookup("autograd.Variable._execution_engine").queue_callback(function)
 
 
+def empty_queue() -> None:
+    """Make the engine drop the nodes that failed backward calls of this thread have left in its queue.
+
+    Any backward does: the engine takes such nodes first, and drops them without running them.
+    """
+    with aside():
+        leaf = torch.zeros((), device="cpu", requires_grad=True)
+        run = lookup("autograd.Variable._execution_engine").run_backward
+        run((leaf,), (torch.zeros_like(leaf),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
 def counting() -> AbstractContextManager[None]:
     """Let operators inside the block move version counters although they run below a dispatch mode.
 
