@@ -38,7 +38,10 @@ _MOST = 64
 
 
 Output = tuple[int, str, int]
-"""An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes."""
+"""An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes, so
+nodes of two threads may have the same."""
+_MARK = "noclobber: written"
+"""The entry of a node's `metadata` that tells the node from all others."""
 
 
 class _Target(NamedTuple):
@@ -51,6 +54,8 @@ class _Target(NamedTuple):
     """Identifies a leaf while its memory is there; 0 for other tensors."""
     output: Output
     """The node that made the tensor, and which of its outputs the tensor is."""
+    mark: object = None
+    """What that node has under `_MARK`; None for a leaf."""
 
     def is_leaf(self, tensor: object) -> bool:
         """Return True if `tensor` is this leaf. PyTorch reuses both addresses of a dead leaf, but a new tensor at them
@@ -245,7 +250,8 @@ class UntrackedWrites:
             return None
         for unseen in waiting:
             unseen.waited += 1
-        inner = {unseen.target.output: unseen for unseen in waiting if not unseen.target.identity}
+        inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}
+        outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, seen, arrived = list[RemovableHandle](), set(), list[Untracked]()
         for node, following, index in _edges(backward.outputs):
@@ -254,8 +260,10 @@ class UntrackedWrites:
             leaf = getattr(following, "variable", None)
             if leaf is not None:
                 reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
+            elif (output := (following._sequence_nr(), following.name(), index)) in outputs:
+                reached = inner.get((graph.metadata(following).get(_MARK), output))
             else:
-                reached = inner.get((following._sequence_nr(), following.name(), index))
+                reached = None
             if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
                 seen.add((following, index))
                 look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
@@ -350,7 +358,8 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     producer, storage = tensor.grad_fn, private.storage_ref(tensor)
     if producer is None:
         return _Target(key, storage, private.identity(tensor), (graph.UNNUMBERED, "", 0))
-    return _Target(key, storage, 0, (producer._sequence_nr(), producer.name(), tensor.output_nr))
+    output = (producer._sequence_nr(), producer.name(), tensor.output_nr)
+    return _Target(key, storage, 0, output, graph.metadata(producer).setdefault(_MARK, object()))
 
 
 def _only_of(root: Node, leaf: _Target) -> bool:

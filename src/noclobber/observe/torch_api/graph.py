@@ -51,6 +51,13 @@ class Stale(NamedTuple):
     expected: int
 
 
+def metadata(node: Any) -> dict[str, object]:
+    """Return the dict that a node keeps for whoever asks; it lives as long as the node. PyTorch's own type of it is
+    wrong (torch 2.13)."""
+    kept: dict[str, object] = node.metadata
+    return kept
+
+
 def roots_of(outputs: Iterable[object]) -> list[Node]:
     """Return the nodes that a backward call of these tensors and GradientEdges starts from."""
     roots = []
