@@ -78,6 +78,8 @@ def test_a_parameter_without_addresses_is_remembered_too(installed):
 
 
 def test_old_steps_are_forgotten_and_a_large_one_is_kept(installed):
+    if CONTEXT.native is not None:
+        pytest.skip("the native part takes the steps, and keeps writes by a limit of its own")
     parameters = with_gradients(*[(1,)] * 100)
     optimizer = torch.optim.SGD(parameters, 0.1)
     for _ in range(RECENT // 100 + 10):
