@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 2_000_000
 """Storages made and freed that are written down, 16 bytes for each; later ones are not."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _COMMUTE = ("aten::add", "aten::mul")
 """Operators that give the same bits if their operands change places."""
 Instruction = tuple[CodeType, int]
@@ -331,7 +330,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Return True for a tensor that has memory and strides of its own."""
     return (
         isinstance(value, torch.Tensor)
-        and type(value) in _PLAIN
+        and type(value) in private.PLAIN
         and value.layout is torch.strided
         and not value.is_nested
         and value.device.type != "meta"

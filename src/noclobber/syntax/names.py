@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.syntax.tree import FOR, LOOP, File, Scope, functions, walk
+from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, walk
 
 Name = ast.Name | ast.Attribute
 
@@ -79,7 +79,7 @@ def names_used(node: ast.AST) -> set[str]:
 
 
 def names_bound(target: ast.AST) -> set[str]:
-    """The plain names in what a loop or an assignment binds."""
+    """The plain names in what a loop or an assignment binds, or in an expression."""
     return {one.id for one in walk(target, ast.Name)}
 
 
@@ -114,6 +114,21 @@ def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
 def bound_by_loop(file: File, node: ast.AST) -> set[str]:
     """The names that the `for` loops around a node bind."""
     return {name for one in file.around(node) if isinstance(one, FOR) for name in names_bound(one.target)}
+
+
+def made_of(names: set[str], loop: Loop) -> set[str]:
+    """Some plain names, and all names that they are made of by the assignments of a loop."""
+    assigned = list(walk(loop, ast.Assign))
+    for _ in assigned:
+        for one in assigned:
+            if any(names_bound(target) & names for target in one.targets):
+                names = names | names_bound(one.value)
+    return names
+
+
+def calls(node: ast.AST, name: str) -> bool:
+    """Whether a function or method of this name is called in a node: `step` of `opt.step()`."""
+    return any(called(one) == name for one in walk(node, ast.Call))
 
 
 def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:

@@ -55,6 +55,18 @@ def test_each_step_has_written_what_its_parameters_were_on(installed):
     assert written() == expected
 
 
+def test_the_same_address_may_show_other_numbers(installed):
+    parameter = torch.zeros(4, dtype=torch.float16).requires_grad_()
+    optimizer, expected = torch.optim.SGD([parameter], 0.1), []
+    for dtype in (torch.float16, torch.bfloat16):
+        parameter.grad = None
+        parameter.data = parameter.data.view(dtype)
+        parameter.grad = torch.ones(4, dtype=dtype)
+        expected += now([parameter])
+        optimizer.step()
+    assert written() == expected
+
+
 def test_steps_and_other_writes_come_in_the_order_they_were_made(installed):
     parameters = with_gradients(3, 4)
     optimizer = torch.optim.Adam(parameters, 0.1)

@@ -1,19 +1,15 @@
 """A process in which a backward has raised ends as it does without noclobber."""
 
+import inspect
 import os
 import subprocess
 import sys
-from textwrap import dedent
 
 import pytest
 import torch
 
 from noclobber.observe.torch_api import private
 
-FORWARD = """
-import sys
-import torch
-import noclobber
 
 class Fails(torch.autograd.Function):
     @staticmethod
@@ -24,10 +20,14 @@ class Fails(torch.autograd.Function):
     def backward(ctx, grad):
         raise RuntimeError("meant to fail")
 
+
 def forward():
+    """The backward of `Fails` runs first, while the other branch waits in the engine's queue."""
     x = torch.ones(4, requires_grad=True)
     return x.exp().sum() + Fails.apply(x).sum()
-"""
+
+
+FORWARD = f"import sys\nimport torch\nimport noclobber\n{inspect.getsource(Fails)}{inspect.getsource(forward)}"
 CAUGHT = """
 with noclobber.watch():
     try:
@@ -64,30 +64,14 @@ except RuntimeError as error:
     ids=["caught", "later", "uncaught", "exits"],
 )
 def test_a_process_in_which_a_backward_raised_keeps_its_exit_status(rest, status):
-    # The backward of `Fails` runs first, while the other branch waits in the engine's queue.
     environ = {**os.environ, "NOCLOBBER_PURE": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", dedent(FORWARD + rest)]
+    command = [sys.executable, "-W", "ignore", "-c", FORWARD + rest]
     run = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert run.returncode == status, run.stderr
     assert "meant to fail" in run.stdout + run.stderr
 
 
 def test_the_emptied_queue_holds_no_saves_any_more():
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise RuntimeError("meant to fail")
-
-    def fails():
-        x = torch.ones(4, requires_grad=True)
-        loss = x.exp().sum() + Fails.apply(x).sum()
-        with pytest.raises(RuntimeError, match="meant to fail"):
-            loss.backward()
-
     packed = []
 
     class Packed:
@@ -99,7 +83,10 @@ def test_the_emptied_queue_holds_no_saves_any_more():
             packed.pop()
 
     with torch.autograd.graph.saved_tensors_hooks(Packed, lambda kept: kept.tensor):
-        fails()
+        loss = forward()
+        with pytest.raises(RuntimeError, match="meant to fail"):
+            loss.backward()
+        del loss
     assert packed
     private.require()
     private.empty_queue()

@@ -13,8 +13,19 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
-from noclobber.syntax.names import called, definition, dotted, first_name, is_read_after, named, names_used
-from noclobber.syntax.tree import FOR, File, Loop, last_line, walk
+from noclobber.syntax.names import (
+    called,
+    calls,
+    definition,
+    dotted,
+    first_name,
+    is_read_after,
+    made_of,
+    named,
+    names_bound,
+    names_used,
+)
+from noclobber.syntax.tree import FOR, File, Loop, Place, last_line, walk
 from noclobber.syntax.writes import NAMESPACES, base_of, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
@@ -32,27 +43,32 @@ def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     `retain_graph=True` is taken away first, as each turn has its own graph; then it stays. Where no optimizer steps and
     each turn has a loss of its own, as for a Jacobian, one graph that is kept costs less.
     """
-    read = next(iter(reversed(scene.places("read"))), None)
-    loop = next(iter(read.file.loops(read.row)), None) if read is not None else None
+    read, loop = _last_read(scene)
     if read is None or loop is None:
         return
-    file, calls = read.file, [one for one in walk(read.row, ast.Call) if called(one) == "backward"]
-    rows = _forward(file, loop, calls[0].func) if calls else []
+    file, backwards = read.file, [one for one in walk(read.row, ast.Call) if called(one) == "backward"]
+    rows = _forward(file, loop, backwards[0].func) if backwards else []
     if not rows or not _can_move(file, loop, rows):
         return
     edits, bound = _edits(file, loop, rows), {name for row in rows for name in _bound(row)}
-    is_same = isinstance(calls[0].func, ast.Attribute) and dotted(calls[0].func.value) in bound
-    cost += 0 if steps_in_loop(scene) or is_same else 2
-    retained = [edit for one in calls if (edit := without_retaining(file, one)) is not None]
+    loss = backwards[0].func
+    is_same = isinstance(loss, ast.Attribute) and dotted(loss.value) in bound
+    cost += 0 if calls(loop, "step") or is_same else 2
+    retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     for more in [retained, []] if retained and edits else [[]] * bool(edits):
         yield Candidate("run the forward inside the loop", (*edits, *more), cost, way="anew")
 
 
 def steps_in_loop(scene: Scene) -> bool:
     """Return True if the loop around the backward calls `step`, as of an optimizer."""
-    read = next(iter(reversed(scene.places("read"))), None)
-    loop = next(iter(read.file.loops(read.row)), None) if read is not None else None
-    return loop is not None and any(called(one) == "step" for one in walk(loop, ast.Call))
+    _, loop = _last_read(scene)
+    return loop is not None and calls(loop, "step")
+
+
+def _last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
+    """The backward that fails, and the innermost loop around it."""
+    read = next(reversed(scene.places("read")), None)
+    return read, next(iter(read.file.loops(read.row)), None) if read is not None else None
 
 
 def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:
@@ -64,7 +80,7 @@ def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:
         if isinstance(row, ast.Assign) and _computes(file, row.value, models | made):
             found.append(row)
             made |= _bound(row)
-    needed = _reached(loop, {one.id for one in walk(loss, ast.Name)})
+    needed = made_of(names_bound(loss), loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
         if _bound(row) & needed:
@@ -99,17 +115,7 @@ def _is_asked(above: ast.AST) -> bool:
 
 
 def _bound(row: ast.Assign) -> set[str]:
-    return {one.id for target in row.targets for one in walk(target, ast.Name)}
-
-
-def _reached(loop: Loop, names: set[str]) -> set[str]:
-    """The names that some names are made of, by the assignments of a loop."""
-    assigned = list(walk(loop, ast.Assign))
-    for _ in assigned:
-        for one in assigned:
-            if _bound(one) & names:
-                names = names | names_used(one.value)
-    return names
+    return {name for target in row.targets for name in names_bound(target)}
 
 
 def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
 from weakref import ref
@@ -58,7 +59,6 @@ class Memory:
         self.limit = RECENT
         self.steps: deque[Stepped] = deque()
         """Steps of optimizers that are not in `logged` yet."""
-        self._stepped = 0
         self.several: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
         """The operators that returned several views: the number of the node, the name, the place."""
         self.native: HotPath | None = None
@@ -82,9 +82,9 @@ class Memory:
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
         taken = list(self.native.records()) if self.native is not None else []
-        while self.steps:  # another thread may add to them
-            taken += self.steps.popleft().records()
-        self._stepped = 0
+        with suppress(IndexError):  # until there are none: other threads add to them, and take from them
+            while True:
+                taken += self.steps.popleft().records()
         if taken:
             self.logged += taken
             self.logged.sort(key=attrgetter("moment"))
@@ -105,11 +105,12 @@ class Memory:
         return self.thread.history.place_of(node) if place is None else place
 
     def stepped(self, one: Stepped) -> None:
-        """Remember a step of an optimizer, and as many before it as make RECENT writes, but at least one."""
+        """Remember a step of an optimizer, and as many before it as make RECENT writes if they are as large."""
         self.steps.append(one)
-        self._stepped += len(one.keys)
-        if self._stepped > RECENT and len(self.steps) > 2:
-            self._stepped -= len(self.steps.popleft().keys)
+        most = RECENT // max(1, len(one.keys))
+        with suppress(IndexError):  # another thread takes from them too
+            while len(self.steps) > max(1, most):
+                self.steps.popleft()
 
     def prune(self, newest: int = RECENT // 4) -> None:
         """Keep the `newest` writes and those whose storage is `needed`. Called when `logged` is longer than `limit`.

@@ -24,7 +24,6 @@ _STEPS = 256
 """The number of lines that run a step, for which the Step is kept."""
 _OPTIMIZERS = 64
 """The number of optimizers of which the keys and geometries of parameters are kept."""
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
@@ -115,18 +114,15 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
     memory or shows it in another way.
     """
     known: dict[int, tuple[list[object], tuple[int | None, ...], tuple[Geometry, ...]]] = {}
-    memory, thread, address, next_node = context.memory, context.thread, private.address, private.next_node
+    memory, thread, next_node, plain = context.memory, context.thread, private.next_node, private.PLAIN.issuperset
 
     def remember(optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
         written = parameters(optimizer)
-        try:
-            if not _PLAIN.issuperset(map(type, written)):  # as the shards of FSDP2
-                raise RuntimeError
-            shown: list[object] = [(address(one), one.shape, one.stride()) for one in written]
-            versions = [one._version for one in written]
-        except RuntimeError:  # sparse
+        seen = _shown(written) if plain(map(type, written)) else None  # the shards of FSDP2 are no plain tensors
+        if seen is None:
             _about_to_write(context, optimizer, place, step)
             return
+        shown, versions = seen
         found = known.get(id(optimizer))
         if found is None or found[0] != shown:
             if len(known) >= _OPTIMIZERS:
@@ -139,6 +135,19 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
         memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
 
     return remember
+
+
+def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]] | None:
+    """Return what memory each parameter shows, and how, and the versions; None if one has no address, as sparse ones,
+    or no version."""
+    address = private.address
+    try:
+        shown: list[object] = [
+            (address(one), one.storage_offset(), one.shape, one.stride(), one.dtype) for one in parameters
+        ]
+        return shown, [one._version for one in parameters]
+    except RuntimeError:
+        return None
 
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:

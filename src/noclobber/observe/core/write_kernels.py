@@ -432,7 +432,7 @@ def versions_of_lists(
     """Return the versions of what an operator on lists of tensors is about to write, for `move_versions`."""
     if not written.op.startswith("aten::_foreach_"):
         return []
-    plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in (torch.Tensor, torch.nn.Parameter))
+    plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in private.PLAIN)
     return [(tensor, private.version_of(tensor)) for tensor in plain]
 
 

@@ -131,7 +131,7 @@ def _giving(
         frame, by = frame_above(3), name
         while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
             frame, by = frame.f_back, relay
-        if type(tensor) in _PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
+        if type(tensor) in private.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
             hand(tensor, by, frame, holding(tensor, given))
 
     gave_away = way.entry(gave)
@@ -152,7 +152,7 @@ def _taking(
     """Return a function that makes a tensor on foreign memory and reports it."""
 
     def took(tensor: torch.Tensor, source: object) -> None:
-        if type(tensor) in _PLAIN and tensor is not source and not _is_own(tensor):
+        if type(tensor) in private.PLAIN and tensor is not source and not _is_own(tensor):
             hand(tensor, name, frame_above(3), _owned(source))
 
     took_in = way.entry(took)
@@ -167,7 +167,6 @@ def _taking(
     return taking
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OURS = (Owner.TORCH, Owner.NOCLOBBER)
 
 

@@ -248,7 +248,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     wrappers) it is the identity of the StorageImpl. Both are reused as soon as the storage dies (955 of 1000 times,
     torch 2.13), so a key means something only while something holds the storage; the alias in a save does.
     """
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         try:
             begin = address(tensor)
         except RuntimeError:
@@ -259,7 +259,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     return _identity(tensor)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""The types of tensors that no subclass changes."""
 
 
 def _identity(tensor: torch.Tensor) -> int | None:

@@ -7,7 +7,7 @@ import builtins
 from types import CodeType
 
 from noclobber.model.source import Site
-from noclobber.syntax.names import called, definition, first_name
+from noclobber.syntax.names import called, calls, definition, first_name, made_of, names_bound
 from noclobber.syntax.tree import File, Loop, Place, last_line, place_of, walk
 from noclobber.syntax.writes import NAMESPACES
 
@@ -24,7 +24,8 @@ def built_once(read: Site | None, saved: Site | None) -> bool | None:
         return False
     if _holds(read.code, saved.code):
         return not loop.lineno <= saved.line <= last_line(loop)
-    names = _reached(place, loop)
+    losses = (one.func for one in walk(place.row, ast.Call) if called(one) == "backward")
+    names = made_of({name for loss in losses for name in names_bound(loss)}, loop)
     if any(_is_carried(loop, name) for name in names):
         return False
     if any(_may_run(place.file, one, saved.code.co_name) for one in walk(loop, ast.Call)):
@@ -35,24 +36,12 @@ def built_once(read: Site | None, saved: Site | None) -> bool | None:
 def steps_in_loop(read: Site | None) -> bool:
     """Return True if the loop around a backward calls `step`, as of an optimizer."""
     loop = _loop_of(place_of(read))
-    return loop is not None and any(called(one) == "step" for one in walk(loop, ast.Call))
+    return loop is not None and calls(loop, "step")
 
 
 def _loop_of(place: Place | None) -> Loop | None:
     """The innermost loop around a place, in its function."""
     return next(iter(place.file.loops(place.node)), None) if place is not None else None
-
-
-def _reached(place: Place, loop: Loop) -> set[str]:
-    """The names that the loss of a backward is made of, as far as the loop shows."""
-    calls = [one for one in walk(place.row, ast.Call) if called(one) == "backward"]
-    names = {one.id for call in calls for one in walk(call.func, ast.Name)}
-    assigned = list(walk(loop, ast.Assign))
-    for _ in assigned:
-        for one in assigned:
-            if any(each.id in names for target in one.targets for each in walk(target, ast.Name)):
-                names |= {each.id for each in walk(one.value, ast.Name)}
-    return names
 
 
 def _is_carried(loop: Loop, name: str) -> bool:
