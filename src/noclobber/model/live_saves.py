@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import call
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
@@ -88,7 +89,7 @@ class LiveSaves(Generic[Handle]):
             try:
                 unsorted, count = self.unsorted, len(self.unsorted)
                 for references in (unsorted[:count], *self.by_storage.values()):
-                    if any(reference() is not None for reference in references):
+                    if any(map(call, references)):  # a handle that lives is true
                         return True
                 del unsorted[:count]
                 self.by_storage.clear()

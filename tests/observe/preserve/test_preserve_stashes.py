@@ -166,3 +166,21 @@ def test_nothing_lives_longer(function):
             assert [node() for node in nodes] == [None, None]
         finally:
             gc.enable()
+
+
+def test_a_stash_whose_memory_was_made_in_inference_mode():
+    def gradient(write):
+        w = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+        with torch.inference_mode():
+            w.data = w.data.clone()
+        y = OfInput.apply(w)
+        if write:
+            w.data = torch.zeros_like(w)
+        y.sum().backward()
+        return w.grad.tolist()
+
+    right = gradient(write=False)
+    assert right == [3.0, 12.0, 27.0]
+    assert gradient(write=True) != right
+    with noclobber.preserve():
+        assert gradient(write=True) == right

@@ -96,7 +96,7 @@ class Past:
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
             # Not of a view that was written: reading its node makes PyTorch give it another place in the graph.
-            needed.connected = native_saves.make(tensor)
+            needed.connected = native_saves.connected(tensor)
         self._file(needed)
         return needed
 

@@ -177,9 +177,6 @@ class Counting(Protocol):
     stepped: frozenset[int | None] | None
 
 
-_new = tuple.__new__
-
-
 def geometry(tensor: torch.Tensor) -> Geometry:
     """Return the geometry of a tensor."""
     offset: Any
@@ -250,15 +247,19 @@ def _elsewhere() -> tuple[bool, int]:
     return True, call.node
 
 
-def record(
+Row = tuple[Written, Place | None, int, int | None, Geometry | None, Step | None, bool, int, int, bool]
+"""A Record as a plain tuple. The garbage collector passes over those, but never over a NamedTuple (CPython 3.11)."""
+
+
+def row(
     written: Written,
     tensor: torch.Tensor,
     key: int,
     place: Place | None,
     thread: Counting,
     untracked: bool = False,
-) -> Record:
-    """Return the record of a write that is about to happen in a thread."""
+) -> Row:
+    """Return the record of a write that is about to happen in a thread, as a row."""
     step = thread.step
     if step is not None and thread.stepped is not None and key not in thread.stepped:
         step = None
@@ -272,4 +273,16 @@ def record(
         version: int | None = tensor._version
     except Exception:
         where, version = geometry(tensor), private.version_of(tensor)
-    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), untracked))
+    return (written, place, key, version, where, step, under_way, number, _next(), untracked)
+
+
+def record(
+    written: Written,
+    tensor: torch.Tensor,
+    key: int,
+    place: Place | None,
+    thread: Counting,
+    untracked: bool = False,
+) -> Record:
+    """Return the record of a write that is about to happen in a thread."""
+    return Record(*row(written, tensor, key, place, thread, untracked))

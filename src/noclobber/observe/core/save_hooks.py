@@ -13,6 +13,7 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
+from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.fingerprints import (
     NEVER,
     Contents,
@@ -377,9 +378,16 @@ def hooks(
                 code = frame.f_code
             place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
             handle.place = place
-            unsorted.append(reference(handle))
-            if len(unsorted) > live.limit:
-                live.sweep()
+            filed = reference(handle)
+            unsorted.append(filed)
+            if len(unsorted) > MANY:
+                leave_out(handle)
+                leave_out(filed)
+                if at_save is not None and memory is not None:
+                    leave_out(memory)
+                    leave_out(memory[0])
+                if len(unsorted) > live.limit:
+                    live.sweep()
             add_node(node)
             add_place(place)
             if handed and watch is not None:

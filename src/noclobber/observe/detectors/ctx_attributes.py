@@ -154,7 +154,7 @@ class CtxSaves:
         stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._context.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
-            stash.connected = native_saves.make(tensor)
+            stash.connected = native_saves.connected(tensor)
         return stash
 
     def _keep_comparing(self, ctx: Node) -> None:

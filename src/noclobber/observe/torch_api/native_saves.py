@@ -34,6 +34,12 @@ def make(tensor: torch.Tensor) -> Save:
     return _SavedByNode(tensor)
 
 
+def connected(tensor: torch.Tensor) -> Save | None:
+    """Return a save that keeps a tensor's place in the graph; None of a tensor whose memory was made in inference mode,
+    of which PyTorch makes no save (torch 2.13; tests/observe/preserve/test_preserve_stashes.py)."""
+    return None if tensor.is_inference() else make(tensor)
+
+
 def said_of_a_stale(tensor: torch.Tensor) -> str:
     """Return what PyTorch says of a save of this tensor that was overwritten once.
 

@@ -441,6 +441,15 @@ def storage_holders(identity: int) -> int:
     return _storage_holders(identity)
 
 
+def is_only_holder(tensor: torch.Tensor) -> bool:
+    """Return True if no other tensor shares the storage of this one, which must be of a PLAIN type."""
+    try:
+        storage = _storage(tensor)  # the Python object, which counts as a holder too
+        return _storage_holders(storage._cdata) == 2
+    except (RuntimeError, NotImplementedError):  # without a storage: sparse ones
+        return False
+
+
 def storage_at(identity: int) -> torch.UntypedStorage | None:
     """Return the storage with this `_cdata`, which a weak reference must hold; None once the storage is gone."""
     memory: torch.UntypedStorage | None = lookup("UntypedStorage._new_with_weak_ptr")(identity)
@@ -476,6 +485,13 @@ def library(namespace: str) -> Any:
     """Return a torch.library.Library, which has no types, to register kernels for the operators of a namespace."""
     make: Callable[[str, str], object] = torch.library.Library
     return make(namespace, "IMPL")
+
+
+def method(name: str) -> Callable[..., object] | None:
+    """Return the method of a plain tensor by its name, past what the program may have put in its place; None if there
+    is none."""
+    found: Callable[..., object] | None = getattr(lookup("_C.TensorBase"), name, None)
+    return found
 
 
 def takes_numbers(operator: str) -> bool:

@@ -1,0 +1,100 @@
+"""The garbage collector and the saves of a large graph: it passes over them, and they are freed without it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import noclobber
+from noclobber.observe.core.collector import MANY, leave_out
+from noclobber.observe.core.records import Record
+from noclobber.observe.recorder import CONTEXT
+
+
+@pytest.fixture(params=[False, True], ids=["watch", "contents"])
+def in_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NOCLOBBER_PURE", "1")
+    gc.collect()
+    with noclobber.watch(contents=request.param):
+        yield
+
+
+def chain(x: torch.Tensor, length: int) -> torch.Tensor:
+    for _ in range(length):
+        x = x.sin()
+    return x
+
+
+def test_what_is_left_out_is_freed_with_its_last_reference() -> None:
+    freed: list[int] = []
+
+    class Holder:
+        def __init__(self, held: object) -> None:
+            self.held = held
+
+        def __del__(self) -> None:
+            freed.append(1)
+
+    one = Holder([])
+    assert gc.is_tracked(one)
+    leave_out(one)
+    leave_out(one)
+    assert not gc.is_tracked(one)
+    gc.collect()
+    assert one.held == []
+    assert not freed
+    del one
+    assert freed == [1]
+
+
+def test_the_collector_passes_over_rows_but_not_over_records() -> None:
+    numbers = tuple(range(2))
+    row = (numbers, len(numbers))  # no constant, which is older than this test
+    record = Record(*(None,) * 10)  # type: ignore[arg-type]
+    gc.collect()
+    assert not gc.is_tracked(row)
+    assert gc.is_tracked(record)
+
+
+@pytest.mark.usefixtures("in_python")
+def test_of_a_large_graph_the_collector_sees_few_saves() -> None:
+    before, x = set(CONTEXT.live.all()), torch.randn(3, requires_grad=True)
+    y = chain(x, 3 * MANY)
+    handles = set(CONTEXT.live.all()) - before
+    assert len(handles) >= 3 * MANY
+    assert sum(map(gc.is_tracked, handles)) <= MANY
+    y.sum().backward()
+    expected = torch.autograd.grad(chain(x, 3 * MANY).sum(), x)
+    assert torch.equal(x.grad, expected[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("in_python")
+@pytest.mark.parametrize("end", [lambda y: y.sum().backward(), lambda y: None], ids=["backward", "dropped"])
+def test_a_large_graph_is_freed_without_the_collector(end: Callable[[torch.Tensor], None]) -> None:
+    enabled, before = gc.isenabled(), set(CONTEXT.live.all())
+    gc.disable()
+    try:
+        x = torch.randn(3, requires_grad=True)
+        y = chain(x, 2 * MANY)
+        end(y)
+        del y
+        alive = CONTEXT.live.all()
+    finally:
+        if enabled:
+            gc.enable()
+    assert set(alive) <= before  # of other tests
+
+
+@pytest.mark.usefixtures("in_python")
+def test_a_write_to_a_save_that_the_collector_does_not_see_is_found() -> None:
+    with noclobber.watch() as watching:
+        x = torch.randn(3, requires_grad=True)
+        y = chain(x, 2 * MANY)
+        exponential = y.exp()
+        exponential.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            exponential.sum().backward()
+    assert [one.code for one in watching.findings] == ["NC101"]

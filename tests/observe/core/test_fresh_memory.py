@@ -1,0 +1,60 @@
+"""Writes that operators make inside: those to memory of their own are passed over, those to a save are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import noclobber
+from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.torch_api import private
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NOCLOBBER_PURE", "1")
+    with noclobber.watch():
+        yield
+
+
+@pytest.mark.usefixtures("in_python")
+def test_a_tensor_shares_its_storage_with_the_saves_of_it_and_with_nothing_else() -> None:
+    made = torch.randn(3)
+    assert private.is_only_holder(made)
+    weight = torch.randn(3, requires_grad=True)
+    product = made * weight
+    assert not private.is_only_holder(made)
+    product.sum().backward()
+    del product
+    assert private.is_only_holder(made)
+    view = made[1:]
+    assert not private.is_only_holder(made)
+    assert not private.is_only_holder(view)
+
+
+@pytest.mark.usefixtures("in_python")
+def test_what_operators_write_inside_files_no_saves() -> None:
+    layer, x = torch.nn.Linear(3, 3), torch.randn(2, 3)  # it copies its bias into the result, and then adds to it
+    outputs = [layer(x) for _ in range(4)]
+    assert private.storage_key(x) not in CONTEXT.live.by_storage
+    x.add_(1)
+    assert private.storage_key(x) in CONTEXT.live.by_storage
+    del outputs
+
+
+@pytest.mark.usefixtures("in_python")
+def test_a_write_inside_an_operator_to_a_save_is_found() -> None:
+    made, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with noclobber.watch() as watched:
+        product = made * weight
+        version = made._version
+        with torch._C._ExcludeDispatchKeyGuard(below):  # as operators call others
+            made.add_(1)
+        assert made._version == version
+        product.sum().backward()
+    (found,) = watched.findings
+    assert found.code == "NC201"
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]  # right is 1
