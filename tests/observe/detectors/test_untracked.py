@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
+from noclobber.observe.recorder import CONTEXT
 from tests.observe.used_again import until_used_again
 
 
@@ -459,3 +460,58 @@ def test_a_write_says_whether_autograd_was_kept_from_seeing_it(program, untracke
     assert [one["untracked"] for one in finding.writes] == [untracked]
     if untracked:
         assert not any(one.edits for one in finding.suggestions)
+
+
+def beside_a_thread(between):
+    """A program that takes `.data`, lets another thread do something, and then writes and calls backward."""
+
+    def program():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        data = h.data
+        thread = threading.Thread(target=between)
+        thread.start()
+        thread.join()
+        data.mul_(2)
+        (h * 3).sum().backward()
+
+    return program
+
+
+def backwards(times):
+    for _ in range(times):
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+
+
+def reads_of_data(times):
+    for one in [torch.ones(2, requires_grad=True).exp() for _ in range(times)]:
+        one.data.size()
+
+
+@pytest.mark.parametrize("between", [lambda: None, lambda: backwards(5), lambda: reads_of_data(20)])
+def test_what_another_thread_does_hides_no_write_through_data(between):
+    assert warned(beside_a_thread(between)) == ["NC208"]
+
+
+def test_backward_calls_of_other_threads_make_no_write_forgotten_too_early():
+    def program():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        with torch.no_grad():
+            h.mul_(2)
+        thread = threading.Thread(target=backwards, args=(20,))
+        thread.start()
+        thread.join()
+        (h * 3).sum().backward()
+
+    assert warned(program) == ["NC208"]
+
+
+def test_a_write_that_no_backward_of_any_thread_meets_is_forgotten():
+    with noclobber.watch():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        with torch.no_grad():
+            h.mul_(2)
+        assert len(CONTEXT.untracked._waiting) == 1
+        thread = threading.Thread(target=backwards, args=(100,))
+        thread.start()
+        thread.join()
+        assert not CONTEXT.untracked._waiting

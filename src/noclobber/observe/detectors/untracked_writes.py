@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -27,14 +28,19 @@ from noclobber.observe.torch_api import graph, private
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
+T = TypeVar("T")
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking: a constant that is added does not change the gradient."""
 _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _PATIENCE = 3
-"""A write is forgotten after this many backward calls that do not differentiate through it."""
+"""A write is forgotten after this many backward calls of its thread that do not differentiate through it."""
+_OF_OTHERS = 1 / 32
+"""What a backward call of another thread counts for that."""
 _MOST = 64
+_TAKEN = 8
+"""How many tensors of a thread are known by the reading of their `.data`."""
 
 
 Output = tuple[int, str, int]
@@ -74,6 +80,14 @@ class _Target(NamedTuple):
         return None if key is None else self._replace(key=key, storage=private.storage_ref(value))
 
 
+@dataclass(slots=True, frozen=True, eq=False)
+class _Taken:
+    """A tensor whose `.data` a thread read."""
+
+    thread: int
+    target: _Target
+
+
 @dataclass(slots=True, eq=False)
 class _Unseen:
     """A write that autograd did not see, kept until a backward differentiates through what it wrote."""
@@ -85,8 +99,9 @@ class _Unseen:
     source: Tensor | None = None
     changed: torch.Tensor | None = None
     """A mask of the elements that changed; None where that is not known."""
-    waited: int = 0
+    waited: float = 0
     """Backward calls since the write."""
+    thread: int = field(default_factory=get_ident)
 
     def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
         """Return True if any element differs from `old`, or if that cannot be known. Records which elements differ.
@@ -124,13 +139,13 @@ class UntrackedWrites:
         self._context = context
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
-        self.taken: deque[_Target] = deque(maxlen=8)
-        """The tensors whose `.data` the program read last."""
+        self.taken: deque[_Taken] = deque(maxlen=_MOST)
+        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most."""
 
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
-        self._context.calls.watch(way, lambda call: self.taken.clear(), among=self.taken)
+        self._context.calls.watch(way, lambda call: self._leave(0), among=self.taken)
         self._context.calls.watch(way, self._attach, among=self._waiting)
 
     # -- writes ------------------------------------------------------------------------------------------------------
@@ -139,7 +154,14 @@ class UntrackedWrites:
         """Record that the program reads `tensor.data`."""
         with private.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
-                self.taken.append(target)
+                self.taken.append(_Taken(get_ident(), target))
+                self._leave(_TAKEN)
+
+    def _leave(self, newest: int) -> None:
+        """Forget the tensors whose `.data` this thread read, but the `newest`."""
+        own = [one for one in self.taken.copy() if one.thread == get_ident()]
+        for one in own[: len(own) - newest]:
+            _drop(self.taken, one)
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
@@ -191,7 +213,8 @@ class UntrackedWrites:
                 return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
         if tensor.requires_grad:
             return None
-        return next(((taken, "data") for taken in reversed(self.taken) if taken.is_on(key)), None)
+        taken = reversed(self.taken.copy())  # other threads add to it
+        return next(((one.target, "data") for one in taken if one.target.is_on(key)), None)
 
     def _into_leaf(
         self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
@@ -249,7 +272,7 @@ class UntrackedWrites:
         if self._way is None:
             return None
         for unseen in waiting:
-            unseen.waited += 1
+            unseen.waited += 1 if unseen.thread == get_ident() else _OF_OTHERS
         inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}
         outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
@@ -274,16 +297,12 @@ class UntrackedWrites:
                 hook.remove()
             for unseen in waiting:
                 if unseen.waited >= _PATIENCE:
-                    self._drop(unseen)
+                    _drop(self._waiting, unseen)
             for event in arrived:
                 if event.write.site not in backward.explained:
                     self._context.bus.notice(event)
 
         return ended
-
-    def _drop(self, unseen: _Unseen) -> None:
-        with contextlib.suppress(ValueError):  # another thread may have dropped it already
-            self._waiting.remove(unseen)
 
     def forget(self) -> None:
         """Drop all recorded writes."""
@@ -308,7 +327,7 @@ class UntrackedWrites:
             if unseen.matters_to(gradient):
                 for waiting in list(self._waiting):
                     if waiting.target == unseen.target:
-                        self._drop(waiting)
+                        _drop(self._waiting, waiting)
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 key = unseen.target.key if leaf is None else private.storage_key(leaf)
                 tensor = clobbers.tensor_of(gradient if leaf is None else leaf, key)
@@ -316,6 +335,11 @@ class UntrackedWrites:
                 arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives
+
+
+def _drop(those: deque[T], one: T) -> None:
+    with contextlib.suppress(ValueError):  # another thread may have dropped it already
+        those.remove(one)
 
 
 def _write(unseen: _Unseen) -> Write:
