@@ -144,7 +144,7 @@ class Writing:
         for place, var in after.items():
             was = self.pool.get(names[place], var)
             self.pool[names[place]] = var._replace(is_alias=var.is_alias or was.is_alias)
-        self.own_backward |= kind in ("stash", "grad write", "hook")
+        self.own_backward |= kind in ("grad write", "hook")
         return new
 
     def no_grad(self) -> None:

@@ -209,6 +209,19 @@ def test_a_leaf_given_what_was_made_there_may_be_asked_for_its_gradient():
     assert differing(lambda: str(program())) == {}
 
 
+def test_a_leaf_given_what_was_made_there_after_forward_has_a_node():
+    def program():
+        x = leaf()
+        y = x * 3
+        x.data = made_there(2, 3)
+        x.register_hook(lambda gradient: gradient.mul_(2))
+        return torch.autograd.grad(y.sum(), [x])
+
+    heard, (gradient,) = hear(program)
+    assert torch.equal(gradient, torch.full((2, 3), 6.0))
+    assert not heard.events
+
+
 @pytest.mark.parametrize("contents", [True, False])
 def test_an_input_that_is_saved_again_and_was_given_data_of_inference(contents):
     """PyTorch refuses to save it once more, in the midst of the backward with `create_graph`."""

@@ -152,3 +152,39 @@ def test_the_report_names_the_region(run):
     assert (row.bytes, row.times, row.again) == (16, 1, True)
     assert "will read again" in kept.report
     assert row.save.span().line == run.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize("under", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("of", [lambda base, view: base, lambda base, view: view], ids=["the base", "the view"])
+@pytest.mark.parametrize("made", [lambda b: b * 1, lambda b: b], ids=["computed", "a leaf"])
+def test_a_region_that_reaches_a_tensor_and_a_view_of_it(run, made, of, under):
+    """A write without gradients moves the version of the view, and not its place in the graph. Only a view of a leaf
+    leads nowhere then (the next test)."""
+
+    def gradient(how, write):
+        x, b = leaf(3, 4), leaf(3, 4)
+        base = made(b)
+        view = base.t()
+        y = how(lambda h: (h @ view.abs()) @ base, x)
+        if write:
+            with under():
+                of(base, view).mul_(0.5)
+        y.sin().sum().backward()
+        return x.grad + b.grad
+
+    right = gradient(direct, write=False)
+    with noclobber.preserve():
+        if run is reentrant and made(right) is right:
+            with pytest.raises(noclobber.ClobberError):
+                gradient(run, write=True)
+        else:
+            assert torch.equal(gradient(run, write=True), right)
+
+
+def test_a_view_of_a_leaf_leads_nowhere_once_it_was_written():
+    b = torch.ones(3, 4, requires_grad=True)
+    view = b.t()
+    assert view.grad_fn.next_functions[0][0].variable is b
+    with torch.no_grad():
+        b.mul_(1)
+    assert view.grad_fn.next_functions == ((None, 0),)

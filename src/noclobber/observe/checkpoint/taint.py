@@ -73,17 +73,22 @@ def _reached(function: object, args: Iterable[object]) -> list[torch.Tensor]:
 def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
     """Return whether a tensor requires a gradient, and a number that identifies the node that made it; None for a leaf.
 
-    For a view the number is the version, because reading the node of a view makes PyTorch build a new one. A view that
-    requires a gradient while its base does not is a leaf.
+    For a view it is that of its base, because reading the node of a view makes PyTorch build a new one: a write in the
+    graph to the base or to any view of it gives the base another node. A view of a leaf has its version: after any
+    write, PyTorch builds a node that leads nowhere (torch 2.13; tests/observe/preserve/test_preserve_regions.py).
     """
     if not tensor.requires_grad:
         return False, None
     base = tensor._base if tensor._is_view() else None
-    if base is not None:
-        return True, private.version_of(tensor) if base.requires_grad else None
-    return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+    if base is None:
+        return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+    if tensor.is_leaf:
+        return True, None
+    return True, private.version_of(tensor) if base.grad_fn is None else base.grad_fn._sequence_nr()
 
 
+_LEAF = -1
+"""In place of a node's number, for a view of a leaf."""
 _LEAF = (True, None)
 
 

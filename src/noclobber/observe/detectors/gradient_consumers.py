@@ -230,7 +230,7 @@ class Deliveries:
     def finish(self, result: Any) -> None:
         """Check what the backward leaves: the gradients that it returns, those of leaves, and sums that it made before
         the write. `result` is what the engine returned."""
-        results = list(zip(map(_node_of, self._inputs), result or (), strict=False))
+        results = [(_node_of(one, self._nodes), each) for one, each in zip(self._inputs, result or (), strict=False)]
         leaves = [(node, node.variable.grad) for node in self._nodes if hasattr(node, "variable")]
         nodes = [node for node, _ in results]
         for spoil in self.spoils:
@@ -260,14 +260,14 @@ class Deliveries:
                         return
 
 
-def _node_of(tensor: torch.Tensor | GradientEdge) -> Node | None:
-    """Return the node of a tensor or edge that the program wants a gradient for.
+def _node_of(tensor: torch.Tensor | GradientEdge, nodes: Iterable[Node]) -> Node | None:
+    """Return the node of a tensor or edge that the program wants a gradient for; `nodes` are those of the graph.
 
-    None for a leaf whose data was made in inference mode: no graph can lead to it (torch 2.10 to 2.15;
-    tests/observe/core/test_inference.py).
+    PyTorch gives no edge of a leaf whose memory was made in inference mode. A graph leads to such a leaf only if it got
+    that memory later. None otherwise (torch 2.10 to 2.15; tests/observe/core/test_inference.py).
     """
     if not isinstance(tensor, torch.Tensor):
         return tensor.node
     if tensor.is_leaf and tensor.is_inference():
-        return None
+        return next((node for node in nodes if getattr(node, "variable", None) is tensor), None)
     return torch.autograd.graph.get_gradient_edge(tensor).node
