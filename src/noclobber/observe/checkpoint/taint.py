@@ -74,21 +74,24 @@ def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
     """Return whether a tensor requires a gradient, and a number that identifies the node that made it; None for a leaf.
 
     For a view it is that of its base, because reading the node of a view makes PyTorch build a new one: a write in the
-    graph to the base or to any view of it gives the base another node. A view of a leaf has its version: after any
-    write, PyTorch builds a node that leads nowhere (torch 2.13; tests/observe/preserve/test_preserve_regions.py).
+    graph to the base or to any view of it gives the base another node. A leaf may be a view itself, of a tensor outside
+    of the graph. A view of it has its version: after any write, PyTorch builds a node that leads nowhere (torch 2.13;
+    tests/observe/preserve/test_preserve_regions.py).
     """
     if not tensor.requires_grad:
         return False, None
     base = tensor._base if tensor._is_view() else None
-    if base is None:
-        return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+    if base is not None and base.requires_grad:
+        return True, _BASE_IS_LEAF if base.grad_fn is None else base.grad_fn._sequence_nr()
     if tensor.is_leaf:
         return True, None
-    return True, private.version_of(tensor) if base.grad_fn is None else base.grad_fn._sequence_nr()
+    if base is not None:
+        return True, private.version_of(tensor)
+    return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 
-_LEAF = -1
-"""In place of a node's number, for a view of a leaf."""
+_BASE_IS_LEAF = -1
+"""In place of a node's number."""
 _LEAF = (True, None)
 
 
