@@ -10,7 +10,7 @@ from weakref import ref
 
 from noclobber.model.forks import unlocked_in_child
 
-FEWEST_BEFORE_SWEEP = 4096
+FEWEST_BEFORE_SWEEP = 512
 """Unsorted handles kept before the dead among them are looked for."""
 
 
@@ -55,6 +55,8 @@ class LiveSaves(Generic[Handle]):
         self.unsorted: list[ref[Handle]] = []
         """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
+        self.alive = 0
+        """How many handles were alive at the last sweep."""
         self.beside: Beside | None = None
         """What knows of further saves; None if all have handles."""
         self._filed = 0
@@ -211,7 +213,8 @@ class LiveSaves(Generic[Handle]):
             if (alive := [reference for reference in bucket if reference() is not None])
         }
         self._filed = sum(map(len, self.by_storage.values()))
-        self.limit = max(FEWEST_BEFORE_SWEEP, 2 * (len(self.unsorted) + self._filed))
+        self.alive = len(self.unsorted) + self._filed
+        self.limit = max(FEWEST_BEFORE_SWEEP, 2 * self.alive)
 
     def _seen_at(self, storage: int) -> list[Handle]:
         filed = [handle for reference in self.by_storage.get(storage, ()) if (handle := reference()) is not None]

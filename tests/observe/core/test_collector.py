@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.core.collector import MANY, leave_out
+from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
+from noclobber.observe.core.collector import leave_out
 from noclobber.observe.core.records import Record
 from noclobber.observe.recorder import CONTEXT
 
@@ -62,12 +63,12 @@ def test_the_collector_passes_over_rows_but_not_over_records() -> None:
 @pytest.mark.usefixtures("in_python")
 def test_of_a_large_graph_the_collector_sees_few_saves() -> None:
     before, x = set(CONTEXT.live.all()), torch.randn(3, requires_grad=True)
-    y = chain(x, 3 * MANY)
+    y = chain(x, 3 * FEWEST_BEFORE_SWEEP)
     handles = set(CONTEXT.live.all()) - before
-    assert len(handles) >= 3 * MANY
-    assert sum(map(gc.is_tracked, handles)) <= MANY
+    assert len(handles) >= 3 * FEWEST_BEFORE_SWEEP
+    assert sum(map(gc.is_tracked, handles)) <= FEWEST_BEFORE_SWEEP + 1
     y.sum().backward()
-    expected = torch.autograd.grad(chain(x, 3 * MANY).sum(), x)
+    expected = torch.autograd.grad(chain(x, 3 * FEWEST_BEFORE_SWEEP).sum(), x)
     assert torch.equal(x.grad, expected[0])  # type: ignore[arg-type]
 
 
@@ -78,7 +79,7 @@ def test_a_large_graph_is_freed_without_the_collector(end: Callable[[torch.Tenso
     gc.disable()
     try:
         x = torch.randn(3, requires_grad=True)
-        y = chain(x, 2 * MANY)
+        y = chain(x, 3 * FEWEST_BEFORE_SWEEP)
         end(y)
         del y
         alive = CONTEXT.live.all()
@@ -92,7 +93,7 @@ def test_a_large_graph_is_freed_without_the_collector(end: Callable[[torch.Tenso
 def test_a_write_to_a_save_that_the_collector_does_not_see_is_found() -> None:
     with noclobber.watch() as watching:
         x = torch.randn(3, requires_grad=True)
-        y = chain(x, 2 * MANY)
+        y = chain(x, 3 * FEWEST_BEFORE_SWEEP)
         exponential = y.exp()
         exponential.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -33,7 +33,7 @@ class _Reached(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _reached(function: Any, args: tuple[torch.Tensor, ...]) -> tuple[object, ...]:
+def _reached(function: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     written = args[0].clone()
     with _Reached() as reached, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,8 +51,9 @@ def test_a_method_reaches_the_same_operator_with_the_same_arguments(name: str) -
     method = write_kernels._method(operator)
     for dtype in (torch.float32, torch.int64):
         a, b, single = torch.ones(3, dtype=dtype) / 2, torch.full((3,), 2, dtype=dtype), torch.tensor(2, dtype=dtype)
+        more = [(a, number) for number in (2, 0.5, True, 2j)] if private.takes_numbers(operator._schema.name) else []
         takes_two = [str(one.type) for one in operator._schema.arguments[1:2]] == ["Tensor"]
-        for args in ((a,), (a, b), (a, single), (single, single))[: 4 if takes_two else 1]:
+        for args in [(a,), *([(a, b), (a, single), (single, single), *more] if takes_two else [])]:
             by_operator = _reached(operator._op, args)
             if len(by_operator) > 1 or not isinstance(by_operator[0], type):  # else it takes other arguments
                 assert _reached(method, args) == by_operator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-MANY = 512
-"""Saves that are alive at a time. With fewer, the collector costs less than to take them out of its sight."""
+MANY = 256
+"""Saves alive at a sweep of the live table. With fewer, the collector costs less than to take them out of its sight."""
 
 leave_out: Callable[[object], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
     ("PyObject_GC_UnTrack", ctypes.pythonapi)

@@ -380,14 +380,14 @@ def hooks(
             handle.place = place
             filed = reference(handle)
             unsorted.append(filed)
-            if len(unsorted) > MANY:
+            if len(unsorted) > live.limit:
+                live.sweep()
+            if live.alive > MANY:
                 leave_out(handle)
                 leave_out(filed)
                 if at_save is not None and memory is not None:
                     leave_out(memory)
                     leave_out(memory[0])
-                if len(unsorted) > live.limit:
-                    live.sweep()
             add_node(node)
             add_place(place)
             if handed and watch is not None:

@@ -267,21 +267,22 @@ def _write_kernel(name: str, written: Written) -> Kernel:
     by_name: Kernel
     may_be_numbers: tuple[int, ...]
     method: Kernel | None
+    suits: frozenset[type]
     plain = private.PLAIN
 
     def kernel(*args: object, **kwargs: object) -> object:
-        nonlocal call, by_name, may_be_numbers, method
+        nonlocal call, by_name, may_be_numbers, method, suits
         if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
             op = private.overload(name)
             by_name, may_be_numbers = op._overloadpacket._op, _may_be_numbers(op)
-            method = _method(op)
+            method, suits = _method(op), plain | _NUMBERS if private.takes_numbers(op._schema.name) else plain
             call = op._op
         sink, run, after = _sink, call, None
-        if method is not None and len(args) <= 2 and not kwargs and type(args[0]) in plain and type(args[-1]) in plain:
+        if method is not None and len(args) <= 2 and not kwargs and type(args[0]) in plain and type(args[-1]) in suits:
             run = method
         else:
             for i in may_be_numbers:
-                if i < len(args) and isinstance(args[i], _NUMBERS):
+                if i < len(args) and type(args[i]) in _NUMBERS:
                     run = by_name
         if sink is None:
             include(key, False)
@@ -341,7 +342,7 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
 
 
 _WRITTEN_TYPES = ("Tensor", "Optional[Tensor]", "List[Tensor]")
-_NUMBERS = (int, float, complex)
+_NUMBERS = frozenset((bool, int, float, complex))
 
 
 def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
