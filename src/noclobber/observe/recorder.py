@@ -180,7 +180,9 @@ def _sink(context: Context) -> write_kernels.Sink:
         before = write_log.every_write(context.memory, without_storage)
     failed, filled = partial(refusals.write_failed, context), partial(late_fills.filled, context)
     views = core.entry(partial(write_log.views_made, context.memory))
-    return write_kernels.Sink(before, core.entry(failed), views, core.fail, core.entry(filled), inside=context.watching)
+    return write_kernels.Sink(
+        before, core.entry(failed), views, core.fail, core.entry(filled), uncounted=context.watching
+    )
 
 
 def detach(*, forget: bool = True) -> None:

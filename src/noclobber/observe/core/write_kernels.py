@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -70,8 +71,9 @@ class Sink(NamedTuple):
     """Called with any other exception of `before`."""
     filled: Callable[[torch.Tensor, int, bool], object]
     """Called with a tensor filled after its save, its node's number, and whether the node saves nothing afterwards."""
-    inside: bool = True
-    """Whether `before` is called inside the kernels of other operators too, where writes move no version."""
+    uncounted: bool = True
+    """Whether `before` is also called where a write moves no version: for operators that count none, and inside the
+    kernels of others."""
 
 
 _BATCH_NORM = (
@@ -233,6 +235,8 @@ def _register(name: str, schema: torch.FunctionSchema) -> None:
         kernel = _write_kernel(name, written)
         if written.fills is not None:
             kernel = _filling(kernel, written)
+        elif written.is_statistics:
+            kernel = _overwriting(kernel, written)
     elif makes_many_views(schema):
         kernel = _views_kernel(private.overload(name), schema.name)
     elif compared := custom_op_kernels.is_foreign(namespace):
@@ -258,7 +262,7 @@ def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
 
 
 def _write_kernel(name: str, written: Written) -> Kernel:
-    include, key, is_inside = private.include, private.KEY, private.below_versions
+    include, key, is_inside, uncounted = private.include, private.KEY, private.below_versions, written.uncounted
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
@@ -287,7 +291,7 @@ def _write_kernel(name: str, written: Written) -> Kernel:
         if sink is None:
             include(key, False)
             return run(*args, **kwargs)
-        if not sink.inside and is_inside():  # as the `copy_` of every `linear`
+        if not sink.uncounted and (uncounted or is_inside()):  # as the `copy_` of every `linear`
             include(key, False)
             try:
                 return run(*args, **kwargs)
@@ -339,6 +343,32 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
         return result
 
     return filling
+
+
+overwritten: dict[int, dict[int, object]] = {}
+"""The statistics that an operator under way saves and overwrites, by thread: by address, the save of each once it is
+made, None before that."""
+
+
+def _overwriting(kernel: Kernel, written: Written) -> Kernel:
+    def overwriting(*args: object, **kwargs: object) -> object:
+        thread, plain = get_ident(), private.PLAIN
+        outer, mine = overwritten.get(thread), dict[int, object]()
+        with suppress(RuntimeError):  # some have no address
+            mine.update((private.address(one), None) for one in tensors(written, args, kwargs) if type(one) in plain)
+        overwritten[thread] = mine
+        try:
+            return kernel(*args, **kwargs)
+        except RuntimeError as error:
+            without_own_frames(error)
+            raise
+        finally:
+            if outer is None:
+                del overwritten[thread]
+            else:
+                overwritten[thread] = outer
+
+    return overwriting
 
 
 _WRITTEN_TYPES = ("Tensor", "Optional[Tensor]", "List[Tensor]")

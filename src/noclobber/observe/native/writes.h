@@ -154,7 +154,8 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   if (!flags.watching) {
-    return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) ? IGNORED : NOTED;
+    const bool moves_none = op.uncounted || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+    return moves_none ? IGNORED : NOTED;
   }
   const bool in_graph = tensor.requires_grad();
   const bool counted = is_counted(op, tensor);

@@ -1,13 +1,15 @@
-"""Writes that operators make inside: those to memory of their own are passed over, those to a save are found."""
+"""Writes that are passed over: of operators to memory of their own, and under `install` all that move no version."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 import noclobber
+from noclobber.observe.core.records import moment
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 
@@ -58,3 +60,27 @@ def test_a_write_inside_an_operator_to_a_save_is_found() -> None:
     (found,) = watched.findings
     assert found.code == "NC201"
     assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]  # right is 1
+
+
+def test_install_remembers_no_write_that_moves_no_version() -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    versions = [one._version for one in norm.buffers()]
+    with _installed():
+        begin = moment()
+        norm(torch.nn.functional.linear(torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)))
+        written = [one for one in CONTEXT.memory.recent if one.moment > begin]
+    moved = [one._version - before for one, before in zip(norm.buffers(), versions, strict=True)]
+    assert moved == [0, 0, 1]
+    assert norm.running_mean is not None
+    assert norm.running_mean.any()
+    assert norm.num_batches_tracked is not None
+    assert [one.key for one in written] == [private.storage_key(norm.num_batches_tracked)]
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    handle = noclobber.install()
+    try:
+        yield
+    finally:
+        handle.uninstall()
