@@ -16,10 +16,11 @@ from noclobber.observe.recorder import CONTEXT
 
 
 @pytest.fixture(params=[False, True], ids=["watch", "contents"])
-def in_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("NOCLOBBER_PURE", "1")
+def in_python(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     with noclobber.watch(contents=request.param):
+        if CONTEXT.native is not None:
+            pytest.skip("the native part makes no objects of Python for these saves")
         yield
 
 
