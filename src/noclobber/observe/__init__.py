@@ -25,11 +25,11 @@ PyTorch would raise. A handle dies with its save, and leaves the table then.
 
 The way of a write. An operator that writes in place goes through its kernel on the spare dispatch key
 (`core/write_kernels`), which calls the sink (`core/write_log.writes_to_saves`). If the storage has live saves, the
-write meets them (`Context.meet`, which is `write_policy.meet`). If a version counter leads to the write later, a row in
-the history is enough (`core/history`), which is a `Record` when somebody reads it. A write that autograd does not see
-(`no_grad`, `.data`) goes through `detectors/untracked_writes` first. The step of an optimizer is noted as one `Step`
-with the name of its class and its line (`core/optimizer_steps`). The line that is blamed comes from
-`core/sites.place_of`, which asks `model/source.owner_of` whose code a file is.
+write meets them (`Context.meet`, which is `write_policy.meet`). If a version counter leads to the write later, a
+`Record` in the history is enough (`core/history`). A write that autograd does not see (`no_grad`, `.data`) goes through
+`detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
+line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
+`model/source.owner_of` whose code a file is.
 
 Where the native part is on, a usual save, write or step of an optimizer stays in C++ (`native/saves.h`, `writes.h`,
 `steps.h`), and so does a plain backward call under `install` (`backwards.h`). A save gets its `Handle` when somebody

@@ -10,8 +10,7 @@ import torch
 
 import noclobber
 from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
-from noclobber.observe.core.collector import leave_out
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.recorder import CONTEXT
 
 
@@ -52,13 +51,15 @@ def test_what_is_left_out_is_freed_with_its_last_reference() -> None:
     assert freed == [1]
 
 
-def test_the_collector_passes_over_rows_but_not_over_records() -> None:
-    numbers = tuple(range(2))
-    row = (numbers, len(numbers))  # no constant, which is older than this test
-    record = Record(*(None,) * 10)  # type: ignore[arg-type]
-    gc.collect()
-    assert not gc.is_tracked(row)
-    assert gc.is_tracked(record)
+@pytest.mark.usefixtures("in_python")
+def test_of_many_writes_the_collector_sees_few() -> None:
+    CONTEXT.memory.forget()
+    x = torch.ones(3, requires_grad=True) * 2
+    for _ in range(2 * MANY):
+        x.mul_(1)
+    logged = CONTEXT.memory.recent
+    assert len(logged) == 2 * MANY
+    assert sum(map(gc.is_tracked, logged)) == MANY
 
 
 @pytest.mark.usefixtures("in_python")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import noclobber
+from noclobber.observe.core import running_statistics
 from noclobber.observe.core.records import moment
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
+
+BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+"""Without this key, writes are made as operators make them inside."""
 
 
 @pytest.fixture
@@ -47,19 +56,51 @@ def test_what_operators_write_inside_files_no_saves() -> None:
     del outputs
 
 
-def test_a_write_inside_an_operator_to_a_save_is_found() -> None:
-    made, weight = torch.ones(3), torch.ones(3, requires_grad=True)
-    below = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-    with noclobber.watch() as watched:
-        product = made * weight
-        version = made._version
-        with torch._C._ExcludeDispatchKeyGuard(below):  # as operators call others
-            made.add_(1)
-        assert made._version == version
+def second_of_one() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.ones(3)
+    return made, made
+
+
+def second_of_view() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.ones(3)
+    return made, made.view(3)
+
+
+def second_of_array() -> tuple[torch.Tensor, torch.Tensor]:
+    array = numpy.ones(3, dtype=numpy.float32)
+    return torch.from_numpy(array), torch.from_numpy(array)
+
+
+def second_of_dlpack() -> tuple[torch.Tensor, torch.Tensor]:
+    exporter = torch.ones(3)
+    return torch.from_dlpack(exporter), exporter
+
+
+def second_of_buffer() -> tuple[torch.Tensor, torch.Tensor]:
+    buffer = bytearray(numpy.ones(3, dtype=numpy.float32).tobytes())
+    return torch.frombuffer(buffer, dtype=torch.float32), torch.frombuffer(buffer, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [second_of_one, second_of_view, second_of_array, second_of_dlpack, second_of_buffer])
+def test_a_write_inside_an_operator_to_the_memory_of_a_save_is_found(
+    make: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    def gradient() -> torch.Tensor | None:
+        saved, written = make()
+        weight = torch.ones(3, requires_grad=True)
+        product = saved * weight
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            written.zero_()
         product.sum().backward()
-    (found,) = watched.findings
-    assert found.code == "NC201"
-    assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]  # right is 1
+        return weight.grad
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch() as watched:
+        assert gradient() is not None
+    assert [one.code for one in watched.findings] == ["NC201"]
+    with noclobber.preserve():
+        kept = gradient()
+    assert kept is not None
+    assert kept.tolist() == [1, 1, 1]
 
 
 def test_install_remembers_no_write_that_moves_no_version() -> None:
@@ -84,3 +125,52 @@ def _installed() -> Iterator[None]:
         yield
     finally:
         handle.uninstall()
+
+
+def test_install_remembers_a_collective_whose_writes_another_thread_counts(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=(tmp_path / "store").as_uri(), rank=0, world_size=1)
+    try:
+        with _installed():
+            result = torch.ones(3, requires_grad=True).exp()
+            dist.all_gather([result.detach()], torch.zeros(3))
+            assert result._version == 1
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.sum().backward()
+            written = [one.written.op for one in CONTEXT.memory.recent]
+    finally:
+        dist.destroy_process_group()
+    assert "c10d::allgather_" in written
+
+
+def fake() -> None:
+    with FakeTensorMode():
+        torch.nn.BatchNorm1d(3)(torch.randn(4, 3, requires_grad=True)).sum()
+
+
+def of_other_layout() -> None:
+    x = torch.randn(2, 3, 4, 4, requires_grad=True).to_mkldnn()
+    torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3), torch.ones(3), torch.zeros(3), training=True)
+
+
+@pytest.mark.parametrize("program", [fake, of_other_layout])
+@pytest.mark.parametrize("mode", [lambda: noclobber.watch(contents=True), noclobber.preserve])
+def test_statistics_without_an_address_are_no_trouble(
+    program: Callable[[], None], mode: Callable[[], AbstractContextManager[object]]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mode():
+            program()
+    assert not CONTEXT.bus.lost
+
+
+def test_statistics_of_one_thread_do_not_concern_a_save_of_another() -> None:
+    matrix = torch.eye(3).to_sparse().requires_grad_()
+    with noclobber.watch(contents=True):
+        other = running_statistics.under_way[0] = {}
+        try:
+            torch.sparse.mm(matrix, torch.ones(3, 3, requires_grad=True)).sum().backward()
+        finally:
+            del running_statistics.under_way[0]
+    assert other == {}
+    assert not CONTEXT.bus.lost

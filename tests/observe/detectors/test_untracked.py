@@ -492,12 +492,34 @@ def test_what_another_thread_does_hides_no_write_through_data(between):
     assert warned(beside_a_thread(between)) == ["NC208"]
 
 
+@pytest.mark.parametrize("others", range(8))
+def test_of_several_tensors_whose_data_was_read_each_is_known(others):
+    def program():
+        computed = [torch.linspace(-1, 1, 4, requires_grad=True) * 2 for _ in range(others + 1)]
+        shown = [h.data for h in computed]
+        shown[0].mul_(2)
+        (computed[0] * 3).sum().backward()
+
+    assert warned(program) == ["NC208"]
+
+
+def test_what_a_thread_read_that_has_ended_is_forgotten_with_the_next_backward():
+    h = torch.ones(3, requires_grad=True) * 2
+    with noclobber.watch():
+        thread = threading.Thread(target=lambda: h.data.sum())
+        thread.start()
+        thread.join()
+        assert CONTEXT.untracked.taken
+        backwards(1)
+        assert not CONTEXT.untracked.taken
+
+
 def test_backward_calls_of_other_threads_make_no_write_forgotten_too_early():
     def program():
         h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
         with torch.no_grad():
             h.mul_(2)
-        thread = threading.Thread(target=backwards, args=(20,))
+        thread = threading.Thread(target=backwards, args=(12,))
         thread.start()
         thread.join()
         (h * 3).sum().backward()

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from operator import itemgetter
+from operator import attrgetter
 from typing import Protocol
 from weakref import ref
 
@@ -17,12 +17,11 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record, Row, Stepped
+from noclobber.observe.core.records import Backward, Record, Stepped
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
 
-_key, _moment = (itemgetter(Record._fields.index(name)) for name in ("key", "moment"))
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
 
@@ -55,8 +54,8 @@ class Memory:
     """What is remembered in this process."""
 
     def __init__(self) -> None:
-        self.logged: list[Row] = []
-        """The writes that are known. It is always the same object, so callers may keep it to append to it."""
+        self.logged: list[Record] = []
+        """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
         self.limit = RECENT
         self.steps: deque[Stepped] = deque()
         """Steps of optimizers that are not in `logged` yet."""
@@ -82,16 +81,16 @@ class Memory:
     @property
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
-        taken: list[Row] = list(self.native.records()) if self.native is not None else []
+        taken = list(self.native.records()) if self.native is not None else []
         with suppress(IndexError):  # until there are none: other threads add to them, and take from them
             while True:
                 taken += self.steps.popleft().records()
         if taken:
             self.logged += taken
-            self.logged.sort(key=_moment)
+            self.logged.sort(key=attrgetter("moment"))
             if len(self.logged) > self.limit:
                 self.prune(newest=max(RECENT // 4, len(taken)))
-        return [Record(*row) for row in self.logged]
+        return self.logged
 
     @property
     def views(self) -> deque[tuple[int, str, Place | None]]:
@@ -124,8 +123,8 @@ class Memory:
         try:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
-            storages = {key: self.needed(key) for key in set(map(_key, old))}
-            logged[:count] = [row for row in old if storages[_key(row)]] + new
+            storages = {key: self.needed(key) for key in {record.key for record in old}}
+            logged[:count] = [record for record in old if storages[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()

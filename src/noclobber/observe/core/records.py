@@ -177,6 +177,9 @@ class Counting(Protocol):
     stepped: frozenset[int | None] | None
 
 
+_new = tuple.__new__
+
+
 def geometry(tensor: torch.Tensor) -> Geometry:
     """Return the geometry of a tensor."""
     offset: Any
@@ -247,19 +250,15 @@ def _elsewhere() -> tuple[bool, int]:
     return True, call.node
 
 
-Row = tuple[Written, Place | None, int, int | None, Geometry | None, Step | None, bool, int, int, bool]
-"""A Record as a plain tuple. The garbage collector passes over those, but never over a NamedTuple (CPython 3.11)."""
-
-
-def row(
+def record(
     written: Written,
     tensor: torch.Tensor,
     key: int,
     place: Place | None,
     thread: Counting,
     untracked: bool = False,
-) -> Row:
-    """Return the record of a write that is about to happen in a thread, as a row."""
+) -> Record:
+    """Return the record of a write that is about to happen in a thread."""
     step = thread.step
     if step is not None and thread.stepped is not None and key not in thread.stepped:
         step = None
@@ -273,16 +272,4 @@ def row(
         version: int | None = tensor._version
     except Exception:
         where, version = geometry(tensor), private.version_of(tensor)
-    return (written, place, key, version, where, step, under_way, number, _next(), untracked)
-
-
-def record(
-    written: Written,
-    tensor: torch.Tensor,
-    key: int,
-    place: Place | None,
-    thread: Counting,
-    untracked: bool = False,
-) -> Record:
-    """Return the record of a write that is about to happen in a thread."""
-    return Record(*row(written, tensor, key, place, thread, untracked))
+    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), untracked))

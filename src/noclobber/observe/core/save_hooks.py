@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakSet, ref
@@ -28,8 +26,8 @@ from noclobber.observe.core.fingerprints import (
     shown,
 )
 from noclobber.observe.core.records import Geometry, Record, geometry, latest
+from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
 from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
-from noclobber.observe.core.write_kernels import overwritten
 from noclobber.observe.torch_api import graph, native_saves, private
 from noclobber.observe.torch_api.frames import passed_over
 
@@ -368,8 +366,8 @@ def hooks(
                     handle.digest = at_save(alias)
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-                if overwritten:
-                    mark_statistic(handle)
+                if under_way:
+                    mark(handle)
             handle.node = node = next_node() - 1
             handle.moment = now[0]
             try:
@@ -446,29 +444,6 @@ def hooks(
 
     private.never_compile(passed_over(unpack_and_compare))
     return pack, unpack_and_compare
-
-
-STATISTIC: Shown = ((ctypes.c_char * 0)(), -1, None)
-"""In `Handle.shown`: batch norm in training overwrites this running statistic once it has saved it. Its backward reads
-other statistics (unread_saves.py)."""
-
-
-def mark_statistic(handle: Handle) -> None:
-    """Mark the save of a running statistic that an operator under way overwrites. Memory that it saves twice may be its
-    weight too, which it reads."""
-    mine, begin = overwritten.get(get_ident(), {}), private.address(handle.alias)
-    if begin in mine:
-        first, mine[begin] = mine[begin], handle
-        if isinstance(first, Handle):
-            first.shown = shown(first.alias)
-        else:
-            handle.shown = STATISTIC
-
-
-def is_read_by_its_node(handle: Handle) -> bool:
-    """Return True in the backward of the node that made a save."""
-    node = private.current_node()
-    return node is not None and bool(node._sequence_nr() == handle.node)
 
 
 def of_view_outside(tensor: torch.Tensor) -> OfView:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import cache
-from threading import get_ident
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import custom_op_kernels
+from noclobber.observe.core import custom_op_kernels, running_statistics
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Written(NamedTuple):
         return self.op.partition("::")[2].startswith(_BATCH_NORM)
 
     @property
+    def moves_no_version(self) -> bool:
+        """Return True if no version moves. Of a collective one may: gloo gathers with a `copy_` in another thread."""
+        return self.uncounted and not self.is_collective
+
+    @property
     def is_collective(self) -> bool:
         """Return True if several processes take part. If one process stops the write, the others wait for it."""
         return self.op.startswith(_COLLECTIVES)
@@ -71,7 +76,7 @@ class Sink(NamedTuple):
     """Called with any other exception of `before`."""
     filled: Callable[[torch.Tensor, int, bool], object]
     """Called with a tensor filled after its save, its node's number, and whether the node saves nothing afterwards."""
-    uncounted: bool = True
+    all_writes: bool = True
     """Whether `before` is also called where a write moves no version: for operators that count none, and inside the
     kernels of others."""
 
@@ -262,7 +267,7 @@ def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
 
 
 def _write_kernel(name: str, written: Written) -> Kernel:
-    include, key, is_inside, uncounted = private.include, private.KEY, private.below_versions, written.uncounted
+    include, key, is_inside, moves_none = private.include, private.KEY, private.below_versions, written.moves_no_version
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
@@ -291,7 +296,7 @@ def _write_kernel(name: str, written: Written) -> Kernel:
         if sink is None:
             include(key, False)
             return run(*args, **kwargs)
-        if not sink.uncounted and (uncounted or is_inside()):  # as the `copy_` of every `linear`
+        if not sink.all_writes and (moves_none or is_inside()):  # as the `copy_` of every `linear`
             include(key, False)
             try:
                 return run(*args, **kwargs)
@@ -345,28 +350,14 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
     return filling
 
 
-overwritten: dict[int, dict[int, object]] = {}
-"""The statistics that an operator under way saves and overwrites, by thread: by address, the save of each once it is
-made, None before that."""
-
-
 def _overwriting(kernel: Kernel, written: Written) -> Kernel:
     def overwriting(*args: object, **kwargs: object) -> object:
-        thread, plain = get_ident(), private.PLAIN
-        outer, mine = overwritten.get(thread), dict[int, object]()
-        with suppress(RuntimeError):  # some have no address
-            mine.update((private.address(one), None) for one in tensors(written, args, kwargs) if type(one) in plain)
-        overwritten[thread] = mine
         try:
-            return kernel(*args, **kwargs)
+            with running_statistics.overwriting(tensors(written, args, kwargs)):
+                return kernel(*args, **kwargs)
         except RuntimeError as error:
             without_own_frames(error)
             raise
-        finally:
-            if outer is None:
-                del overwritten[thread]
-            else:
-                overwritten[thread] = outer
 
     return overwriting
 
@@ -538,6 +529,28 @@ def key_answers() -> bool:
     finally:
         _restore(before)
     return "aten::add_" in seen
+
+
+@cache
+def references_of_new() -> int:
+    """Return how many references a `Sink.before` finds to a tensor that an operator has made itself and writes to; -1
+    if no such call is seen. A tensor that anything in Python holds has more."""
+    counts: list[int] = []
+
+    def count(written: Written, tensor: torch.Tensor) -> None:
+        if private.below_versions():
+            counts.append(getrefcount(tensor))
+
+    before, nothing = _sink, lambda *_: None
+    connect(Sink(count, nothing, nothing, nothing, nothing))
+    private.set_key(True)
+    try:
+        one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
+        torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
+    finally:
+        private.set_key(False)
+        _restore(before)
+    return min(counts, default=-1)
 
 
 def _restore(sink: Sink | None) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from sys import getrefcount
 
 import torch
 
+from noclobber.observe.core import write_kernels
+from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Record, row
+from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.torch_api import graph, private
@@ -36,9 +39,12 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
             frame = frame.f_back
         code = frame.f_code
         place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-        recent.append(row(written, tensor, key, place, thread))
-        if len(recent) > memory.limit:
-            memory.prune()
+        noted = record(written, tensor, key, place, thread)
+        recent.append(noted)
+        if len(recent) > MANY:
+            leave_out(noted)
+            if len(recent) > memory.limit:
+                memory.prune()
 
     return before
 
@@ -49,8 +55,9 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
     version will lead to it. A tensor made from `.data` may have a version counter of its own.
 
-    Operators write most often to memory that they have just made. No save can lie on it, as the alias of a save would
-    hold it too. To tell so costs less than to file the saves that came since the last such write.
+    Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
+    and nothing in Python holds the tensor. No save can lie on it. To tell so costs less than to file the saves that
+    came since the last such write.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
@@ -59,20 +66,16 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken = untracked_writes.taken
-    rereads, by_key, is_inside, is_only_holder = (
-        memory.rereads,
-        context.by_key,
-        private.below_versions,
-        private.is_only_holder,
-    )
+    rereads, is_inside, is_only_holder = memory.rereads, private.below_versions, private.is_only_holder
+    references = write_kernels.references_of_new() if context.by_key else -1
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
-        if not in_graph and is_plain and by_key and is_inside() and is_only_holder(tensor):
-            asked = attentive or taken or rereads.unsorted or rereads.by_storage
-            if not asked and not (context.keeping and written.only_moves):
+        if not in_graph and getrefcount(tensor) == references and is_plain and is_inside() and is_only_holder(tensor):
+            others_ask = attentive or taken or rereads.unsorted or rereads.by_storage
+            if not (others_ask or (context.keeping and written.only_moves)):
                 return None
         key = storage_key(tensor)
         if key is None:
@@ -98,7 +101,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 live.sort()
             if (beside is not None or key in live.by_storage) and (handles := live.at(key)):
                 place = place_of(frame_of(1))
-                noted = Record(*row(written, tensor, key, place, thread, hidden))
+                noted = record(written, tensor, key, place, thread, hidden)
                 entered = meet(handles, tensor, noted)
                 if entered is not None:
                     after = entered if after is None else _both(after, entered)
@@ -107,9 +110,12 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
             if not in_graph and not memory.is_reread(key):
                 return after
-        recent.append(row(written, tensor, key, place_of(frame_of(1)), thread, hidden))
-        if len(recent) > memory.limit:
-            memory.prune()
+        noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
+        recent.append(noted)
+        if len(recent) > MANY:
+            leave_out(noted)
+            if len(recent) > memory.limit:
+                memory.prune()
         return after
 
     return before

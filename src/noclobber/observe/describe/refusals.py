@@ -185,7 +185,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return event
     message = str(error)
     site = site_of_traceback(error.__traceback__)
-    last = memory.recent[-1] if memory.recent else None
+    last = next(reversed(memory.recent), None)
     if "pack hook is modifying its input" in message and last is not None:
         outer = site_of_traceback(error.__traceback__)
         return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -36,8 +37,8 @@ _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _PATIENCE = 3
 """A write is forgotten after this many backward calls of its thread that do not differentiate through it."""
-_OF_OTHERS = 1 / 32
-"""What a backward call of another thread counts for that."""
+_OF_OTHERS = 1 / 8
+"""What a backward call of another thread counts for that, while the thread of the write runs."""
 _MOST = 64
 _TAKEN = 8
 """How many tensors of a thread are known by the reading of their `.data`."""
@@ -80,12 +81,14 @@ class _Target(NamedTuple):
         return None if key is None else self._replace(key=key, storage=private.storage_ref(value))
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Taken:
     """A tensor whose `.data` a thread read."""
 
     thread: int
     target: _Target
+    waited: float = 0
+    """Backward calls since."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,12 +143,13 @@ class UntrackedWrites:
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Taken] = deque(maxlen=_MOST)
-        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most."""
+        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most. Empty most of
+        the time, as nobody takes writes fast while it is not."""
 
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
-        self._context.calls.watch(way, lambda call: self._leave(0), among=self.taken)
+        self._context.calls.watch(way, self._forget_taken, among=self.taken)
         self._context.calls.watch(way, self._attach, among=self._waiting)
 
     # -- writes ------------------------------------------------------------------------------------------------------
@@ -155,13 +159,16 @@ class UntrackedWrites:
         with private.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
                 self.taken.append(_Taken(get_ident(), target))
-                self._leave(_TAKEN)
+                own = [one for one in self.taken.copy() if one.thread == get_ident()]
+                for one in own[: max(len(own) - _TAKEN, 0)]:
+                    _drop(self.taken, one)
 
-    def _leave(self, newest: int) -> None:
-        """Forget the tensors whose `.data` this thread read, but the `newest`."""
-        own = [one for one in self.taken.copy() if one.thread == get_ident()]
-        for one in own[: len(own) - newest]:
-            _drop(self.taken, one)
+    def _forget_taken(self, _: Backward) -> None:
+        """Forget the tensors whose `.data` was read before a backward call, of other threads only after some calls."""
+        for one in self.taken.copy():
+            one.waited += _share(one.thread)
+            if one.waited >= 1:
+                _drop(self.taken, one)
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
@@ -272,7 +279,7 @@ class UntrackedWrites:
         if self._way is None:
             return None
         for unseen in waiting:
-            unseen.waited += 1 if unseen.thread == get_ident() else _OF_OTHERS
+            unseen.waited += _share(unseen.thread)
         inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}
         outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
@@ -335,6 +342,13 @@ class UntrackedWrites:
                 arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives
+
+
+def _share(thread: int) -> float:
+    """Return what a backward call of this thread counts for what a thread has done; 1 if that thread has ended, or
+    Python does not know it."""
+    others = thread != get_ident() and any(one.ident == thread for one in threading.enumerate())
+    return _OF_OTHERS if others else 1
 
 
 def _drop(those: deque[T], one: T) -> None:

@@ -94,8 +94,13 @@ class Bridge:
             return
         positions = [position for position, _ in written.arguments]
         flag = -1 if written.flag is None else written.flag
-        uncounted, detaches, moves = written.uncounted, written.detaches, written.only_moves
-        kinds = (uncounted, detaches, moves, written.is_statistics)
+        kinds = (
+            written.uncounted,
+            written.moves_no_version,
+            written.detaches,
+            written.only_moves,
+            written.is_statistics,
+        )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
     def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:

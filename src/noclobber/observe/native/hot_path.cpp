@@ -32,9 +32,10 @@ void connect(uintptr_t moments, const py::object &parameter, const py::object &k
 }
 
 void enroll_write(const std::string &name, const std::string &overload, const py::object &written,
-                  std::vector<int> arguments, int flag, bool uncounted, bool detaches, bool moves, bool statistics) {
-  auto *op =
-      new Operator{written.inc_ref().ptr(), std::move(arguments), flag, uncounted, detaches, moves, statistics};
+                  std::vector<int> arguments, int flag, bool uncounted, bool moves_none, bool detaches, bool moves,
+                  bool statistics) {
+  auto *op = new Operator{written.inc_ref().ptr(), std::move(arguments), flag,  uncounted,
+                          moves_none,              detaches,             moves, statistics};
   enroll_kernel(name, overload, new WriteKernel(op));
 }
 

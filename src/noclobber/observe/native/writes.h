@@ -21,7 +21,7 @@ struct Operator {
   PyObject *written;
   std::vector<int> arguments;
   int flag; // the position of the flag that makes it write; -1 if it always writes
-  bool uncounted, detaches, moves, statistics;
+  bool uncounted, moves_none, detaches, moves, statistics;
 };
 
 // -- the log -----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   if (!flags.watching) {
-    const bool moves_none = op.uncounted || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+    const bool moves_none = op.moves_none || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
     return moves_none ? IGNORED : NOTED;
   }
   const bool in_graph = tensor.requires_grad();

@@ -442,10 +442,10 @@ def storage_holders(identity: int) -> int:
 
 
 def is_only_holder(tensor: torch.Tensor) -> bool:
-    """Return True if no other tensor shares the storage of this one, which must be of a PLAIN type."""
+    """Return True if torch has allocated the storage of a plain tensor, and no other tensor shares it."""
     try:
         storage = _storage(tensor)  # the Python object, which counts as a holder too
-        return _storage_holders(storage._cdata) == 2
+        return _storage_holders(storage._cdata) == 2 and storage.resizable()
     except (RuntimeError, NotImplementedError):  # without a storage: sparse ones
         return False
 

@@ -1,0 +1,73 @@
+"""Batch norm's running statistics: in training it saves them, then overwrites them, and its backward reads others."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from typing import Protocol
+
+import torch
+
+from noclobber.observe.core.fingerprints import Shown, shown
+from noclobber.observe.torch_api import private
+
+STATISTIC: Shown = ((ctypes.c_char * 0)(), -1, None)
+"""What is `shown` of a save that the node's own backward does not read (unread_saves.py), though its bytes change."""
+
+
+class Save(Protocol):
+    """The part of a handle that is needed here."""
+
+    alias: torch.Tensor
+    shown: Shown | None
+    node: int
+
+
+under_way: dict[int, dict[int, Save | None]] = {}
+"""The statistics that an operator under way saves and overwrites, by thread: by address, the save of each once it is
+made, None before that."""
+
+
+@contextmanager
+def overwriting(written: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Know these as the statistics that an operator of this thread saves and overwrites, for a block."""
+    thread, mine = get_ident(), dict[int, Save | None]()
+    for one in written:
+        if (begin := _address(one)) is not None:
+            mine[begin] = None
+    outer, under_way[thread] = under_way.get(thread), mine
+    try:
+        yield
+    finally:
+        if outer is None:
+            del under_way[thread]
+        else:
+            under_way[thread] = outer
+
+
+def mark(save: Save) -> None:
+    """Mark a save of a statistic that an operator under way overwrites. Memory that it saves twice may be its weight
+    too, which it reads."""
+    mine = under_way.get(get_ident())
+    begin = _address(save.alias) if mine else None
+    if mine and begin is not None and begin in mine:
+        first, mine[begin] = mine[begin], save
+        if first is None:
+            save.shown = STATISTIC
+        else:
+            first.shown = shown(first.alias)
+
+
+def is_read_by_its_node(save: Save) -> bool:
+    """Return True in the backward of the node that made a save."""
+    node = private.current_node()
+    return node is not None and bool(node._sequence_nr() == save.node)
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    if type(tensor) in private.PLAIN:
+        with suppress(RuntimeError):  # of mkldnn's layout, and under torch.func
+            return private.address(tensor)
+    return None
