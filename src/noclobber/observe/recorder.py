@@ -181,7 +181,13 @@ def _sink(context: Context) -> write_kernels.Sink:
     failed, filled = partial(refusals.write_failed, context), partial(late_fills.filled, context)
     views = core.entry(partial(write_log.views_made, context.memory))
     return write_kernels.Sink(
-        before, core.entry(failed), views, core.fail, core.entry(filled), all_writes=context.watching
+        before,
+        core.entry(failed),
+        views,
+        core.fail,
+        core.entry(filled),
+        all_writes=context.watching,
+        contents=context.contents is not None,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from threading import get_ident
 from typing import Protocol
 
@@ -30,30 +30,32 @@ under_way: dict[int, dict[int, Save | None]] = {}
 made, None before that."""
 
 
-@contextmanager
-def overwriting(written: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Know these as the statistics that an operator of this thread saves and overwrites, for a block."""
+def begin(written: Iterable[torch.Tensor]) -> dict[int, Save | None] | None:
+    """Note the statistics that an operator of this thread is about to save and overwrite. Returns what to pass to
+    `end`."""
     thread, mine = get_ident(), dict[int, Save | None]()
     for one in written:
-        if (begin := _address(one)) is not None:
-            mine[begin] = None
+        if (address := _address(one)) is not None:
+            mine[address] = None
     outer, under_way[thread] = under_way.get(thread), mine
-    try:
-        yield
-    finally:
-        if outer is None:
-            del under_way[thread]
-        else:
-            under_way[thread] = outer
+    return outer
+
+
+def end(outer: dict[int, Save | None] | None) -> None:
+    """Forget what `begin` noted: the operator has ended."""
+    if outer is None:
+        del under_way[get_ident()]
+    else:
+        under_way[get_ident()] = outer
 
 
 def mark(save: Save) -> None:
     """Mark a save of a statistic that an operator under way overwrites. Memory that it saves twice may be its weight
     too, which it reads."""
     mine = under_way.get(get_ident())
-    begin = _address(save.alias) if mine else None
-    if mine and begin is not None and begin in mine:
-        first, mine[begin] = mine[begin], save
+    address = _address(save.alias) if mine else None
+    if mine and address is not None and address in mine:
+        first, mine[address] = mine[address], save
         if first is None:
             save.shown = STATISTIC
         else:
