@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -345,6 +346,7 @@ def hooks(
     at_save = contents.at_pack if contents is not None else None
     address = private.address
     handed = {} if watch is None else watch.handed
+    views_are_visited = gc.is_tracked(STATISTIC[0])  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
@@ -388,7 +390,7 @@ def hooks(
             if live.alive > MANY:
                 leave_out(handle)
                 leave_out(filed)
-                if at_save is not None and memory is not None:
+                if at_save is not None and memory is not None and views_are_visited:
                     leave_out(memory)
                     leave_out(memory[0])
             add_node(node)
