@@ -30,23 +30,9 @@ under_way: dict[int, dict[int, Save | None]] = {}
 made, None before that."""
 
 
-def begin(written: Iterable[torch.Tensor]) -> dict[int, Save | None] | None:
-    """Note the statistics that an operator of this thread is about to save and overwrite. Returns what to pass to
-    `end`."""
-    thread, mine = get_ident(), dict[int, Save | None]()
-    for one in written:
-        if (address := _address(one)) is not None:
-            mine[address] = None
-    outer, under_way[thread] = under_way.get(thread), mine
-    return outer
-
-
-def end(outer: dict[int, Save | None] | None) -> None:
-    """Forget what `begin` noted: the operator has ended."""
-    if outer is None:
-        del under_way[get_ident()]
-    else:
-        under_way[get_ident()] = outer
+def unsaved(written: Iterable[torch.Tensor]) -> dict[int, Save | None]:
+    """Return the statistics that an operator is about to save and overwrite, by address, without a save yet."""
+    return {address: None for one in written if (address := _address(one)) is not None}
 
 
 def mark(save: Save) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from sys import getrefcount
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -353,18 +354,27 @@ def _filling(kernel: Kernel, written: Written) -> Kernel:
 
 
 def _overwriting(kernel: Kernel, written: Written) -> Kernel:
+    known = running_statistics.under_way
+
     def overwriting(*args: object, **kwargs: object) -> object:
-        sink = _sink
+        sink, thread = _sink, get_ident()
         if sink is None or not sink.contents:
             return kernel(*args, **kwargs)
-        outer = running_statistics.begin(tensors(written, args, kwargs))
+        outer = known.get(thread)
+        try:
+            known[thread] = running_statistics.unsaved(tensors(written, args, kwargs))
+        except Exception as failure:
+            sink.lost(failure)
         try:
             return kernel(*args, **kwargs)
         except RuntimeError as error:
             without_own_frames(error)
             raise
         finally:
-            running_statistics.end(outer)
+            if outer is None:
+                known.pop(thread, None)
+            else:
+                known[thread] = outer
 
     return overwriting
 
