@@ -548,26 +548,28 @@ def key_answers() -> bool:
     return "aten::add_" in seen
 
 
-@cache
+_counts: list[int] = []
+
+
 def references_of_new() -> int:
     """Return how many references a `Sink.before` finds to a tensor that an operator has made itself and writes to; -1
-    if no such call is seen. A tensor that anything in Python holds has more."""
-    counts: list[int] = []
+    if no such call is seen. A tensor that anything in Python holds has more. It is counted once in a process."""
 
     def count(written: Written, tensor: torch.Tensor) -> None:
         if private.below_versions():
-            counts.append(getrefcount(tensor))
+            _counts.append(getrefcount(tensor))
 
-    before, nothing = _sink, lambda *_: None
-    connect(Sink(count, nothing, nothing, nothing, nothing))
-    private.set_key(True)
-    try:
-        one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
-        torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
-    finally:
-        private.set_key(False)
-        _restore(before)
-    return min(counts, default=-1)
+    if not _counts:
+        before, nothing = _sink, lambda *_: None
+        connect(Sink(count, nothing, nothing, nothing, nothing))
+        private.set_key(True)
+        try:
+            one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
+            torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
+        finally:
+            private.set_key(False)
+            _restore(before)
+    return min(_counts, default=-1)
 
 
 def _restore(sink: Sink | None) -> None:
