@@ -91,7 +91,7 @@ def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
 
 
 _BASE_IS_LEAF = -1
-"""In place of a node's number."""
+"""In place of a node's number, for a view of a leaf."""
 _LEAF = (True, None)
 
 

@@ -556,7 +556,7 @@ def references_of_new() -> int:
     if no such call is seen. A tensor that anything in Python holds has more. It is counted once in a process."""
 
     def count(written: Written, tensor: torch.Tensor) -> None:
-        if private.below_versions():
+        if private.below_versions() and type(tensor) is torch.Tensor:
             _counts.append(getrefcount(tensor))
 
     if not _counts:
@@ -564,8 +564,9 @@ def references_of_new() -> int:
         connect(Sink(count, nothing, nothing, nothing, nothing))
         private.set_key(True)
         try:
-            one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
-            torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
+            with private.no_modes(), private.plain():  # the program's modes may make other tensors of these
+                one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
+                torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
         finally:
             private.set_key(False)
             _restore(before)
