@@ -269,6 +269,16 @@ def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     return once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
 
 
+def order_of(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions of a tensor in the order in which its fingerprint goes through them, the outermost first.
+
+    Dimensions of one element are left out, and expanded ones, of which it takes one element.
+    """
+    strides = tensor.stride()
+    real = [dimension for dimension, size in enumerate(tensor.shape) if size != 1 and strides[dimension]]
+    return sorted(real, key=lambda dimension: -strides[dimension])
+
+
 def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
     """Add the bytes of a tensor to a running fingerprint. About BLOCK bytes at most are copied at a time."""
     size = tensor.numel() * tensor.itemsize

@@ -23,10 +23,11 @@ from noclobber.observe.core.fingerprints import (
     digest_of,
     fingerprint,
     hash_of,
+    order_of,
     same,
     shown,
 )
-from noclobber.observe.core.records import Geometry, Record, geometry, latest
+from noclobber.observe.core.records import Geometry, Record, latest
 from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
 from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
 from noclobber.observe.torch_api import graph, native_saves, private
@@ -242,7 +243,7 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
 def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     """Put a save on other memory, shown by `alias`, also in the live table.
 
-    A fingerprint depends on the order of the bytes. For another layout it is taken again from the old bytes, or is
+    A fingerprint depends on the order of the elements. For another order it is taken again from the old bytes, or is
     NEVER if these are not what was saved any more.
     """
     old, before = handle.alias, handle.digest
@@ -251,10 +252,9 @@ def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     if before is None:
         return
     handle.shown = shown(alias)
-    (_, *was), (_, *is_now) = geometry(old), geometry(alias)
-    if (was[0], was[2]) != (is_now[0], is_now[2]):
+    if (old.shape, old.dtype) != (alias.shape, alias.dtype):
         handle.digest = NEVER
-    elif was != is_now:
+    elif order_of(old) != order_of(alias):
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return
