@@ -2,6 +2,7 @@
 
 python -m tests.fuzz.drive --programs 100000 [--seed 7] [--jobs 2] [--without numpy,hook]
 python -m tests.fuzz.drive --preserve --without "hook,grad write"
+python -m tests.fuzz.drive --seed 7 --number 4415
 python -m tests.fuzz.drive --device sham
 python -m tests.fuzz.drive --judge program.py [--large]
 """
@@ -39,6 +40,9 @@ LIFE = 1500
 not free either, and which make all that come after a little slower."""
 CRASH = "crash"
 CRASHES_BARE = "not judged: bare PyTorch crashes"
+_FAULTS = (*(one.value for one in FAULTS), CRASH)
+MOST_NAMED = 20
+"""Faulty programs that are named at the end."""
 
 
 class Task(NamedTuple):
@@ -151,6 +155,7 @@ def drive(programs: int, jobs: int, like: Task) -> int:
     say(f"{programs} programs of seed {like.seed} on {like.device}, {jobs} at a time{without}")
     tasks = [like._replace(first=first, end=programs, step=jobs) for first in range(min(jobs, programs))]
     counts: Counter[str] = Counter()
+    faulty: list[str] = []
     began = time.monotonic()
     with contextlib.closing(events(tasks)) as coming:
         for event in coming:
@@ -161,6 +166,8 @@ def drive(programs: int, jobs: int, like: Task) -> int:
                 continue
             number, outcome = event
             counts[outcome] += 1
+            if outcome in _FAULTS:
+                faulty.append(f"program {number} of seed {like.seed}: {outcome}")
             if outcome == CRASH:
                 say(shown(number, "the interpreter died", runnable(tasks[0].source(number), like.device)))
             if counts.total() % 10_000 == 0:
@@ -169,7 +176,9 @@ def drive(programs: int, jobs: int, like: Task) -> int:
     say(f"\n{counts.total()} programs in {took:.0f} s, {counts.total() / took:.0f} per second")
     outcomes = dict.fromkeys([*(one.value for one in Outcome), CRASHES_BARE, CRASH])
     say("\n".join(f"{counts[outcome]:>8}  {outcome}" for outcome in outcomes))
-    return int(any(counts[outcome] for outcome in (*(one.value for one in FAULTS), CRASH)))
+    for fault in faulty[:MOST_NAMED]:  # the last lines, because of a long output often only the end is kept
+        say(fault)
+    return int(bool(faulty))
 
 
 def shown(number: int, what: str, source: str) -> str:
@@ -183,6 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", default="")
+    parser.add_argument("--number", type=int, help="judge this program of the seed alone, and print it whole")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--without", default="", help=f"kinds of statements to leave out: {', '.join(KINDS)}")
     parser.add_argument("--preserve", action="store_true", help="judge `preserve` instead of `watch`")
@@ -207,7 +217,14 @@ def main() -> int:
     if options.device != "cpu":
         without = tuple(dict.fromkeys((*without, *ON_THE_CPU)))
     seed = options.seed or secrets.token_hex(4)
-    return drive(options.programs, options.jobs, Task(seed, 0, 0, 1, without, options.preserve, options.device))
+    task = Task(seed, 0, 0, 1, without, options.preserve, options.device)
+    if options.number is not None:
+        source = task.source(options.number)
+        verdict = task.judge(source, options.number)
+        what = f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}"
+        say(shown(options.number, what, runnable(source, options.device)))
+        return int(verdict.outcome in FAULTS)
+    return drive(options.programs, options.jobs, task)
 
 
 if __name__ == "__main__":
