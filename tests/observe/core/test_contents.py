@@ -1,5 +1,7 @@
 """The fingerprint of bytes: every layout and type, equal where the bytes are, other where one bit is."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -205,11 +207,28 @@ def test_reads_are_shared_only_while_no_python_runs():
     assert seen.at_read(alias) != before
 
 
+class ReadsAndOverwrites(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        return a.data.mul_(2) * g
+
+
+def test_what_a_function_overwrites_in_backward_is_read_again():
+    with noclobber.watch(contents=True) as seen, warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        x = torch.linspace(-1, 1, LARGE // 4, requires_grad=True)
+        ReadsAndOverwrites.apply(x.sigmoid()).sum().backward()
+    assert [(found.code, found.clobber.read.node) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
+
+
 def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
     """There is no GPU here: every fingerprint is made as on one, and left there."""
-    import warnings
-
-    import noclobber
 
     class Device(Contents):
         def at_save(self, alias):

@@ -101,11 +101,7 @@ def _beginning(
         call.quiet = quiet = quiet and (not context.careful or may_rest(context, outputs, call.create_graph))
         if not quiet:
             calls.python_begins(call)
-        if context.contents is not None:
-            sharing = quiet and context.is_alone
-            context.contents.begin(sharing=sharing)
-            if context.native is not None:
-                context.native.set_sharing(sharing)
+        _share_reads(context, quiet and context.is_alone)
         try:
             thread.backwards.append(call)
             set_backward_call(call)
@@ -132,10 +128,8 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
         threads.wake_hooks(context, call)
     thread.backwards.remove(call)
     private.set_backward_call(call.outer)
-    if context.contents is not None and call.quiet:
-        context.contents.begin(sharing=False)
-        if context.native is not None:
-            context.native.set_sharing(False)
+    if call.quiet:
+        _share_reads(context, False)
     stopped = context.calls.end(call, result, error) if error is not None or call.later or call.ends else None
     if error is not None:
         return
@@ -149,6 +143,14 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
         context.memory.accumulated.append((moment(), call.place))
     if stopped is not None:
         raise stopped
+
+
+def _share_reads(context: Context, sharing: bool) -> None:
+    """Forget what was read of large saves, and from now on read each anew, or, if `sharing`, once."""
+    if context.contents is not None:
+        context.contents.begin(sharing=sharing)
+        if context.native is not None:
+            context.native.set_sharing(sharing)
 
 
 def arm_listening(context: Context, way: Way) -> None:
@@ -166,6 +168,7 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
         return None
     private.set_key(True)
     threads.wake_hooks(context, call)
+    _share_reads(context, False)  # for the rest of the call: the code may overwrite what was read already
     if not call.with_python:
         context.calls.python_begins(call)
 
