@@ -220,11 +220,10 @@ class ReadsAndOverwrites(torch.autograd.Function):
 
 
 def test_what_a_function_overwrites_in_backward_is_read_again():
-    with noclobber.watch(contents=True) as seen, warnings.catch_warnings():
-        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(contents=True) as seen:
         x = torch.linspace(-1, 1, LARGE // 4, requires_grad=True)
         ReadsAndOverwrites.apply(x.sigmoid()).sum().backward()
-    assert [(found.code, found.clobber.read.node) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
+    assert [(found.code, found.save["node"]) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
 
 
 def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
