@@ -118,6 +118,39 @@ def test_a_factor_is_told_though_the_result_is_the_same():
     assert len(drift.writes) == 1
 
 
+TIMES_ZEROS = {
+    "mul": lambda h, t: h * t.sin(),
+    "addcmul": lambda h, t: torch.addcmul(t.new_ones(4), t.sin(), h),
+    "linear": lambda h, t: F.linear(t.sin()[None], h[None], t.new_ones(1)),
+    "mv": lambda h, t: t.sin()[None] @ h,
+    "bmm": lambda h, t: t.sin()[None, None] @ h[None, :, None],
+    "convolution": lambda h, t: F.conv1d(t.sin()[None, None], h[None, None], padding=2),
+    "layer norm": lambda h, t: F.layer_norm(t.sin(), (4,), h, t.new_ones(4)),
+    "group norm": lambda h, t: F.group_norm(t.sin()[None, :, None].repeat(1, 1, 2), 2, h, t.new_ones(4)),
+    "batch norm": lambda h, t: F.batch_norm(torch.stack([t.sin(), t.cos()]), None, None, h, t.new_ones(4), True),
+    "rms norm": lambda h, t: F.rms_norm(t.sin(), (4,), h),
+    "a shortcut": lambda h, t: h.new_ones(4) + h * F.layer_norm(t.sin(), (4,)),
+}
+
+
+@pytest.mark.parametrize("region", TIMES_ZEROS.values(), ids=TIMES_ZEROS)
+def test_a_change_is_told_though_zeros_hide_it_from_the_result(region):
+    """The weights of shortcuts begin with zeros; their gradient is made of what they are multiplied with."""
+
+    def program(write=True, direct=False):
+        t, x = torch.linspace(-2, 3, 4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64, requires_grad=True)
+        y = region(x, t) if direct else checkpoint(lambda h: region(h, t), x, use_reentrant=True)
+        if write:
+            t.numpy()[0] += 1
+        y.square().sum().backward() if y.any() else y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert not torch.equal(gradient, program(write=False, direct=True))
+    assert [event.reentrant for event in heard.events] == [True]
+    assert hear(lambda: program(write=False))[0].events == []
+
+
 def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
     def program():
         x, t = torch.ones(3, requires_grad=True), torch.ones(3)

@@ -207,7 +207,8 @@ def _compare_outputs(
 
     An output is wrong if it differs from forward, unless backward certainly reads nothing that has changed. It is also
     wrong if a tensor that it was computed from was cut off the graph or joined to it, because gradients then flow
-    elsewhere. If no output is wrong, report a save of the region that shows changed bytes.
+    elsewhere. If no output is wrong, report a save of the region that shows changed bytes; or, where zeros have hidden
+    a change from all outputs, the first output that was computed from it.
     """
     for before, tensor in zip(packed, outputs, strict=False):
         if moved is not None and moved.explains(tensor):
@@ -226,8 +227,14 @@ def _compare_outputs(
         if wrong:
             region.tell(private.current_node(), "output", before, tensor, reentrant=True)
             return
-    first = None if derived is None else derived.first_changed(outputs)
-    if first is not None:
+    if derived is None:
+        return
+    if (first := derived.first_changed(outputs)) is not None:
         node, handle = first
         was = RegionSave(handle.alias, handle.place, handle.digest)
         region.tell(node, clobbers.field_of(handle, node), was, handle.alias, reentrant=True)
+    elif derived.wiped_out and derived.reaches(outputs):
+        for before, tensor in zip(packed, outputs, strict=False):
+            if derived.explains(tensor):
+                region.tell(private.current_node(), "output", before, tensor, reentrant=True)
+                return

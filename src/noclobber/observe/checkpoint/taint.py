@@ -140,13 +140,14 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     computed from tensors whose place in the graph changed.
 
     Memory from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set when a changed
-    value is read into Python, or when a random number is drawn that may differ from forward.
+    value is read into Python, or when a random number is drawn that may differ from forward; `wiped_out` when a changed
+    value is multiplied by zeros only, as by the first weights of many shortcuts.
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self._way = now, way
-        self.lost = False
+        self.lost = self.wiped_out = False
         self._found, self._moved = now.moved if moved else now.changed, moved
         self._changed, self._known = set[int](), set(now.known)
         self._random_is_kept = random_is_kept
@@ -189,6 +190,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {private.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
         made = [private.storage_key(tensor) for tensor in _tensors(result)]
+        self.wiped_out |= changed and _has_factor_of_zeros(func._schema.name, given[0])
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
         if written is not None and not written.is_statistics:
@@ -274,6 +276,31 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         kept = list(object.__getattribute__(node, "__dict__").values())
         return any(map(self._is, _tensors(kept)))
+
+
+_FACTORS = {
+    "aten::mul": (0, 1),
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::mv": (0, 1),
+    "aten::dot": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::addmv": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::addcmul": (1, 2),
+    "aten::convolution": (0, 1),
+    "aten::native_layer_norm": (2,),
+    "aten::native_group_norm": (1,),
+    "aten::native_batch_norm": (1,),
+    "aten::_fused_rms_norm": (2,),
+}
+"""The positions of arguments that, where they hold zeros only, make the result the same whatever the others hold."""
+
+
+def _has_factor_of_zeros(name: str, args: tuple[object, ...]) -> bool:
+    factors = (args[position] for position in _FACTORS.get(name, ()) if position < len(args))
+    with private.aside():
+        return any(isinstance(factor, torch.Tensor) and not factor.any() for factor in factors)
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
