@@ -61,6 +61,10 @@ def failing_pack_hook():
         leaf().exp()
 
 
+def failing_cell():
+    torch.nn.LSTMCell(4, 3)(torch.ones(2, 5))
+
+
 def printed(program):
     try:
         program()
@@ -70,7 +74,16 @@ def printed(program):
 
 @pytest.mark.parametrize(
     "program",
-    [stale, written_leaf, filled_leaf, failing_backward, failing_forward, assigned, failing_pack_hook],
+    [
+        stale,
+        written_leaf,
+        filled_leaf,
+        failing_backward,
+        failing_forward,
+        assigned,
+        failing_pack_hook,
+        failing_cell,
+    ],
     ids=lambda program: program.__name__,
 )
 def test_a_caught_error_is_printed_as_without_noclobber(program, monkeypatch):
@@ -81,6 +94,15 @@ def test_a_caught_error_is_printed_as_without_noclobber(program, monkeypatch):
     monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda: False)
     with noclobber.watch():
         assert printed(program).startswith(bare)
+
+
+def test_so_is_an_error_of_an_operator_that_returns_several_views():
+    def program():
+        torch.ones(4).split([1, 2])
+
+    bare = printed(program)
+    with noclobber.watch():
+        assert printed(program) == bare
 
 
 def test_a_stopped_write_is_raised_at_its_line():

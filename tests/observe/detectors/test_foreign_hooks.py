@@ -181,3 +181,26 @@ def test_mutation_that_hooks_allow():
     heard, gradient = hear(program)
     assert heard.clobbers == []
     assert torch.equal(gradient, bare(program))
+
+
+@WITNESSES
+@pytest.mark.parametrize("run", [lambda h: h.sigmoid_(), torch.nn.LSTMCell(3, 3)], ids=["in place", "recurrent"])
+def test_what_a_pack_hook_writes_inside_an_operator_is_blamed(run, contents):
+    def program():
+        x = torch.ones(1, 3, requires_grad=True)
+        h = x * 1
+        y = h * h
+
+        def pack(tensor):
+            if not h._version:
+                h.detach().add_(1)  # the hook
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            run(x * 2)
+        with pytest.raises(RuntimeError):
+            y.sum().backward()
+
+    writes = [write for clobber in hear(program, contents)[0].clobbers for write in clobber.writes]
+    assert writes
+    assert all(is_marked(write.site, "the hook") for write in writes)

@@ -116,6 +116,16 @@ _MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 
+_RECURRENT = frozenset(
+    """
+    aten::gru aten::gru_cell aten::lstm aten::lstm_cell aten::rnn_relu aten::rnn_relu_cell aten::rnn_tanh
+    aten::rnn_tanh_cell
+    """.split()  # noqa: SIM905
+)
+"""Operators that write many times, but only to memory that they have made themselves, where nobody else has a save: an
+LSTMCell on the CPU writes eight times (torch 2.13; tests/observe/core/test_recurrent.py)."""
+
+
 def written_by(schema: torch.FunctionSchema) -> Written | None:
     """Return what an overload writes; None if it writes nothing. The tables above correct schemas that are wrong."""
     if schema.name in _MADE_OF:
@@ -178,8 +188,9 @@ _enroll: Callable[[str, Written | str], object] | None = None
 def take_first(enroll: Callable[[str, Written | str], object]) -> None:
     """Let the native part take the calls of operators that it can take, from the first registration on.
 
-    `enroll` is called with the name of an overload and with what it writes, or its short name if it returns several
-    views. The kernels written in Python then lie on the next key below, where the native ones pass calls on to them.
+    `enroll` is called with the name of an overload and with what it writes, its short name if it returns several
+    views, or "" if it is recurrent. The kernels written in Python then lie on the next key below, where the native ones
+    pass calls on to them.
     """
     global _enroll
     _enroll = enroll
@@ -246,7 +257,9 @@ def _register(name: str, schema: torch.FunctionSchema) -> None:
         elif written.is_statistics:
             kernel = _overwriting(kernel, written)
     elif makes_many_views(schema):
-        kernel = _views_kernel(private.overload(name), schema.name)
+        kernel = _passing_kernel(private.overload(name), schema.name)
+    elif schema.name in _RECURRENT:
+        kernel = _passing_kernel(private.overload(name))
     elif compared := custom_op_kernels.is_foreign(namespace):
         kernel = custom_op_kernels.kernel(private.overload(name), schema.name)
     else:
@@ -257,7 +270,7 @@ def _register(name: str, schema: torch.FunctionSchema) -> None:
     native = _enroll is not None and not compared and _is_usual(schema, written)
     library.impl(rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared)
     if native and _enroll is not None:
-        _enroll(name, schema.name if written is None else written)
+        _enroll(name, written or ("" if schema.name in _RECURRENT else schema.name))
     kernels.append((namespace, rest))
 
 
@@ -414,20 +427,23 @@ def _method(op: OpOverload[..., object]) -> Kernel | None:
     return private.method(name.removeprefix("aten::")) if sure and op._overloadname in ("default", "Tensor") else None
 
 
-def _views_kernel(op: OpOverload[..., object], name: str) -> Kernel:
+def _passing_kernel(op: OpOverload[..., object], views: str = "") -> Kernel:
+    """Return the kernel of an operator whose own writes are not asked after. `views` is its name if it returns several
+    views."""
     call, include, key = op._op, private.include, private.KEY
 
     def kernel(*args: object, **kwargs: object) -> object:
         sink = _sink
-        if sink is None:
-            include(key, False)
-            return call(*args, **kwargs)
-        sink.views(name)
+        if sink is not None and views:
+            sink.views(views)
         include(key, False)
         try:
             return call(*args, **kwargs)
+        except RuntimeError as error:
+            without_own_frames(error)
+            raise
         finally:
-            include(key, True)
+            include(key, sink is not None)
 
     return kernel
 

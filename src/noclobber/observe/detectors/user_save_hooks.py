@@ -135,11 +135,18 @@ def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
+        # Off inside the operators that write; the hook is the program's code, and may write to what it likes.
+        is_off = context.by_key and context.thread.watched and not private.key_is_set()
+        if is_off:
+            private.set_key(True)
         try:
             value = pack(tensor)
         except Exception as error:
             without_own_frames(error)
             raise
+        finally:
+            if is_off:
+                private.set_key(False)
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))

@@ -87,10 +87,11 @@ class Bridge:
         self._native.end()
 
     def enroll(self, name: str, written: Written | str) -> None:
-        """Take the calls of an overload that writes, or that returns several views (`written` is its name then)."""
+        """Take the calls of an overload that writes, that returns several views (`written` is its name then), or that
+        is recurrent ("")."""
         base, _, overload = name.partition(".")
         if isinstance(written, str):
-            self._native.enroll_views(base, overload, written)
+            self._native.enroll_passing(base, overload, written)
             return
         positions = [position for position, _ in written.arguments]
         flag = -1 if written.flag is None else written.flag

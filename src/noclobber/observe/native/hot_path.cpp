@@ -39,8 +39,8 @@ void enroll_write(const std::string &name, const std::string &overload, const py
   enroll_kernel(name, overload, new WriteKernel(op));
 }
 
-void enroll_views(const std::string &name, const std::string &overload, const py::object &op) {
-  enroll_kernel(name, overload, new ViewsKernel(op.inc_ref().ptr()));
+void enroll_passing(const std::string &name, const std::string &overload, const py::str &views) {
+  enroll_kernel(name, overload, new PassingKernel(py::len(views) != 0 ? views.inc_ref().ptr() : nullptr));
 }
 
 void connect_steps(const py::object &before, const py::object &after, const py::object &ours, const py::object &words) {
@@ -252,7 +252,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   using namespace noclobber;
   m.def("connect", &connect);
   m.def("enroll_write", &enroll_write);
-  m.def("enroll_views", &enroll_views);
+  m.def("enroll_passing", &enroll_passing);
   m.def("connect_steps", &connect_steps);
   m.def("connect_backwards", &connect_backwards);
   m.def("begin", &begin);

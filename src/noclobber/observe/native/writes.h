@@ -295,21 +295,23 @@ private:
   Operator *op;
 };
 
-// The kernel of an operator that returns several views.
-struct ViewsKernel final : c10::OperatorKernel {
-  explicit ViewsKernel(PyObject *op) : op(op) {}
+// The kernel of an operator whose own writes are not asked after. `views` is its name if it returns several views.
+struct PassingKernel final : c10::OperatorKernel {
+  explicit PassingKernel(PyObject *views) : views(views) {}
 
   void operator()(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
     if (!flags.on) {
       return pass_to_python(handle, keys, stack);
     }
-    note_views(op);
+    if (views != nullptr) {
+      note_views(views);
+    }
     KeyOff off(thread().overwriting);
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
   }
 
 private:
-  PyObject *op;
+  PyObject *views;
 };
 
 inline std::vector<c10::RegistrationHandleRAII> registered;
