@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from operator import call
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar
@@ -90,9 +91,8 @@ class LiveSaves(Generic[Handle]):
             self._inside = get_ident()
             try:
                 unsorted, count = self.unsorted, len(self.unsorted)
-                for references in (unsorted[:count], *self.by_storage.values()):
-                    if any(map(call, references)):  # a handle that lives is true
-                        return True
+                if any(map(call, chain(unsorted[:count], chain.from_iterable(self.by_storage.values())))):
+                    return True  # a handle that lives is true
                 del unsorted[:count]
                 self.by_storage.clear()
                 self._filed = 0

@@ -59,6 +59,27 @@ def test_what_operators_write_inside_files_no_saves() -> None:
     del outputs
 
 
+@pytest.mark.usefixtures("in_python")
+def test_statistics_that_no_save_lies_on_file_no_saves() -> None:
+    norm, x = torch.nn.BatchNorm1d(3), torch.randn(2, 3, requires_grad=True)
+    CONTEXT.live.sort()
+    assert not CONTEXT.memory.rereads.any()
+    filed = CONTEXT.live.by_storage.copy()
+    for _ in range(3):
+        norm(x).backward(x)
+    assert CONTEXT.live.by_storage == filed
+
+
+def test_statistics_that_a_save_lies_on_are_found_without_their_bytes() -> None:
+    norm, x = torch.nn.BatchNorm1d(3), torch.randn(2, 3, requires_grad=True)
+    norm.running_var = torch.full((3,), 5.0)
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(contents=False) as watched:
+        result = norm.eval()(x)
+        norm.train()(x)
+        result.sum().backward()
+    assert [one.code for one in watched.findings] == ["NC203"]
+
+
 def second_of_one() -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.ones(3)
     return made, made
