@@ -151,6 +151,60 @@ def test_a_change_is_told_though_zeros_hide_it_from_the_result(region):
     assert hear(lambda: program(write=False))[0].events == []
 
 
+def mkldnn(t):
+    return (t.to_mkldnn() * t.to_mkldnn()).to_dense()
+
+
+def nested(t):
+    return (torch.nested.nested_tensor([t]) * torch.nested.nested_tensor([t])).unbind()[0]
+
+
+UNUSUAL = {
+    "sparse": lambda h, t: h * (torch.eye(4).to_sparse_csr() @ t.sin()[:, None])[:, 0],
+    "meta": lambda h, t: h * t if (t.to("meta") * t.to("meta")).is_meta else h,
+    "nested": lambda h, t: h * nested(t),
+    "mkldnn": lambda h, t: h * mkldnn(t),
+}
+
+
+@pytest.mark.parametrize("region", UNUSUAL.values(), ids=UNUSUAL)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested.*prototype")
+def test_a_factor_whose_numbers_lie_elsewhere_is_no_trouble(region):
+    def program():
+        t, x = torch.linspace(-2, 3, 4), torch.ones(4, requires_grad=True)
+        y = checkpoint(lambda h: region(h, t), x, use_reentrant=True)
+        t.numpy()[0] += 1
+        y.sum().backward()
+
+    assert len(hear(program)[0].events) == 1
+
+
+ZEROS = torch.zeros(4)
+READ_BY_NOBODY = {
+    "no gradient": lambda h, t: h * (t * ZEROS),
+    "a layer without gradients": lambda h, t: F.gelu(h + F.linear(t, torch.zeros(4, 4))),
+    "a norm without gradients": lambda h, t: h * F.layer_norm(t, (4,), ZEROS, torch.ones(4)),
+    "a number": lambda h, t: (float(t.mean()), h * 2 + t * ZEROS)[1],
+    "nothing": lambda h, t: torch.cat([t.clone()[:0] * h[:0], h * h]),
+    "unrelated": lambda h, t: h * ((t.sin() * ZEROS) + 1),
+}
+
+
+@pytest.mark.parametrize("region", READ_BY_NOBODY.values(), ids=READ_BY_NOBODY)
+def test_zeros_that_hide_what_nobody_reads_are_harmless(region):
+    def program(write=True, direct=False):
+        t, x = torch.linspace(-2, 3, 4), torch.ones(4, requires_grad=True)
+        y = region(x, t) if direct else checkpoint(lambda h: region(h, t), x, use_reentrant=True)
+        if write:
+            t.numpy()[0] += 1
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, program(write=False, direct=True))
+    assert heard.events == []
+
+
 def test_the_graph_behind_what_a_region_closes_over_is_no_part_of_it():
     def program():
         x, t = torch.ones(3, requires_grad=True), torch.ones(3)

@@ -228,6 +228,19 @@ def test_what_a_function_overwrites_in_backward_is_read_again():
     assert [(found.code, found.save["node"]) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
 
 
+@pytest.mark.parametrize("size", [12, LARGE])
+def test_what_backward_adds_to_a_gradient_that_is_saved_is_read_again(size):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        with noclobber.watch(contents=True) as seen:
+            x, w = torch.linspace(-1, 1, size, requires_grad=True), torch.ones(size, requires_grad=True)
+            w.grad = torch.ones(size)
+            g = w.grad.data
+            ((x * g + w) * g).sum().backward()
+    assert not torch.equal(x.grad, torch.ones(size))
+    assert len(seen.report.findings) == 1
+
+
 def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
     """There is no GPU here: every fingerprint is made as on one, and left there."""
 

@@ -59,25 +59,51 @@ def test_what_operators_write_inside_files_no_saves() -> None:
     del outputs
 
 
-@pytest.mark.usefixtures("in_python")
-def test_statistics_that_no_save_lies_on_file_no_saves() -> None:
-    norm, x = torch.nn.BatchNorm1d(3), torch.randn(2, 3, requires_grad=True)
-    CONTEXT.live.sort()
-    assert not CONTEXT.memory.rereads.any()
-    filed = CONTEXT.live.by_storage.copy()
-    for _ in range(3):
-        norm(x).backward(x)
-    assert CONTEXT.live.by_storage == filed
-
-
 def test_statistics_that_a_save_lies_on_are_found_without_their_bytes() -> None:
     norm, x = torch.nn.BatchNorm1d(3), torch.randn(2, 3, requires_grad=True)
     norm.running_var = torch.full((3,), 5.0)
-    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(contents=False) as watched:
-        result = norm.eval()(x)
-        norm.train()(x)
-        result.sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        with noclobber.watch(contents=False) as watched:
+            result = norm.eval()(x)
+            norm.train()(x)
+            result.sum().backward()
     assert [one.code for one in watched.findings] == ["NC203"]
+
+
+def scalar() -> tuple[torch.Tensor, Callable[[], object]]:
+    held = torch.tensor(2.0)
+    return held, lambda: held.add_(3)
+
+
+def statistic() -> tuple[torch.Tensor, Callable[[], object]]:
+    norm = torch.nn.BatchNorm1d(3)
+    assert norm.running_var is not None
+    return norm.running_var, lambda: norm(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("make", [scalar, statistic])
+def test_a_write_to_what_was_exported_and_is_held_is_found(
+    make: Callable[[], tuple[torch.Tensor, Callable[[], object]]],
+) -> None:
+    """The save lies on the same memory in a storage of its own."""
+
+    def gradient() -> list[float]:
+        held, write = make()
+        saved = torch.from_dlpack(held)
+        weight = torch.ones(3, requires_grad=True)
+        product = saved * weight
+        right = saved.expand(3).tolist()
+        write()
+        product.sum().backward()
+        assert weight.grad is not None
+        return [one - two for one, two in zip(weight.grad.tolist(), right, strict=True)]
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(contents=False) as watched:
+        assert any(gradient())
+    assert len(watched.findings) == 1
+    with noclobber.preserve():
+        assert not any(gradient())
 
 
 def second_of_one() -> tuple[torch.Tensor, torch.Tensor]:

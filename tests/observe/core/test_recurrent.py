@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
-from noclobber.observe.core import write_kernels
+from noclobber.observe.core import fingerprints, write_kernels
 from noclobber.observe.core.records import moment
 from noclobber.observe.describe.write_history import since
 from noclobber.observe.recorder import CONTEXT
@@ -130,6 +130,23 @@ def test_their_writes_are_not_logged(name: str) -> None:
     state.mul_(2)
     # Packing a sequence copies it.
     assert {noted.written.op for noted in since(CONTEXT.memory, begun)} - {"aten::copy_"} == {"aten::mul_"}
+
+
+def test_a_large_weight_is_read_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    original = fingerprints.fingerprint
+    monkeypatch.setattr(fingerprints, "fingerprint", lambda tensor: read.append(tensor.nbytes) or original(tensor))
+    layer, x = nn.GRU(4, 128), torch.ones(20, 2, 4)
+
+    def program() -> None:
+        for _ in range(2):
+            layer(x)[0].sum().backward()
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.sub_(0.01)
+
+    hear(program)
+    assert len([size for size in read if size >= fingerprints.LARGE]) <= 8
 
 
 def test_what_they_return_is_watched() -> None:

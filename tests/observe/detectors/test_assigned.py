@@ -73,6 +73,46 @@ def test_numbers_that_are_given_back_are_not():
     assert heard.clobbers == []
 
 
+MARKED = {
+    "conjugated": (torch.complex64, lambda c: c.conj()),
+    "negated": (torch.complex64, lambda c: c.conj().imag),
+    "both": (torch.complex64, lambda c: torch._neg_view(c.conj())),
+}
+MARKS = pytest.mark.parametrize(("dtype", "mark"), MARKED.values(), ids=MARKED)
+
+
+def product_of_marked(dtype, mark, assign, strided):
+    def program():
+        t = mark(torch.linspace(1, 3, 3, dtype=torch.float32).to(dtype) * (1 + 2j))
+        x = torch.ones(3, dtype=t.dtype, requires_grad=True)
+        y = x * t
+        given = torch.zeros(6, dtype=t.dtype)[::2] if strided else torch.zeros(3, dtype=t.dtype)
+        given.copy_(assign(t))
+        t.data = given
+        torch.view_as_real(y).sum().backward() if y.is_complex() else y.sum().backward()
+        return x.grad
+
+    return program
+
+
+@MARKS
+@pytest.mark.parametrize("strided", [False, True])
+def test_marks_do_not_hide_other_numbers(dtype, mark, strided):
+    program = product_of_marked(dtype, mark, lambda t: t.conj() if t.is_complex() else -t, strided)
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert heard.clobbers
+
+
+@MARKS
+@pytest.mark.parametrize("strided", [False, True])
+def test_the_same_numbers_without_marks_are_no_clobber(dtype, mark, strided):
+    program = product_of_marked(dtype, mark, lambda t: t, strided)
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert heard.clobbers == []
+
+
 SAVED_AGAIN = {
     "a leaf": (lambda x: x, lambda y: y**3),
     "an input": (lambda x: x * 1, lambda y: y**3),

@@ -233,7 +233,7 @@ def _compare_outputs(
         node, handle = first
         was = RegionSave(handle.alias, handle.place, handle.digest)
         region.tell(node, clobbers.field_of(handle, node), was, handle.alias, reentrant=True)
-    elif derived.wiped_out and derived.reaches(outputs):
+    elif derived.wipes_out(outputs):
         for before, tensor in zip(packed, outputs, strict=False):
             if derived.explains(tensor):
                 region.tell(private.current_node(), "output", before, tensor, reentrant=True)

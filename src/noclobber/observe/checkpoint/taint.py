@@ -12,7 +12,15 @@ from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.checkpoint import captured_tensors
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.fingerprints import Digest, all_known, differ, differs, fingerprint, same_but_for_zeros
+from noclobber.observe.core.fingerprints import (
+    Digest,
+    all_known,
+    differ,
+    differs,
+    fingerprint,
+    numbers,
+    same_but_for_zeros,
+)
 from noclobber.observe.core.records import Geometry, geometry
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.write_kernels import Written, tensors, written_by
@@ -140,14 +148,16 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     computed from tensors whose place in the graph changed.
 
     Memory from elsewhere (numpy, a tensor that was not known before) counts as changed. `lost` is set when a changed
-    value is read into Python, or when a random number is drawn that may differ from forward; `wiped_out` when a changed
-    value is multiplied by zeros only, as by the first weights of many shortcuts.
+    value is read into Python, or when a random number is drawn that may differ from forward.
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self._way = now, way
-        self.lost = self.wiped_out = False
+        self.lost = False
+        self._wiped_out = set[int | None]()
+        """Storages of changed values that were multiplied by zeros which require a gradient: the first weights of many
+        shortcuts. The result is the same then, and the gradient of the zeros is not."""
         self._found, self._moved = now.moved if moved else now.changed, moved
         self._changed, self._known = set[int](), set(now.known)
         self._random_is_kept = random_is_kept
@@ -190,7 +200,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {private.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
         made = [private.storage_key(tensor) for tensor in _tensors(result)]
-        self.wiped_out |= changed and _has_factor_of_zeros(func._schema.name, given[0])
+        if changed and _has_factor_of_zeros(func._schema.name, given[0]):
+            self._wiped_out.update(private.storage_key(tensor) for tensor in read if self._is(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
         if written is not None and not written.is_statistics:
@@ -236,6 +247,15 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.now.has_changed(saved) and clobbers.is_read(saved, node):
                 return node, saved
         return None
+
+    def wipes_out(self, outputs: Iterable[torch.Tensor]) -> bool:
+        """Return True if the backward of these outputs reads a changed value that zeros have hidden from them."""
+        return any(
+            isinstance(saved, Handle)
+            and private.storage_key(saved.alias) in self._wiped_out
+            and self._holds(node, saved)
+            for node, saved in self._saves(outputs)
+        )
 
     def reaches(self, outputs: Iterable[torch.Tensor]) -> bool:
         """Return True if the backward of these outputs may read what was computed from changed memory."""
@@ -299,8 +319,13 @@ _FACTORS = {
 
 def _has_factor_of_zeros(name: str, args: tuple[object, ...]) -> bool:
     factors = (args[position] for position in _FACTORS.get(name, ()) if position < len(args))
+    return any(isinstance(factor, torch.Tensor) and factor.requires_grad and _is_zero(factor) for factor in factors)
+
+
+def _is_zero(tensor: torch.Tensor) -> bool:
     with private.aside():
-        return any(isinstance(factor, torch.Tensor) and not factor.any() for factor in factors)
+        held = numbers(tensor)
+        return held is not None and held.numel() > 0 and not held.any()
 
 
 def _tensors(values: object) -> list[torch.Tensor]:

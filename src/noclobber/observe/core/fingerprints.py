@@ -167,6 +167,9 @@ def _on_device(tensor: torch.Tensor) -> Digest:
 Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
 """The memory of a small tensor, the address where it begins, and the `pieces` of its plan. It does not keep the memory
 alive: look at it only while a tensor lives that begins at the address."""
+OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
+"""What is `shown` of a large save of a tensor outside of the graph. It may lie on the gradient of a leaf, to which
+backward adds, so its bytes are looked at in each read."""
 _small: dict[int, Callable[[int], View]] = {}
 
 
@@ -269,14 +272,15 @@ def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     return once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
 
 
-def order_of(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions of a tensor in the order in which its fingerprint goes through them, the outermost first.
+def stored_like(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what the fingerprints of two tensors of one shape and type must have in common to be compared: the
+    dimensions in the order in which they are gone through, the outermost first, and the marks.
 
-    Dimensions of one element are left out, and expanded ones, of which it takes one element.
+    Dimensions of one element are left out, and expanded ones, of which one element is taken.
     """
     strides = tensor.stride()
     real = [dimension for dimension, size in enumerate(tensor.shape) if size != 1 and strides[dimension]]
-    return sorted(real, key=lambda dimension: -strides[dimension])
+    return sorted(real, key=lambda dimension: -strides[dimension]), tensor.is_conj(), tensor.is_neg()
 
 
 def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
@@ -298,7 +302,7 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     The bytes are read as 64-bit numbers in rows of 4096. Each is weighted by odd weights of its row and its column.
     Unlike a plain sum this notices a swap of two elements, and changes that cancel.
     """
-    dense = _as_stored(_in_order(tensor)).contiguous()
+    dense = as_stored(_in_order(tensor)).contiguous()
     words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride
     whole = words.numel() // 8
     total = (words[whole * 8 :].to(torch.int64) * _odd(words.numel() - whole * 8, words.device)).sum()
@@ -316,10 +320,12 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
     return total + (rest * _odd(rest.numel(), words.device).mul(5)).sum()
 
 
-def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the same bytes without the marks (conjugated, negated) that change what they mean."""
-    plain: torch.Tensor = tensor.conj() if tensor.is_conj() else tensor
-    return torch._neg_view(plain) if plain.is_neg() else plain
+def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a tensor on the same bytes without the marks (conjugated, negated) that change what they mean; or, of a
+    tensor without marks, with those of `marked`."""
+    like = tensor if marked is None else marked
+    other: torch.Tensor = tensor.conj() if like.is_conj() else tensor
+    return torch._neg_view(other) if like.is_neg() else other
 
 
 def _odd(count: int, device: torch.device) -> torch.Tensor:

@@ -17,15 +17,17 @@ from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.fingerprints import (
     NEVER,
+    OUTSIDE,
     Contents,
     Digest,
     Shown,
+    as_stored,
     digest_of,
     fingerprint,
     hash_of,
-    order_of,
     same,
     shown,
+    stored_like,
 )
 from noclobber.observe.core.records import Geometry, Record, latest
 from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
@@ -243,8 +245,8 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
 def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     """Put a save on other memory, shown by `alias`, also in the live table.
 
-    A fingerprint depends on the order of the elements. For another order it is taken again from the old bytes, or is
-    NEVER if these are not what was saved any more.
+    A fingerprint depends on the order of the elements, and on marks (conjugated, negated). For another order or mark it
+    is taken again from the old bytes, or is NEVER if these are not what was saved any more.
     """
     old, before = handle.alias, handle.digest
     handle.alias = alias
@@ -252,14 +254,16 @@ def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     if before is None:
         return
     handle.shown = shown(alias)
+    if handle.shown is None and ((saved := handle()) is None or not saved.requires_grad):
+        handle.shown = OUTSIDE
     if (old.shape, old.dtype) != (alias.shape, alias.dtype):
         handle.digest = NEVER
-    elif order_of(old) != order_of(alias):
+    elif stored_like(old) != stored_like(alias):
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return
         with private.aside():
-            handle.digest = fingerprint(torch.empty_like(alias).copy_(old))
+            handle.digest = fingerprint(as_stored(as_stored(alias).clone(), alias).copy_(old))
 
 
 def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
@@ -366,6 +370,8 @@ def hooks(
                 handle.shown = memory = shown(alias)
                 if memory is None:
                     handle.digest = at_save(alias)
+                    if not tensor.requires_grad:
+                        handle.shown = OUTSIDE
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
                 if under_way:
@@ -431,7 +437,8 @@ def hooks(
                 if memory is STATISTIC and alias._version == version and is_read_by_its_node(handle):
                     return alias
                 kept = isinstance(version, Suspect) and version.kept is not None
-                digest = None if kept or handle.digest is None else at_read(alias)
+                read = fingerprint if memory is OUTSIDE else at_read
+                digest = None if kept or handle.digest is None else read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             if alias._version == handle.version and digest == handle.digest:

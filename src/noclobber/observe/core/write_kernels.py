@@ -430,20 +430,23 @@ def _method(op: OpOverload[..., object]) -> Kernel | None:
 def _passing_kernel(op: OpOverload[..., object], views: str = "") -> Kernel:
     """Return the kernel of an operator whose own writes are not asked after. `views` is its name if it returns several
     views."""
-    call, include, key = op._op, private.include, private.KEY
+    call, include, exclude, key = op._op, private.include, private.exclude, private.KEY
 
     def kernel(*args: object, **kwargs: object) -> object:
         sink = _sink
-        if sink is not None and views:
+        if sink is None:
+            include(key, False)
+            return call(*args, **kwargs)
+        if views:
             sink.views(views)
-        include(key, False)
+        exclude(key, True)  # it stays included: a save that is made inside lies on nothing that is about to be written
         try:
             return call(*args, **kwargs)
         except RuntimeError as error:
             without_own_frames(error)
             raise
         finally:
-            include(key, sink is not None)
+            exclude(key, False)
 
     return kernel
 

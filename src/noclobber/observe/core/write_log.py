@@ -55,10 +55,10 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
     version will lead to it. A tensor made from `.data` may have a version counter of its own.
 
-    Most writes outside of the graph are to what an operator has just made, which nothing in Python holds, and to batch
-    norm's statistics and counter. Where torch has allocated the memory and no other tensor shares it, no save lies on
-    it, as a save has a tensor of its own. To tell so costs less than to file the saves that came since the last such
-    write. It is not told of other tensors: one that was exported (DLPack) may lie in a storage of another tensor too.
+    Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
+    and nothing in Python holds the tensor. No save can lie on it. To tell so costs less than to file the saves that
+    came since the last such write. It cannot be told of a tensor that Python holds: the program may have exported it
+    (DLPack), and saved what lies on its memory in another storage.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
@@ -74,15 +74,10 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
-        if not in_graph and is_plain:
-            is_new = getrefcount(tensor) == references and is_inside()
-            is_counter = written.flag is not None or not tensor.dim()
-            if (is_new or (is_counter and tracking())) and is_only_holder(tensor):
-                others_ask = attentive or taken or rereads.unsorted or rereads.by_storage
-                if not (others_ask or (context.keeping and written.only_moves)):
-                    if begins is not None and not is_new:
-                        begins(storage_key(tensor) or 0)
-                    return None
+        if not in_graph and getrefcount(tensor) == references and is_plain and is_inside() and is_only_holder(tensor):
+            others_ask = attentive or taken or rereads.unsorted or rereads.by_storage
+            if not (others_ask or (context.keeping and written.only_moves)):
+                return None
         key = storage_key(tensor)
         if key is None:
             without_storage(WITHOUT_STORAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -135,18 +136,14 @@ def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        # Off inside the operators that write; the hook is the program's code, and may write to what it likes.
-        is_off = context.by_key and context.thread.watched and not private.key_is_set()
-        if is_off:
-            private.set_key(True)
+        # Inside some operators writes are passed over. The hook is the program's code, and may write to what it likes.
+        is_off = context.by_key and context.thread.watched and not private.key_works()
         try:
-            value = pack(tensor)
+            with private.logged() if is_off else nullcontext():
+                value = pack(tensor)
         except Exception as error:
             without_own_frames(error)
             raise
-        finally:
-            if is_off:
-                private.set_key(False)
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))

@@ -205,6 +205,7 @@ struct Kept : c10::intrusive_ptr_target, Link {
   uint32_t version = 0;
   ViewKind view = NO_VIEW;
   bool has_digest = false;
+  bool in_graph = false;
   bool is_statistic = false; // of batch norm in training, whose node saves it but does not read it
   uint64_t digest = 0;
   Identity identity;
@@ -405,8 +406,9 @@ inline std::atomic<bool> sharing{false};
 inline std::mutex reads_lock;
 inline std::unordered_map<Identity, uint64_t, IdentityHash> read_digests;
 
-inline std::optional<uint64_t> digest_at_read(const at::Tensor &alias) {
-  if (!sharing) {
+// What is outside of the graph may lie on the gradient of a leaf, to which backward adds.
+inline std::optional<uint64_t> digest_at_read(const at::Tensor &alias, bool in_graph) {
+  if (!sharing || !in_graph) {
     return fingerprint(alias);
   }
   Identity identity = identity_of(alias);
@@ -472,6 +474,7 @@ struct Save final : SavedVariableHooks {
     save.alias = tensor.tensor_data();
     save.tensor = c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr());
     save.version = version_of(save.alias.unsafeGetTensorImpl());
+    save.in_graph = tensor.requires_grad();
     save.view = view_of(tensor);
     mark_statistic(mine, tensor, save);
     if (mine.hooks->contents && !digest(mine, save)) {
@@ -577,7 +580,7 @@ struct Save final : SavedVariableHooks {
       alias = save.alias; // undefined once there is a handle
     }
     if (alias.defined() && version_of(alias.unsafeGetTensorImpl()) == save.version &&
-        (!save.has_digest || is_unread(save) || digest_at_read(alias) == save.digest)) {
+        (!save.has_digest || is_unread(save) || digest_at_read(alias, save.in_graph) == save.digest)) {
       return alias;
     }
     Gil gil;

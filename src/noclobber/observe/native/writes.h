@@ -306,7 +306,8 @@ struct PassingKernel final : c10::OperatorKernel {
     if (views != nullptr) {
       note_views(views);
     }
-    KeyOff off(thread().overwriting);
+    // The key stays included: a save that is made inside lies on nothing that an operator is about to write.
+    c10::impl::ExcludeDispatchKeyGuard passed_over(KEY);
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
   }
 

@@ -138,6 +138,8 @@ _REQUIRED = {
 # The spare key. Where a release lacks any of these, a TorchDispatchMode is used instead.
 KEY: DispatchKey | None = None
 include = cast("Callable[[DispatchKey | None, bool], None]", None)
+exclude = cast("Callable[[DispatchKey | None, bool], None]", None)
+"""Passes a key over in this thread, though it may be included."""
 KEYS_BELOW = cast("DispatchKeySet", None)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
 below_versions: Callable[[], bool] = _not_yet
@@ -151,13 +153,14 @@ def require() -> None:
 
     Raises UnsupportedTorch, which names the release and the missing name.
     """
-    global KEY, include, KEYS_BELOW, below_versions
+    global KEY, include, exclude, KEYS_BELOW, below_versions
     for name, path in _REQUIRED.items():
         globals()[name] = lookup(path)
     engine()
     try:
         KEY = lookup("_C._parse_dispatch_key")(KEY_NAME)
         include = lookup("_C._dispatch_tls_set_dispatch_key_included")
+        exclude = lookup("_C._dispatch_tls_set_dispatch_key_excluded")
         KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
         lookup("_C._dispatch_tls_is_dispatch_key_included")
         counting = lookup("_C._parse_dispatch_key")("ADInplaceOrView")
@@ -358,6 +361,24 @@ def set_key(on: bool) -> None:
 def key_is_set() -> bool:
     """Return True if this thread's operators go through the spare key."""
     return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
+
+
+def key_works() -> bool:
+    """Return True if the key is set and not passed over, so that kernels see this thread's operators."""
+    return key_is_set() and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Let kernels see the operators of a block, wherever they are passed over."""
+    was_set, was_excluded = key_is_set(), C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    include(KEY, True)
+    exclude(KEY, False)
+    try:
+        yield
+    finally:
+        include(KEY, was_set)
+        exclude(KEY, was_excluded)
 
 
 @contextmanager
