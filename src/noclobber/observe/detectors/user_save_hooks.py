@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -136,14 +136,15 @@ def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        # Inside some operators writes are passed over. The hook is the program's code, and may write to what it likes.
-        is_off = context.by_key and context.thread.watched and not private.key_works()
+        ended = way.guarded(lambda: _logged(context))
         try:
-            with private.logged() if is_off else nullcontext():
-                value = pack(tensor)
+            value = pack(tensor)
         except Exception as error:
             without_own_frames(error)
             raise
+        finally:
+            if ended is not None:
+                way.guarded(ended, also_off=True)
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))
@@ -161,6 +162,16 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
 
     _wrapping[pack_and_keep] = pack, unpack
     return passed_over(pack_and_keep), passed_over(unpack_and_compare)
+
+
+def _logged(context: Context) -> Callable[[], object] | None:
+    """Let writes be logged where they are passed over, as inside some operators: a pack hook is the program's code, and
+    may write to what it likes. Return what ends that; None where there is nothing to do."""
+    if not context.by_key or not context.thread.watched or private.key_works():
+        return None
+    stack = ExitStack()
+    stack.enter_context(private.logged())
+    return stack.close
 
 
 def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
