@@ -66,6 +66,12 @@ class Task(NamedTuple):
         with as_large() if number % 2 else contextlib.nullcontext():
             return preserved.judge(source) if self.preserve else judge(source)
 
+    def command(self, number: int) -> str:
+        """What judges a program of the seed again."""
+        options = ["--preserve"] * self.preserve + [f'--without "{",".join(self.without)}"'] * bool(self.without)
+        options += [f"--device {self.device}"] * (self.device != "cpu")
+        return " ".join(["python -m tests.fuzz.drive", f'--seed "{self.seed}" --number {number}', *options])
+
 
 class Fault(NamedTuple):
     """What is shown: a verdict of FAULTS with its program."""
@@ -160,14 +166,12 @@ def drive(programs: int, jobs: int, like: Task) -> int:
     with contextlib.closing(events(tasks)) as coming:
         for event in coming:
             if isinstance(event, Fault):
-                source = runnable(event.source, like.device)
-                outcome, why, codes = event.verdict.outcome.value, event.verdict.why, ", ".join(event.verdict.codes)
-                say(shown(event.number, f"{outcome} {codes} {why}", source))
+                say(shown(event.number, in_words(event.verdict), runnable(event.source, like.device)))
                 continue
             number, outcome = event
             counts[outcome] += 1
             if outcome in _FAULTS:
-                faulty.append(f"program {number} of seed {like.seed}: {outcome}")
+                faulty.append(f"{outcome}: {like.command(number)}")
             if outcome == CRASH:
                 say(shown(number, "the interpreter died", runnable(tasks[0].source(number), like.device)))
             if counts.total() % 10_000 == 0:
@@ -181,6 +185,11 @@ def drive(programs: int, jobs: int, like: Task) -> int:
     return int(bool(faulty))
 
 
+def in_words(verdict: Verdict) -> str:
+    """A verdict as a line."""
+    return f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}"
+
+
 def shown(number: int, what: str, source: str) -> str:
     """A script with its verdict as a comment."""
     heading = "".join(f"# {line}\n" for line in f"program {number}: {what}".splitlines())
@@ -192,7 +201,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", default="")
-    parser.add_argument("--number", type=int, help="judge this program of the seed alone, and print it whole")
+    parser.add_argument("--number", type=int, help="judge only this program of the seed, and print it")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--without", default="", help=f"kinds of statements to leave out: {', '.join(KINDS)}")
     parser.add_argument("--preserve", action="store_true", help="judge `preserve` instead of `watch`")
@@ -209,11 +218,13 @@ def main() -> int:
     if options.judge:
         task = Task("", 0, 0, 1, (), options.preserve)
         verdict = task.judge(options.judge.read_text(), int(options.large))
-        say(f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}")
+        say(in_words(verdict))
         return int(verdict.outcome in FAULTS)
     without = tuple(kind for kind in options.without.split(",") if kind)
     if unknown := set(without) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
+    if options.number is not None and not options.seed:
+        parser.error("--number needs --seed")
     if options.device != "cpu":
         without = tuple(dict.fromkeys((*without, *ON_THE_CPU)))
     seed = options.seed or secrets.token_hex(4)
@@ -221,8 +232,7 @@ def main() -> int:
     if options.number is not None:
         source = task.source(options.number)
         verdict = task.judge(source, options.number)
-        what = f"{verdict.outcome.value} {', '.join(verdict.codes)} {verdict.why}"
-        say(shown(options.number, what, runnable(source, options.device)))
+        say(shown(options.number, in_words(verdict), runnable(source, options.device)))
         return int(verdict.outcome in FAULTS)
     return drive(options.programs, options.jobs, task)
 

@@ -1,4 +1,4 @@
-"""Recurrent operators write many times, but only to memory of their own, so these writes are not asked after."""
+"""Recurrent operators write many times, but only to memory of their own, so noclobber does not log these writes."""
 
 from __future__ import annotations
 

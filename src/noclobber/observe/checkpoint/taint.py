@@ -156,8 +156,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now, self._way = now, way
         self.lost = False
         self._wiped_out = set[int | None]()
-        """Storages of changed values that were multiplied by zeros which require a gradient: the first weights of many
-        shortcuts. The result is the same then, and the gradient of the zeros is not."""
+        """Storages of changed values that were multiplied by zeros which require a gradient. Many shortcuts begin with
+        such weights. The result is then the same as in forward, but the gradient of the zeros is wrong."""
         self._found, self._moved = now.moved if moved else now.changed, moved
         self._changed, self._known = set[int](), set(now.known)
         self._random_is_kept = random_is_kept
@@ -200,7 +200,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {private.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
         made = [private.storage_key(tensor) for tensor in _tensors(result)]
-        if changed and _has_factor_of_zeros(func._schema.name, given[0]):
+        if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
             self._wiped_out.update(private.storage_key(tensor) for tensor in read if self._is(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
@@ -249,7 +249,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
     def wipes_out(self, outputs: Iterable[torch.Tensor]) -> bool:
-        """Return True if the backward of these outputs reads a changed value that zeros have hidden from them."""
+        """Return True if the outputs do not show a change because of zeros, but their backward reads it."""
         return any(
             isinstance(saved, Handle)
             and private.storage_key(saved.alias) in self._wiped_out
@@ -314,10 +314,11 @@ _FACTORS = {
     "aten::native_batch_norm": (1,),
     "aten::_fused_rms_norm": (2,),
 }
-"""The positions of arguments that, where they hold zeros only, make the result the same whatever the others hold."""
+"""The positions of an operator's factors. If a factor is all zeros, the result does not depend on the other factors."""
 
 
 def _has_factor_of_zeros(name: str, args: tuple[object, ...]) -> bool:
+    """Return True if a factor of an operator is all zeros and requires a gradient: backward then reads the others."""
     factors = (args[position] for position in _FACTORS.get(name, ()) if position < len(args))
     return any(isinstance(factor, torch.Tensor) and factor.requires_grad and _is_zero(factor) for factor in factors)
 

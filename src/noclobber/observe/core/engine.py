@@ -146,7 +146,7 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
 
 
 def _share_reads(context: Context, sharing: bool) -> None:
-    """Forget what was read of large saves, and from now on read each anew, or, if `sharing`, once."""
+    """Forget the fingerprints of reads. From now on a large save is hashed at every read; once only if `sharing`."""
     if context.contents is not None:
         context.contents.begin(sharing=sharing)
         if context.native is not None:
@@ -168,7 +168,7 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
         return None
     private.set_key(True)
     threads.wake_hooks(context, call)
-    _share_reads(context, False)  # for the rest of the call: the code may overwrite what was read already
+    _share_reads(context, False)  # until the call ends: the code may overwrite a save that was read already
     if not call.with_python:
         context.calls.python_begins(call)
 

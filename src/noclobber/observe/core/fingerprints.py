@@ -168,8 +168,8 @@ Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
 """The memory of a small tensor, the address where it begins, and the `pieces` of its plan. It does not keep the memory
 alive: look at it only while a tensor lives that begins at the address."""
 OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
-"""What is `shown` of a large save of a tensor outside of the graph. It may lie on the gradient of a leaf, to which
-backward adds, so its bytes are looked at in each read."""
+"""In place of `shown`, for a large save of a tensor that requires no gradient. The tensor may lie on the `.grad` of a
+leaf, and backward adds to that. So every read hashes the bytes again."""
 _small: dict[int, Callable[[int], View]] = {}
 
 
@@ -273,10 +273,10 @@ def _in_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stored_like(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what the fingerprints of two tensors of one shape and type must have in common to be compared: the
-    dimensions in the order in which they are gone through, the outermost first, and the marks.
+    """Return the order of the dimensions in memory, outermost first, and whether the tensor is conjugated or negated.
 
-    Dimensions of one element are left out, and expanded ones, of which one element is taken.
+    Fingerprints of two tensors of one shape and type can be compared if this is equal. Dimensions of one element do not
+    count. Nor do expanded ones, as a fingerprint takes one element of them.
     """
     strides = tensor.stride()
     real = [dimension for dimension, size in enumerate(tensor.shape) if size != 1 and strides[dimension]]
@@ -321,8 +321,10 @@ def weighted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a tensor on the same bytes without the marks (conjugated, negated) that change what they mean; or, of a
-    tensor without marks, with those of `marked`."""
+    """Return a tensor on the same bytes without its marks (conjugated, negated), which change what bytes mean.
+
+    Given `marked`, `tensor` must have no marks; the result then has those of `marked`.
+    """
     like = tensor if marked is None else marked
     other: torch.Tensor = tensor.conj() if like.is_conj() else tensor
     return torch._neg_view(other) if like.is_neg() else other

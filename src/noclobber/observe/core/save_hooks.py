@@ -245,8 +245,8 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
 def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     """Put a save on other memory, shown by `alias`, also in the live table.
 
-    A fingerprint depends on the order of the elements, and on marks (conjugated, negated). For another order or mark it
-    is taken again from the old bytes, or is NEVER if these are not what was saved any more.
+    A fingerprint depends on the order of the elements and on marks (`stored_like`). If these differ, it is taken again
+    from the old bytes. It becomes NEVER if the old bytes have changed since the save.
     """
     old, before = handle.alias, handle.digest
     handle.alias = alias

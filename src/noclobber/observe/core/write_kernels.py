@@ -122,8 +122,8 @@ _RECURRENT = frozenset(
     aten::rnn_tanh_cell
     """.split()  # noqa: SIM905
 )
-"""Operators that write many times, but only to memory that they have made themselves, where nobody else has a save: an
-LSTMCell on the CPU writes eight times (torch 2.13; tests/observe/core/test_recurrent.py)."""
+"""Operators that write many times, but only to memory that they have made themselves, so these writes cannot change a
+save. An LSTMCell on the CPU writes eight times (torch 2.13; tests/observe/core/test_recurrent.py)."""
 
 
 def written_by(schema: torch.FunctionSchema) -> Written | None:
@@ -428,8 +428,10 @@ def _method(op: OpOverload[..., object]) -> Kernel | None:
 
 
 def _passing_kernel(op: OpOverload[..., object], views: str = "") -> Kernel:
-    """Return the kernel of an operator whose own writes are not asked after. `views` is its name if it returns several
-    views."""
+    """Return a kernel that runs the operator without kernels for what it calls: its inner writes are not logged.
+
+    `views` is the operator's name if it returns several views, else empty.
+    """
     call, include, exclude, key = op._op, private.include, private.exclude, private.KEY
 
     def kernel(*args: object, **kwargs: object) -> object:
@@ -439,7 +441,7 @@ def _passing_kernel(op: OpOverload[..., object], views: str = "") -> Kernel:
             return call(*args, **kwargs)
         if views:
             sink.views(views)
-        exclude(key, True)  # it stays included: a save that is made inside lies on nothing that is about to be written
+        exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
         try:
             return call(*args, **kwargs)
         except RuntimeError as error:

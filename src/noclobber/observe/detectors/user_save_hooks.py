@@ -165,8 +165,10 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
 
 
 def _logged(context: Context) -> Callable[[], object] | None:
-    """Let writes be logged where they are passed over, as inside some operators: a pack hook is the program's code, and
-    may write to what it likes. Return what ends that; None where there is nothing to do."""
+    """Log writes inside operators that log none: a pack hook is the program's code and may write anywhere.
+
+    Returns a function that undoes this; None if writes are logged already.
+    """
     if not context.by_key or not context.thread.watched or private.key_works():
         return None
     stack = ExitStack()

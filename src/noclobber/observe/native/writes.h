@@ -295,7 +295,7 @@ private:
   Operator *op;
 };
 
-// The kernel of an operator whose own writes are not asked after. `views` is its name if it returns several views.
+// Runs an operator without kernels for what it calls. `views` is the operator's name if it returns several views.
 struct PassingKernel final : c10::OperatorKernel {
   explicit PassingKernel(PyObject *views) : views(views) {}
 
@@ -306,7 +306,7 @@ struct PassingKernel final : c10::OperatorKernel {
     if (views != nullptr) {
       note_views(views);
     }
-    // The key stays included: a save that is made inside lies on nothing that an operator is about to write.
+    // The key stays included: this tells a save inside that no operator is writing.
     c10::impl::ExcludeDispatchKeyGuard passed_over(KEY);
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
   }

@@ -139,7 +139,7 @@ _REQUIRED = {
 KEY: DispatchKey | None = None
 include = cast("Callable[[DispatchKey | None, bool], None]", None)
 exclude = cast("Callable[[DispatchKey | None, bool], None]", None)
-"""Passes a key over in this thread, though it may be included."""
+"""Skips a key in this thread, even if it is included."""
 KEYS_BELOW = cast("DispatchKeySet", None)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
 below_versions: Callable[[], bool] = _not_yet
@@ -364,13 +364,13 @@ def key_is_set() -> bool:
 
 
 def key_works() -> bool:
-    """Return True if the key is set and not passed over, so that kernels see this thread's operators."""
+    """Return True if kernels see this thread's operators: the key is included and not excluded."""
     return key_is_set() and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Let kernels see the operators of a block, wherever they are passed over."""
+    """Let kernels see the operators of a block, even inside an operator that runs without kernels."""
     was_set, was_excluded = key_is_set(), C._dispatch_tls_is_dispatch_key_excluded(KEY)
     include(KEY, True)
     exclude(KEY, False)
