@@ -508,11 +508,11 @@ def library(namespace: str) -> Any:
     return make(namespace, "IMPL")
 
 
-def method(name: str) -> Callable[..., object] | None:
-    """Return the method of a plain tensor by its name, past what the program may have put in its place; None if there
-    is none."""
-    found: Callable[..., object] | None = getattr(lookup("_C.TensorBase"), name, None)
-    return found
+def function(name: str) -> Callable[..., object] | None:
+    """Return the method of a plain tensor, or the function, that has this name in PyTorch's Python API, past what the
+    program may have put in its place; None if there is none."""
+    owners = (lookup("_C.TensorBase"), lookup("_C._VariableFunctions"))
+    return next((found for owner in owners if (found := getattr(owner, name, None)) is not None), None)
 
 
 def takes_numbers(operator: str) -> bool:
