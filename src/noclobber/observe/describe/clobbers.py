@@ -145,11 +145,14 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     entries = _between(memory, handle, suspect.writes if isinstance(suspect, Suspect) else [], key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
+    if current != version and not save.is_output and not any(before == version for _, before in entries):
+        entries = _written_by(node, handle, key, version) + entries
     writes = writes_of(entries, current, save.tensor)
     message = None
     if current != version:
         try:
-            made_by = torch_messages.producer(handle, node, save.field, output=save.is_output)
+            last = entries[-1][0] if entries else None
+            made_by = torch_messages.producer(handle, node, save.field, output=save.is_output, last=last)
             message = torch_messages.stale_message(alias, made_by, current, version)
         except RuntimeError as refusal:  # for one of several views PyTorch raises this instead of its stale message
             message = str(refusal)
@@ -256,10 +259,27 @@ def _between(
     """Return the writes that met a save and those that moved its version, each with the version before it."""
     entries = met
     if current != version:
-        moved = [entry for entry in _from_recent(memory, key, version, current) if entry[0].moment > handle.moment]
+        recent = _from_recent(memory, key, version, current)
+        moved = [entry for entry in recent if entry[0].moment > handle.moment]
+        if not any(before == version for _, before in moved):  # then it may be the write that was seen last before
+            earlier = [entry for entry in recent if entry[0].moment <= handle.moment]
+            moved += [one for one in earlier[-1:] if torch_messages.is_by_its_own_operator(one[0], handle)]
         # Of two writes at one version, the write to a tensor in the graph comes later: it moves the version.
         entries = sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
     return entries
+
+
+def _written_by(node: Node | None, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
+    """Return the write of the operator that made a save and put the tensor into the graph: `t.addcmul_(t, w)`.
+
+    Only writes to tensors in the graph are remembered that meet no save yet.
+    """
+    tensor, op = handle.tensor(), None if node is None else graph.operator_of(node.name())
+    if op is None or tensor is None or not torch_messages.made_by(tensor, node):
+        return []
+    written = Written(f"{op}_", ((0, "self"),), uncounted=False)
+    where = geometry(handle.alias)
+    return [(Record(written, handle.place, key or 0, version, where, None, False, handle.node, handle.moment), version)]
 
 
 def _from_recent(memory: Memory, key: int | None, version: int, current: int) -> list[tuple[Record, int]]:

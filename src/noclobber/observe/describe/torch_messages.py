@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, OfMadeAside, OfOneOfSeveral, Suspect
+from noclobber.observe.core.records import Record
+from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, OfMadeAside, OfOneOfSeveral, OfView, Suspect
 from noclobber.observe.torch_api import graph, native_saves
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ def _shown(node: str) -> str:
     return re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node)
 
 
-def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[str, int] | None:
+def producer(
+    handle: Handle, node: Any, field: str, *, output: bool, last: Record | None = None
+) -> tuple[str, int] | None:
     """Return the node and output that PyTorch names in its message; None for a leaf.
 
-    For an input this is what made the tensor last, as of now. If the tensor is gone, it is what made the tensor when it
-    was saved. A view whose base was written since gets the name of the node that autograd would make for it.
+    For an input this is what made the tensor last, as of now; PyTorch keeps the tensor, noclobber does not. If it is
+    gone, it is what made the tensor when it was saved, or the node that reads, if its own operator was the `last` to
+    write (`h.mul_(h)`). A view whose base was written since gets the name of the node that autograd would make for it.
     Raises RuntimeError if PyTorch refuses to name it: one of several views, or a view that was made with gradients off.
     """
     number = graph.output_of(node, field) if output else None
@@ -53,6 +57,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)
+    if last is not None and _wrote(node, last, made, handle):
+        return ("AsStridedBackward0", 0) if type(handle) is OfView else (node.name(), 0)
     of_function = isinstance(handle.version, Suspect) and handle.version.of_function
     if made is not None and of_function and isinstance(_first_of_views(made), BackwardCFunction):
         raise RuntimeError(_OF_FUNCTION.format(number=number, name=_shown(made.name())))
@@ -65,6 +71,28 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool) -> tuple[st
     if _first_of_views(made).name() in _MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
     return ("AsStridedBackward0", 0) if made.name() in _VIEWS else (made.name(), number)
+
+
+def is_by_its_own_operator(write: Record, handle: Handle) -> bool:
+    """Return True if the operator that made a save is the one that wrote: `h.mul_(h)`.
+
+    The write is seen before the node is made (torch 2.13; test_own_save.py).
+    """
+    return (write.node, write.place) == (handle.node, handle.place)
+
+
+def _wrote(node: Node, last: Record, made: Node | None, handle: Handle) -> bool:
+    """Return True if the operator of `node` wrote in place, as `last`, what it has saved.
+
+    A write to a detached alias makes the same record, but its node does not follow by the written argument on what had
+    `made` the saved tensor. Around the node of a write through a view autograd puts one that stands for both.
+    """
+    if last.untracked or not is_by_its_own_operator(last, handle):
+        return False
+    if type(handle) is OfView:
+        return bool(node.name().endswith("CopySlices"))
+    by_number = made is not None and bool(node._sequence_nr() == handle.node)
+    return by_number and graph.source_of(node, "self")[0] is made
 
 
 def _first_of_views(node: Node) -> Node:

@@ -168,6 +168,11 @@ def _results(node: str) -> dict[str, int]:
     return positions
 
 
+def operator_of(node: str) -> str | None:
+    """Return the operator of a node by its name: "aten::addcmul" for "AddcmulBackward0"; None for a Function's."""
+    return next((schema.name for schema in _schemas(node)), None)
+
+
 def _schemas(node: str) -> Iterator[FunctionSchema]:
     """Return the schemas of a node's operator: "ConvolutionBackward0" is the node of `aten::convolution`."""
     for base, overload in _overloads().get(re.sub(r"Backward\d*$", "", node).lower(), ()):
