@@ -366,3 +366,12 @@ def test_a_sparse_tensor_has_no_storage_and_is_kept_at_once(write):
     with noclobber.preserve():
         kept = program()
     assert torch.equal(kept, torch.tensor([[4.0, 4.0], [2.0, 2.0]]))
+
+
+def test_an_operator_that_overwrites_what_it_has_itself_just_saved_raises():
+    """The write is seen before the save is made (docs/preserve.md)."""
+    h = leaf(4, 6) * 2
+    with noclobber.preserve():
+        h.mul_(h)
+        with pytest.raises(noclobber.ClobberError, match="version 1; expected version 0"):
+            h.sum().backward()
