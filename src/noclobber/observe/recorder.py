@@ -42,7 +42,7 @@ from noclobber.observe.detectors import (
 )
 from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.native import bridge
-from noclobber.observe.preserve import copy_before_write
+from noclobber.observe.preserve import copy_before_write, own_saves
 from noclobber.observe.torch_api import compile_guard, private, self_tests
 
 
@@ -218,6 +218,9 @@ def keep(keeping: bool) -> None:
         return
     context.keeping = keeping
     context.be_careful(1 if keeping else -1)
+    sink = write_kernels.sink()
+    if sink is not None:
+        write_kernels.connect(sink._replace(own=partial(own_saves.before, context) if keeping else None))
     if context.native is not None:
         context.native.set_keeping(keeping)
     threads.renew_hooks(context)

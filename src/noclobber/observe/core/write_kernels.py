@@ -82,6 +82,9 @@ class Sink(NamedTuple):
     kernels of others."""
     contents: bool = False
     """Whether the bytes of saves are compared."""
+    own: Callable[[Written, tuple[object, ...], dict[str, object]], After | None] | None = None
+    """Called with the arguments after `before`, where bytes are preserved. What it returns, if not None, runs after the
+    operator."""
 
 
 _BATCH_NORM = (
@@ -298,7 +301,7 @@ def _write_kernel(name: str, written: Written) -> Kernel:
         if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
             op = private.overload(name)
             by_name, may_be_numbers, quick, call = op._overloadpacket._op, _may_be_numbers(op), quicker(op), op._op
-        sink, run, after = _sink, call, None
+        sink, run, after, own = _sink, call, None, None
         if quick is not None and not kwargs and len(args) <= quick[2] and quick[1].issuperset(map(type, args)):
             run = quick[0]
         else:
@@ -320,6 +323,8 @@ def _write_kernel(name: str, written: Written) -> Kernel:
             else:
                 for tensor in tensors(written, args, kwargs):
                     after = sink[0](written, tensor) or after
+            if sink.own is not None:
+                own = sink.own(written, args, kwargs)
         except ClobberError as stopped:
             without_own_frames(stopped)
             raise
@@ -340,6 +345,8 @@ def _write_kernel(name: str, written: Written) -> Kernel:
             include(key, True)
         if after is not None:
             after()
+        if own is not None:
+            own()
         return result
 
     return kernel

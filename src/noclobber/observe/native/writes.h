@@ -259,6 +259,9 @@ private:
         return false;
       }
     }
+    if (flags.keeping && c10::GradMode::is_enabled() && gets_beside(stack, count)) {
+      return false;
+    }
     if (!noted.empty()) {
       const Place *place = place_here();
       for (const at::Tensor *tensor : noted) {
@@ -266,6 +269,32 @@ private:
       }
     }
     return true;
+  }
+
+  // Whether the operator gets memory that it writes by another argument too: it may save that before it writes.
+  bool gets_beside(torch::jit::Stack *stack, size_t count) const {
+    c10::SmallVector<uintptr_t, 4> written, beside;
+    for (size_t position = 0; position < count; ++position) {
+      const bool writes = std::find(op->arguments.begin(), op->arguments.end(), (int)position) != op->arguments.end();
+      auto &keys = writes ? written : beside;
+      const c10::IValue &value = torch::jit::peek(*stack, position, count);
+      if (value.isTensor()) {
+        add_key(value.toTensor(), keys);
+      } else if (value.isTensorList()) {
+        for (const c10::IValue &element : value.toListRef()) {
+          add_key(element.toTensor(), keys);
+        }
+      }
+    }
+    return std::any_of(beside.begin(), beside.end(), [&](uintptr_t key) {
+      return std::find(written.begin(), written.end(), key) != written.end();
+    });
+  }
+
+  static void add_key(const at::Tensor &tensor, c10::SmallVector<uintptr_t, 4> &keys) {
+    if (tensor.defined() && tensor.unsafeGetTensorImpl()->has_storage()) {
+      keys.push_back(storage_key(tensor.unsafeGetTensorImpl()));
+    }
   }
 
   bool look(const at::Tensor &tensor, at::Tensor &first, c10::SmallVector<const at::Tensor *, 4> &noted,

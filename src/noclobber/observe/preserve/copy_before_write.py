@@ -45,11 +45,11 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
         with private.aside():
             if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
                 continue
-            kept = _found(copies, alias)
+            kept = found(copies, alias)
             if kept is None:
                 kept = _found_alike(known or (), alias)
             if kept is None:
-                kept = _copy(alias)
+                kept = copy(alias)
                 copies.append((alias, kept))
                 _tell(context, noted, handle, private.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
@@ -91,7 +91,7 @@ def _keep_sparse(handle: Handle) -> None:
         suspect.kept, handle.version = kept, suspect
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same layout but without gaps. Each element is copied once, also of an expanded tensor."""
     if tensor.is_nested:
         return tensor.clone()
@@ -108,13 +108,14 @@ def _is_unread(needed: Needed, noted: Record) -> bool:
     return needed.unread
 
 
-def _found(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+def found(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
+    """Return the part of one of these copies that stands for `alias`; None if none holds all of it."""
     parts = (_part(copied, copy, alias) for copied, copy in copies)
     return next((part for part in parts if part is not None), None)
 
 
 def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: torch.Tensor) -> torch.Tensor | None:
-    part = _found(copies, alias)
+    part = found(copies, alias)
     return part if part is not None and same(fingerprint(part), fingerprint(alias)) else None
 
 

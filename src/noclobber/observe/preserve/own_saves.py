@@ -1,0 +1,80 @@
+"""Keeps the bytes that an operator saves and overwrites itself, `h.mul_(h)`: when the write is seen, nothing is saved.
+
+What is copied is the memory of other arguments that the operator overwrites. Autograd itself saves a clone of the
+written argument where it needs it (torch 2.13; tests/observe/preserve/test_preserve_own_saves.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from weakref import ref
+
+import torch
+
+from noclobber.model.kept import Kept
+from noclobber.observe.core import write_kernels
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.fingerprints import fingerprint
+from noclobber.observe.core.records import geometry
+from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, version_at_save
+from noclobber.observe.core.sites import Place, caller, site_of
+from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.describe import clobbers
+from noclobber.observe.preserve import copy_before_write
+from noclobber.observe.preserve.copy_before_write import Copies
+from noclobber.observe.torch_api import private
+
+
+def before(
+    context: Context, written: Written, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Callable[[], None] | None:
+    """Copy the arguments that an operator is about to overwrite through another. Returns what to call after it: it
+    gives the copies to the saves that the operator has made; None if there are none."""
+    if not torch.is_grad_enabled() or written.only_moves:
+        return None
+    writes = list(write_kernels.tensors(written, args, kwargs))
+    beside = [one for one in _beside(written, args, kwargs) if any(_share(one, other) for other in writes)]
+    if not beside:
+        return None
+    with private.aside():
+        copies = [(one.detach(), copy_before_write.copy(one.detach())) for one in beside]
+    versions, node, place = [one._version for one, _ in copies], private.next_node(), caller(1)
+
+    def after() -> None:
+        for (alias, kept), version in zip(copies, versions, strict=True):
+            for handle in context.live.at(private.storage_key(alias) or 0):
+                if handle.version == version and handle.node >= node and not isinstance(handle, Needed):
+                    _keep(context, handle, [(alias, kept)], written.op, place)
+
+    return context.core.entry(after)
+
+
+def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator gets besides those that it writes, also those in lists."""
+    places, names = {at for at, _ in written.arguments}, {name for _, name in written.arguments}
+    values = [value for at, value in enumerate(args) if at not in places]
+    values += [value for name, value in kwargs.items() if name not in names]
+    for value in values:
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield one
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    key = private.storage_key(one)
+    return key is not None and key == private.storage_key(other) and clobbers.touch(geometry(one), geometry(other))
+
+
+def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Place | None) -> None:
+    kept = copy_before_write.found(copies, handle.alias)
+    if kept is None:
+        return
+    handle.version = suspect = Suspect(version_at_save(handle))
+    suspect.kept = handle.alias = kept
+    handle.shown = None
+    if handle.digest is not None:
+        with private.aside():
+            handle.digest = fingerprint(kept)
+    context.live.unsorted.append(ref(handle))
+    size = private.storage(kept).nbytes()
+    context.bus.keep(Kept(site_of(place), op, site_of(handle.place), size, 1))
