@@ -38,7 +38,7 @@ def before(
         return None
     with private.aside():
         copies = [(one.detach(), copy_before_write.copy(one.detach())) for one in beside]
-    versions, node, place = [one._version for one, _ in copies], private.next_node(), caller(1)
+    versions, node, place = [private.version_of(one) for one in beside], private.next_node(), caller(1)
 
     def after() -> None:
         for (alias, kept), version in zip(copies, versions, strict=True):
