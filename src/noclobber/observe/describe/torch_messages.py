@@ -37,9 +37,7 @@ def _shown(node: str) -> str:
     return re.sub(r"Backward(\d*)$", lambda match: match[1] if match[1] != "0" else "", node)
 
 
-def producer(
-    handle: Handle, node: Any, field: str, *, output: bool, last: Record | None = None
-) -> tuple[str, int] | None:
+def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Record | None) -> tuple[str, int] | None:
     """Return the node and output that PyTorch names in its message; None for a leaf.
 
     For an input this is what made the tensor last, as of now; PyTorch keeps the tensor, noclobber does not. If it is

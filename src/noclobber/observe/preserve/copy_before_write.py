@@ -54,10 +54,14 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
                 _tell(context, noted, handle, private.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
                 handle.digest = fingerprint(kept)  # a fingerprint depends on the order of the bytes
-        # The save does not need the old memory any more. It must be freed when the program drops it.
-        suspect.kept = handle.alias = kept
-        handle.shown = None
-        context.live.unsorted.append(ref(handle))
+        give(context, handle, suspect, kept)
+
+
+def give(context: Context, handle: Handle, suspect: Suspect, kept: torch.Tensor) -> None:
+    """Let a save read a copy. It needs the old memory no more, which must be freed when the program drops it."""
+    suspect.kept = handle.alias = kept
+    handle.shown = None
+    context.live.unsorted.append(ref(handle))
 
 
 def _tell(context: Context, noted: Record, handle: Handle, size: int) -> None:

@@ -7,7 +7,6 @@ written argument where it needs it (torch 2.13; tests/observe/preserve/test_pres
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from weakref import ref
 
 import torch
 
@@ -70,11 +69,9 @@ def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Plac
     if kept is None:
         return
     handle.version = suspect = Suspect(version_at_save(handle))
-    suspect.kept = handle.alias = kept
-    handle.shown = None
+    copy_before_write.give(context, handle, suspect, kept)
     if handle.digest is not None:
         with private.aside():
             handle.digest = fingerprint(kept)
-    context.live.unsorted.append(ref(handle))
     size = private.storage(kept).nbytes()
     context.bus.keep(Kept(site_of(place), op, site_of(handle.place), size, 1))
