@@ -38,6 +38,14 @@ def run():
     h += x
     h.sum().backward()
 """,
+    "added onto after another was multiplied by it": """
+def run():
+    h = torch.sigmoid(x @ w)
+    y = x * 2
+    y[:2].mul_(h[:2])
+    h += x
+    y.sum().backward()
+""",
     "filled where a comparison with itself says": """
 def run():
     h = torch.tanh(x @ w)

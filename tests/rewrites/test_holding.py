@@ -38,6 +38,7 @@ ALONE = {
     "of a method of the class": "h = self.inner(x)\nh += 1",
     "read before": "h = self.fc(x)\ny = self.fc(h)\nz = h.mean() + h.shape[0]\nprint(h)\nh += 1\nreturn h * y",
     "read by a part": "h = self.fc(x)\ny = h[0] * 2\nh += 1\nreturn y",
+    "read by a write to another": "h = self.fc(x)\ny = x * 2\ny[0].mul_(h)\nh += 1\nreturn y",
     "put together": "h = self.fc(x)\ny = torch.cat([h, x])\nh += 1\nreturn y",
     "kept afterwards": "h = self.fc(x)\nh += 1\nself.last = h",
     "in a loop, made in it": "for _ in range(2):\n    h = self.fc(x)\n    h += 1\n    self.last = h",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noclobber.model.finding import Finding
@@ -135,6 +137,15 @@ def test_the_message_that_names_another_node_is_explained() -> None:
     assert finding.notes[1:] == (
         "PyTorch's message names SigmoidBackward0: that is the write, and PowBackward0 needs the tensor",
     )
+
+
+def test_a_message_that_names_a_write_to_a_view_is_explained_whatever_wrote() -> None:
+    program = Program("y = h**2\nh[0].mul_(2)\nloss.backward()\n")
+    event = clobber(save("PowBackward0", "self", program.at("h**2")), write("aten::mul_", program.at("h[0].mul_(2)")))
+    message = (event.message or "").replace("SigmoidBackward0", "torch::autograd::CopySlices")
+    finding = explain(replace(event, message=message))
+    assert finding is not None
+    assert "PyTorch's message names torch::autograd::CopySlices: that is the write, and" in finding.notes[1]
 
 
 def test_the_message_that_names_an_innocent_producer_is_passed_over() -> None:

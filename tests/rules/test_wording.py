@@ -38,6 +38,7 @@ NODES = {
     "SigmoidBackwardBackward0": "the backward of sigmoid",
     "ScaledDotProductFlashAttentionForCpuBackward0": "scaled_dot_product_attention",
     "torch::autograd::CopyBackwards": "copy_",
+    "torch::autograd::CopySlices": "a write to a view",
     "AlignmentLossBackward": "`AlignmentLoss`",
 }
 

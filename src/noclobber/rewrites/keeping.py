@@ -45,7 +45,7 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     operands = [_operand(file, save, node, one) or _applied_to(file, save, finding) for one in fields]
     if None not in operands:
         kept = list(dict.fromkeys(one for one in operands if one is not None))
-        texts = [file.source(one) for one in kept]
+        texts = dict.fromkeys(file.source(one) for one in kept)
         edits = [append(file, one, ".clone()") for one in kept]
         clones = "a clone" if len(kept) == 1 else "clones"
         return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits))

@@ -35,7 +35,12 @@ FUNCTIONS = frozenset(
 """Of `torch` and `torch.nn.functional`."""
 METHODS = FUNCTIONS - frozenset("cat concat empty full stack take tensor where".split())  # noqa: SIM905
 """Of what is taken for a tensor. Those left out belong to other things as well, and give what these hold."""
-TAKING = frozenset("bmm div dot matmul mm mul mv pow".split())  # noqa: SIM905
+TAKING = frozenset(
+    """
+    add_ addcdiv_ addcmul_ addmm_ bmm copy_ div div_ dot index_add_ lerp_ masked_fill_ matmul mm mul mul_ mv pow
+    scatter_add_ sub_
+    """.split()  # noqa: SIM905
+)
 """Methods that are a tensor's whatever they are given: a set, a log or a memory has an `add` too, and keeps it."""
 KEEPING_NOTHING = frozenset(
     """

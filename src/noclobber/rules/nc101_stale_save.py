@@ -54,7 +54,7 @@ from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import PUT_BACK, counted, node_in_words, op_in_words, stem
+from noclobber.rules.shared.wording import PUT_BACK, WRITE_TO_VIEW, counted, node_in_words, op_in_words, stem
 
 CODE = "NC101"
 NAME = "stale-save"
@@ -91,6 +91,7 @@ def _misnamed(clobber: Clobber) -> list[str]:
     if node is None or stem(node) == stem(clobber.save.node):
         return []
     writers = {op_in_words(write.op).rstrip("_") for write in clobber.writes}
-    if node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_") not in writers:
+    named = node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_")
+    if not writers or (named not in writers and node != WRITE_TO_VIEW):
         return []
     return [f"PyTorch's message names {node}: that is the write, and {clobber.save.node} needs the tensor"]

@@ -272,12 +272,18 @@ def _between(
 def _written_by(node: Node | None, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
     """Return the write of the operator that made a save and put the tensor into the graph: `t.addcmul_(t, w)`.
 
-    Only writes to tensors in the graph are remembered that meet no save yet.
+    Only writes to tensors in the graph are remembered that meet no save yet. A node of a write through a view does not
+    tell its operator.
     """
-    tensor, op = handle.tensor(), None if node is None else graph.operator_of(node.name())
-    if op is None or tensor is None or not torch_messages.made_by(tensor, node):
+    tensor = handle.tensor()
+    if node is None or tensor is None:
         return []
-    written = Written(f"{op}_", ((0, "self"),), uncounted=False)
+    through_view = torch_messages.stands_for_a_view(node)
+    op = "" if through_view else graph.operator_of(node.name())
+    target = tensor._base if through_view else tensor
+    if op is None or target is None or not torch_messages.made_by(target, node):
+        return []
+    written = Written(f"{op}_" if op else "", ((0, "self"),), uncounted=False)
     where = geometry(handle.alias)
     return [(Record(written, handle.place, key or 0, version, where, None, False, handle.node, handle.moment), version)]
 

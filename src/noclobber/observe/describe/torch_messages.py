@@ -88,9 +88,14 @@ def _wrote(node: Node, last: Record, made: Node | None, handle: Handle) -> bool:
     if last.untracked or not is_by_its_own_operator(last, handle):
         return False
     if type(handle) is OfView:
-        return bool(node.name().endswith("CopySlices"))
+        return stands_for_a_view(node)
     by_number = made is not None and bool(node._sequence_nr() == handle.node)
     return by_number and graph.source_of(node, "self")[0] is made
+
+
+def stands_for_a_view(node: Node) -> bool:
+    """Return True for the node that autograd puts around that of a write through a view."""
+    return bool(node.name().endswith("CopySlices"))
 
 
 def _first_of_views(node: Node) -> Node:

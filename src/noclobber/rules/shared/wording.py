@@ -9,6 +9,8 @@ from typing import Any
 
 from noclobber.model.events import Save, Tensor, Write
 
+WRITE_TO_VIEW = "torch::autograd::CopySlices"
+"""The node of a write to a view, by whatever operator."""
 _BACKWARD = re.compile(r"Backward(?P<index>\d*)(_copy)?$")
 _PLAIN_NAMES = {
     "Addmm": "linear (addmm)",
@@ -29,9 +31,8 @@ _PLAIN_NAMES = {
     "MkldnnRnnLayer": "lstm",
     "Convolution": "conv",
     "torch::autograd::CopyBackwards": "copy_",
-    "torch::autograd::CopySlices": "copy_",
     "CopyBackwards": "copy_",
-    "CopySlices": "copy_",
+    WRITE_TO_VIEW: "a write to a view",
     "AccumulateGrad": "gradient accumulation",
 }
 _TRUE_DIGITS = ("Expm1", "Log2", "Exp2", "Log10", "Atan2", "Logaddexp2")
