@@ -66,6 +66,20 @@ def test_a_comment_about_something_else_keeps_nothing_out(comment: str) -> None:
     assert left(Report((at("a.py", 1, f"h.data.mul_(2)  {comment}"),)), Selection()) == ["NC201"]
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("h.data.mul_(2); print('use # noclobber: ignore[NC201] here')", ["NC201"]),
+        ("s = '# noclobber: ignore[NC201]'; h.data.mul_(2)  # noclobber: ignore[NC101]", ["NC201"]),
+        ("    h.data.mul_(f('#'))  # noclobber: ignore[NC201]", []),
+        ("    h.data.mul_(f(  # noclobber: ignore[NC201]", []),
+        ('    """))  # noclobber: ignore[NC201]', []),
+    ],
+)
+def test_text_inside_a_string_is_no_comment(line: str, found: list[str]) -> None:
+    assert left(Report((at("a.py", 1, line),)), Selection()) == found
+
+
 def test_comments_that_kept_nothing_out_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text(

@@ -331,3 +331,56 @@ def test_a_block_inside_a_thread_does_not_end_the_watch_around_the_thread():
     with pytest.warns(noclobber.ClobberWarning, match="NC201"):
         around()
     assert [one.code for one in seen.findings] == ["NC201"]
+
+
+def fails():
+    silent()
+    raise ValueError("later")
+
+
+@pytest.mark.parametrize("watched", [noclobber.watch(), noclobber.watch(every=2)])
+def test_an_exception_that_leaves_takes_no_finding_with_it(watched):
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"), pytest.raises(ValueError, match="later"), watched:
+        fails()
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"), pytest.raises(ValueError, match="later"):
+        noclobber.watch()(fails)()
+
+
+def test_what_an_error_tells_itself_is_not_warned_of_as_well():
+    def both():
+        silent()
+        three_parts()
+
+    with pytest.warns(noclobber.ClobberWarning) as told, pytest.raises(noclobber.ClobberError), noclobber.watch():
+        both()
+    (one,) = told
+    assert "NC201" in str(one.message)
+    assert "NC101" not in str(one.message)
+
+
+def test_an_exception_is_raised_where_warnings_are_errors_too():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="later"), noclobber.watch():
+            fails()
+
+
+async def coroutine():
+    silent()
+
+
+def generator():
+    silent()
+    yield
+
+
+async def generator_of_a_coroutine():
+    silent()
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, generator_of_a_coroutine])
+@pytest.mark.parametrize("block", [noclobber.watch(), noclobber.preserve()])
+def test_a_function_whose_body_runs_after_the_call_is_refused(function, block):
+    with pytest.raises(TypeError, match=f"@noclobber.{type(block).__name__}\\(\\)` cannot be put on a .* inside it"):
+        block(function)

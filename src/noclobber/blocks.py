@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import inspect
 import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import FrameType, FunctionType, TracebackType
 from typing import Generic, ParamSpec, TypeVar
@@ -98,9 +100,9 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        news = self._end(self._open.ended(), error)
-        if error is None and news is not None:
-            _warn_about(news)
+        news, told = self._end(self._open.ended(), error)
+        if news is not None:
+            _warn_about(news, told, beside=error)
 
     def _begin(self) -> Block | None:
         """Begin a block. Return None if it is a step that is not watched."""
@@ -120,19 +122,27 @@ class watch:
         self._last = block = Block(session, children=self._children)
         return block
 
-    def _end(self, block: Block | None, error: BaseException | None) -> Block | None:
-        """End a block. Return it if there is something to warn of that no earlier step has found."""
+    def _end(self, block: Block | None, error: BaseException | None) -> tuple[Block | None, set[object]]:
+        """End a block. Return it if there is something to warn of that no earlier step has found.
+
+        With it come the identities of what `error`, which leaves the block, tells itself.
+        """
         if block is None:
-            return None
+            return None, set()
         self._last = block
-        if error is not None:
-            block.session.escaped(error)
+        explained = block.session.escaped(error) if error is not None else []
         block.end()
-        return block if self._sampling is None or self._sampling.ends() else None
+        told: set[object] = {one.identity() for _, findings in explained for one in findings}
+        return block if self._sampling is None or self._sampling.ends() else None, told
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Watch every call of a function; a warning is about the function, wherever it is called from."""
+        """Watch every call of a function; a warning is about the function, wherever it is called from.
+
+        Raises TypeError for a coroutine function or a generator function.
+        """
         from noclobber.observe.torch_api.frames import passed_over
+
+        _refuse_if_it_runs_later(function, "watch")
 
         @passed_over
         @functools.wraps(function)
@@ -141,10 +151,13 @@ class watch:
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
-                self._end(block, error)
+                news, told = self._end(block, error)
+                if news is not None:
+                    _warn_about(news, told, function, beside=error)
                 raise
-            if (news := self._end(block, None)) is not None:
-                _warn_about(news, function)
+            news, told = self._end(block, None)
+            if news is not None:
+                _warn_about(news, told, function)
             return result
 
         return watched
@@ -298,8 +311,13 @@ class preserve:
         _warn_of_failures(session)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Keep what backward needs in every call of a function."""
+        """Keep what backward needs in every call of a function.
+
+        Raises TypeError for a coroutine function or a generator function.
+        """
         from noclobber.observe.torch_api.frames import passed_over
+
+        _refuse_if_it_runs_later(function, "preserve")
 
         @passed_over
         @functools.wraps(function)
@@ -327,15 +345,40 @@ def _counting(block: Block) -> Report:
     return selected(block.report(), Selection())
 
 
-def _warn_about(block: Block, function: object = None) -> None:
-    """Warn of what was found, at the line that leaves the block, or where a watched function is."""
+def _refuse_if_it_runs_later(function: Callable[..., object], kind: str) -> None:
+    """Raise TypeError for a function whose body runs only after the call has returned: no block would be around it."""
+    is_coroutine = inspect.iscoroutinefunction(function)
+    if is_coroutine or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        what = "coroutine" if is_coroutine else "generator"
+        raise TypeError(
+            f"`@noclobber.{kind}()` cannot be put on a {what} function, whose body runs after the call: "
+            f"write `with noclobber.{kind}():` inside it, around code without {'await' if is_coroutine else 'yield'}"
+        )
+
+
+def _warn_about(
+    block: Block,
+    told: Collection[object] = (),
+    function: object = None,
+    *,
+    beside: BaseException | None = None,
+) -> None:
+    """Warn of what was found, at the line that leaves the block, or where a watched function is.
+
+    What is `told` already is left out. An exception `beside` the warning is raised even if warnings are errors.
+    """
     from noclobber import render
 
     _warn_of_failures(block.session)
     report = _counting(block)
+    report = replace(report, findings=tuple(one for one in report.findings if one.identity() not in told))
     if not report.findings:
         return
-    text = render.render(report, "full")
+    with contextlib.suppress(ClobberWarning) if beside is not None else contextlib.nullcontext():
+        _warn_at(render.render(report, "full"), function)
+
+
+def _warn_at(text: str, function: object) -> None:
     if isinstance(function, FunctionType):
         code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
         path = cell_of(code.co_filename) or code.co_filename

@@ -416,7 +416,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
                 from noclobber.fix.advice import advised
 
                 report = advised(report, words, run.kept_apart)
-        if status == 0 and report.count("error"):
+        if status % 256 == 0 and report.count("error"):  # a program that exits with 256 ends with 0
             status = 1
         _deliver(report, run, options, output)
         for lost in report.coverage.lost:

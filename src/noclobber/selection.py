@@ -147,11 +147,23 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
 def _commented(finding: Finding) -> str | None:
     """Return the reason of a comment that keeps a finding out; empty if it gives none, None if there is no comment."""
     primary = finding.primary
-    for line in primary.source if primary is not None else ():
-        for found in _COMMENT.finditer(line):
+    for comment in _comments_in(primary.source) if primary is not None else ():
+        for found in _COMMENT.finditer(comment):
             if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
                 return found[2].strip()
     return None
+
+
+def _comments_in(lines: Sequence[str]) -> Iterator[str]:
+    """The comments of some lines of a program; whole lines where these begin or end inside a string."""
+    if not any("noclobber:" in line for line in lines):
+        return
+    try:
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines).lstrip()).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
+    except (tokenize.TokenError, SyntaxError):
+        yield from lines
 
 
 def is_commented(finding: Finding) -> bool:

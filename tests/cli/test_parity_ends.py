@@ -170,3 +170,11 @@ def test_a_program_that_moves_away_still_gets_its_report(tmp_path: Path) -> None
     assert program["status"] == 0
     assert program["torch"] is None
     assert (tmp_path / "elsewhere" / "log").read_text() == ""
+
+
+def test_an_error_found_counts_where_the_program_ends_with_256(tmp_path: Path) -> None:
+    """The system keeps the last byte of a status: for it, this program has ended well."""
+    error = "import torch\ny = torch.ones(3, requires_grad=True).exp()\ny.data.mul_(2)\ny.sum().backward()\n"
+    write(tmp_path, {"main.py": f"{error}raise SystemExit(256)\n", "other.py": f"{error}raise SystemExit(257)\n"})
+    assert noclobber(["run", "main.py"], tmp_path).status == 1
+    assert noclobber(["run", "other.py"], tmp_path).status == 257 % 256

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
+from dataclasses import replace
+
+from noclobber.model.finding import PUT_BACK, Finding
 
 
 def named(name: str | None) -> Finding:
@@ -32,3 +34,10 @@ def test_several_tensors_of_one_line_are_named() -> None:
         joined("a", "b", "c", "d", "e").seen
         == "seen 5 times at these lines, for `a`, `b`, `c`, `d` and others; shown once"
     )
+
+
+def test_that_values_were_put_back_is_said_only_if_it_holds_each_time() -> None:
+    put_back, other = replace(named("h"), notes=("why", f"computes; {PUT_BACK}")), replace(named("h"), notes=("why",))
+    assert put_back.with_facts_of(put_back).notes == put_back.notes
+    assert put_back.with_facts_of(other).notes == ("why",)
+    assert other.with_facts_of(put_back).notes == ("why",)

@@ -152,13 +152,11 @@ _PRUNED = File("prune.py", {7: "        hidden.data.mul_(keep)", 21: "    net(x,
 untracked_write = finding(
     "NC208",
     "untracked-write",
-    "`hidden` is changed through `.data`: the gradient is as if that had not happened",
+    "`hidden` is changed through `.data`: the gradient leaves that out",
     _PRUNED.write(7, "hidden.data.mul_(keep)", "`mul_` changes `hidden` here"),
     _PRUNED.read(21, "net(x, keep).square().mean().backward()", "backward goes through it here"),
     severity="warning",
-    notes=(
-        "a write through `.data` is not recorded: backward follows the old values, without the derivative of `mul_`",
-    ),
+    notes=("a write through `.data` is not recorded: backward goes on without the derivative of `mul_`",),
     suggestions=(
         *advice(
             "let autograd see it: compute the new value out of place",

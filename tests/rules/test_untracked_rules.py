@@ -91,7 +91,7 @@ def untracked(
 
 def test_a_mask_under_no_grad() -> None:
     finding = untracked("h.mul_(keep)", "aten::mul_", "no_grad", Tensor((4,), name="h"))
-    assert finding.message == "`h` is changed under `no_grad`: the gradient is as if that had not happened"
+    assert finding.message == "`h` is changed under `no_grad`: the gradient leaves that out"
     assert told(finding, "write").text == "`mul_` changes `h` here"
     assert told(finding, "read").text == "backward goes through it here"
     assert "without the derivative of `mul_`" in finding.notes[0]
@@ -100,13 +100,13 @@ def test_a_mask_under_no_grad() -> None:
 
 def test_a_mask_under_inference_mode() -> None:
     finding = untracked("h.mul_(keep)", "aten::mul_", "inference_mode", Tensor((4,), name="h"))
-    assert finding.message == "`h` is changed under `inference_mode`: the gradient is as if that had not happened"
+    assert finding.message == "`h` is changed under `inference_mode`: the gradient leaves that out"
     assert finding.notes[0].startswith("under `inference_mode` nothing is recorded")
 
 
 def test_a_change_through_data() -> None:
     finding = untracked("g.data *= 2", "aten::mul_", "data", Tensor((4,), name="g"))
-    assert finding.message == "`g` is changed through `.data`: the gradient is as if that had not happened"
+    assert finding.message == "`g` is changed through `.data`: the gradient leaves that out"
 
 
 def test_values_of_another_tensor_are_cut_off() -> None:
@@ -143,7 +143,7 @@ def test_any_other_value_does_not(value: str) -> None:
     program = Program(f"h.data = {value}\nloss.backward()\n")
     change = write("data=", program.at("h.data"), via="set_data", version_after=0)
     finding = the(Untracked(change, "assigned", Tensor((4,), name="h"), Read("", program.at("loss.backward()"))))
-    assert finding.message == "`h` is changed by `t.data = u`: the gradient is as if that had not happened"
+    assert finding.message == "`h` is changed by `t.data = u`: the gradient leaves that out"
 
 
 INPUT = Program("""

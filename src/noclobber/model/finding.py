@@ -11,6 +11,13 @@ Role = Literal["write", "save", "read", "create", "inside"]
 Severity = Literal["error", "warning", "hint"]
 
 
+PUT_BACK = (
+    "the tensor has its saved values at backward, so the gradient would be right; "
+    "PyTorch raises because the version changed"
+)
+"""How the note ends for a clobber that is `restored`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """A span with a few words. `text` is lowercase, without a full stop; exactly one label of a finding is primary.
@@ -94,8 +101,13 @@ class Finding:
         return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
 
     def with_facts_of(self, other: Finding) -> Finding:
-        """Return this finding, with what an equal one is about: another field that the line saves, another tensor."""
+        """Return this finding, with what an equal one is about: another field that the line saves, another tensor.
+
+        That the saved values were put back is said only if it holds for both.
+        """
         found = self
+        if any(note.endswith(PUT_BACK) and note not in other.notes for note in self.notes):
+            found = replace(found, notes=tuple(note for note in self.notes if not note.endswith(PUT_BACK)))
         if self.save and other.save and other.save["field"] not in self.save["fields"]:
             found = replace(found, save={**self.save, "fields": [*self.save["fields"], other.save["field"]]})
         name, names = (other.tensor or {}).get("name"), self.tensor_names

@@ -47,14 +47,14 @@ from __future__ import annotations
 import re
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity
+from noclobber.model.finding import PUT_BACK, Finding, Severity
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import PUT_BACK, WRITE_TO_VIEW, counted, node_in_words, op_in_words, stem
+from noclobber.rules.shared.wording import WRITE_TO_VIEW, counted, node_in_words, op_in_words, stem
 
 CODE = "NC101"
 NAME = "stale-save"

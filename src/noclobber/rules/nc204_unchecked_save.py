@@ -96,4 +96,4 @@ def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
     """For a `ctx`: the help to use a save that PyTorch checks, so that it notices the next such write."""
     if clobber.save.unchecked != "ctx":
         return ()
-    return (Suggestion("and keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)
+    return (Suggestion("keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)

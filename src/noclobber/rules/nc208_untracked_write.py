@@ -3,7 +3,7 @@
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
     through `.data`, or it gets another tensor's values by `t.data = u`. The program goes on with it and calls
-    backward. The gradient is as if the change had not happened. If the values were copied from another tensor, that
+    backward. The gradient leaves the derivative of the change out. If the values were copied from another tensor, that
     tensor gets no gradient.
 
 Why
@@ -74,7 +74,7 @@ def find(event: Event) -> Finding | None:
     headline = (
         f"{what} gets values from the graph {_WHERE[event.how]}: no gradient flows back to them"
         if cut
-        else f"{what} is changed {_WHERE[event.how]}: the gradient is as if that had not happened"
+        else f"{what} is changed {_WHERE[event.how]}: the gradient leaves that out"
     )
     verb = (
         f"cuts {source} off its graph"
@@ -123,7 +123,7 @@ def _unrecorded(event: Untracked, write: Write) -> str:
     if event.source is not None:
         return f"{recorded}: backward treats the new values as constants and ends here"
     left_out = writer_in_words(write)
-    return f"{recorded}: backward follows the old values, without the derivative of {left_out}"
+    return f"{recorded}: backward goes on without the derivative of {left_out}"
 
 
 def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:

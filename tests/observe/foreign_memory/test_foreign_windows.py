@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+import noclobber
 from noclobber.observe.foreign_memory import byte_monitor, exported_saves
 from tests.observe.foreign import line, marked, watched
 
@@ -65,3 +66,26 @@ def test_it_is_a_window_where_the_memory_was_handed_out_before():
     (write,) = watched(program).writes
     assert [{line(write.since)}, {line(write.site)}] == [marked(kept, "saved"), marked(program, "read")]
     assert write.handed is None
+
+
+def test_a_write_is_not_blamed_on_who_had_the_memory_before():
+    """The memory of the save that was handed out is soon that of the next one, which holds the same numbers."""
+
+    def read_by_numpy():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.detach().numpy().sum()
+        y.sum().backward()
+
+    def written_by_torch():
+        z = torch.ones(3, requires_grad=True).exp()
+        z.data.mul_(2)
+        z.sum().backward()
+
+    def in_turns():
+        for _ in range(50):
+            read_by_numpy()
+            written_by_torch()
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(contents=True) as seen:
+        in_turns()
+    assert [(one.code, one.count) for one in seen.findings] == [("NC201", 50)]

@@ -155,8 +155,8 @@ class ByteMonitor:
     def change(self, handle: Handle, here: Place | None) -> ChangedBytes | None:
         """Return where the bytes of a save that is being read changed; None if that is not known."""
         stretch = self._known.get(_name(handle)) if isinstance(handle.digest, int) else None
-        if stretch is None or not isinstance(handle.digest, int):
-            return None
+        if stretch is None or not isinstance(handle.digest, int) or stretch.handle() is None:
+            return None  # the memory of saves that are gone may be another tensor's now
         known = stretch.changes.get(handle.digest)
         if known is not None or stretch.digest != handle.digest:
             return known

@@ -88,7 +88,8 @@ class _SavedByNode:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         apply = vars(lookup("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past noclobber's wrapper of `apply`
-        with torch.enable_grad(), unlogged(), no_modes(), private.plain():
+        in_transforms = lookup("_functorch.utils.enable_single_level_autograd_function")
+        with torch.enable_grad(), unlogged(), no_modes(), private.plain(), in_transforms():
             # Keep the result, not its node: the node lives as long as the result. The tensor goes in inside a list: of
             # an input PyTorch wants the sizes, which a nested tensor does not have, and the tangent.
             self._made = apply([tensor], torch.empty(0, requires_grad=True))

@@ -7,10 +7,10 @@ from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Suggestion
+from noclobber.model.finding import PUT_BACK, Suggestion
 from noclobber.rules.shared.built_once import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
-from noclobber.rules.shared.wording import PUT_BACK, node_in_words
+from noclobber.rules.shared.wording import node_in_words
 from noclobber.syntax.names import bound_by_loop, first_name
 from noclobber.syntax.tree import Placed, place_of, walk
 

@@ -59,13 +59,6 @@ def stem(node: str) -> str:
     return node if node in _TRUE_DIGITS else node.rstrip("0123456789")
 
 
-PUT_BACK = (
-    "the tensor has its saved values at backward, so the gradient would be right; "
-    "PyTorch raises because the version changed"
-)
-"""The note for a clobber that is `restored`."""
-
-
 def is_custom(node: str) -> bool:
     """Whether a node belongs to an `autograd.Function`: PyTorch numbers its own ("ExpBackward0"), no Function's."""
     found = _BACKWARD.search(node)

@@ -1,0 +1,29 @@
+"""An error inside the transforms of torch.func is explained like any other."""
+
+import pytest
+import torch
+
+import noclobber
+from tests.observe.hearing import hear, is_marked
+
+
+def loss(w, x):
+    h = torch.sigmoid(x @ w.t())
+    h.mul_(2)  # write
+    return h.pow(2).sum()
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f), (None, 0))])
+def test_the_write_is_blamed(transform):
+    def refused():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+            transform(loss)(torch.ones(4, 4), torch.ones(4, 4))
+        return str(raised.value)
+
+    said = refused()
+    heard, told = hear(refused)
+    assert told == said
+    assert all(is_marked(clobber.writes[0].site, "write") for clobber in heard.clobbers)
+    with noclobber.watch() as seen:
+        refused()
+    assert [one.code for one in seen.findings] == ["NC101"]
