@@ -128,6 +128,8 @@ def test_one_of_several_views() -> None:
     refusal = Refusal(FOUND["NC303"], loop.at("c.sub_(m)"), "aten::sub_", created=loop.at("zip(image, means)"))
     chained = Program("for c, m in pairs:\n    c.sub_(m).div_(2)\n")
     assert "range(len(t))" in helped(found(Refusal(FOUND["NC303"], chained.at("c.sub_(m)"))))
+    columns = Program("for c in t.unbind(1):\n    c.sub_(m)\n")
+    assert "join them along the same dimension" in helped(found(Refusal(FOUND["NC303"], columns.at("c.sub_(m)"))))
     finding = found(refusal)
     assert "range(len(t))" in helped(finding)
     assert told(finding, "create").span.line == 1

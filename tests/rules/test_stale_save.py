@@ -270,3 +270,62 @@ def test_a_write_in_backward_asks_for_a_new_tensor_there() -> None:
         == "return a new tensor from this `backward` and leave the saved tensor unchanged"
     )
     assert program.mended(finding)[0].splitlines()[1] == "dlogits = dlogits * upstream"
+
+
+HOOK = """
+def steer(module, args, out):
+    {body}
+y = torch.sigmoid(h)
+loss.backward()
+"""
+FOR_CALLER = "let `steer` return a new tensor, and let its caller use that: only the caller reads what is written"
+
+
+@pytest.mark.parametrize(
+    ("body", "written", "op", "is_for_caller"),
+    [
+        ("out[:, 0] = 0", "out[:, 0]", "aten::fill_", True),
+        ("out *= 2", "out *= 2", "aten::mul_", True),
+        ("args[0].add_(1)", "args[0].add_(1)", "aten::add_", True),
+        ("F.relu(out, inplace=True)", "F.relu(out, inplace=True)", "aten::relu_", True),
+        ("out *= 2\n    return out", "out *= 2", "aten::mul_", False),
+        ("return out.mul_(2)", "out.mul_(2)", "aten::mul_", False),
+        ("for one in args: y = out * 2; out += one", "out += one", "aten::add_", False),
+        ("out = out.exp()\n    out += 1", "out += 1", "aten::add_", False),
+    ],
+)
+def test_what_only_the_caller_reads_is_to_be_returned(body: str, written: str, op: str, is_for_caller: bool) -> None:
+    program = Program(HOOK.format(body=body))
+    assert (FOR_CALLER in helped(found(program, "torch.sigmoid(h)", written, op))) is is_for_caller
+
+
+@pytest.mark.parametrize(
+    ("taken", "is_part"),
+    [
+        ("head = att[:, 0]", True),
+        ("head = att.view(-1)", True),
+        ("head = att * 2", False),
+        ("head = att", False),
+        ("head = att.mean()", False),
+    ],
+)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_new_tensor_for_a_part_would_not_reach_the_whole(taken: str, is_part: bool, is_read: bool) -> None:
+    read = "print(att)" if is_read else "print(head)"
+    program = Program(f"att = torch.sigmoid(h)\n{taken}\nhead *= 2\n{read}\nloss.backward()\n")
+    words = "make a new `att` out of place: `head` is a part of it"
+    assert (words in helped(found(program, "torch.sigmoid(h)", "head *= 2", "aten::mul_"))) is (is_part and is_read)
+
+
+@pytest.mark.parametrize(
+    ("program", "fills"),
+    [
+        ("for t in range(3):\n    y = torch.sigmoid(h)\n    h[t] = 1\nloss.backward()\n", True),
+        ("while t < 3:\n    y = torch.sigmoid(h)\n    h[t] = 1\n    t += 1\nloss.backward()\n", True),
+        ("for t in range(3):\n    y = torch.sigmoid(h)\n    h[0] = 1\nloss.backward()\n", False),
+    ],
+)
+def test_parts_are_collected_only_where_a_loop_sets_their_place(program: str, fills: bool) -> None:
+    text = "h[t]" if "h[t]" in program else "h[0]"
+    finding = found(Program(program), "torch.sigmoid(h)", text, "aten::copy_")
+    assert ("collect the parts in a list" in helped(finding)) is fills

@@ -41,7 +41,7 @@ from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.writetext import in_loop
+from noclobber.rules.shared.writetext import fills_by_loop
 
 CODE = "NC102"
 NAME = "disjoint-write"
@@ -67,6 +67,6 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[note],
-        suggestions=[stack, clone] if in_loop(writes[0].site) else [clone],
+        suggestions=[stack, clone] if fills_by_loop(writes[0].site) else [clone],
         verb=f"writes elsewhere in {spelled(event.save.tensor, writes[0].site, 'it')}" if name else "writes beside it",
     )

@@ -35,11 +35,14 @@ from __future__ import annotations
 
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.model.operators import TWIN_IS_VIEW
+from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Event
+from noclobber.model.source import Site
 from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable
+from noclobber.syntax.names import called
+from noclobber.syntax.tree import FOR, place_of, walk
 
 CODE = "NC303"
 NAME = "multi-view-write"
@@ -91,7 +94,17 @@ def _cure(refusal: Refusal) -> list[Suggestion]:
         return [Suggestion(f"use `{op.rstrip('_')}`, which leaves the view as it is")]
     if is_rebindable(site, refused=True):
         return [Suggestion("write out of place")]
+    if by_iteration(site) and _is_split_by_call(site):
+        joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
+        return [Suggestion(f"collect new parts in a list, and join them along the same dimension: {joined}")]
     if by_iteration(site):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [Suggestion(index), Suggestion("or work on the whole tensor at once, out of place")]
     return [Suggestion("write to a slice of the base, `x[:n] += y`, or to a clone of the part")]
+
+
+def _is_split_by_call(site: Site | None) -> bool:
+    """Return True for `for part in t.unbind(1)`: its parts may lie along another dimension than those of `t`."""
+    place = place_of(site)
+    loops = [one for one in place.file.around(place.node) if isinstance(one, FOR)] if place is not None else []
+    return any(called(call) in SPLITS for loop in loops for call in walk(loop.iter, ast.Call))

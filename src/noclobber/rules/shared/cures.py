@@ -11,7 +11,17 @@ from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
-from noclobber.rules.shared.writetext import by_iteration, form, in_loop, is_rebindable, masked, target_of, text_at
+from noclobber.rules.shared.writetext import (
+    by_iteration,
+    fills_by_loop,
+    form,
+    is_rebindable,
+    masked,
+    only_for_caller,
+    part_of,
+    target_of,
+    text_at,
+)
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import statement_of
 from noclobber.syntax.writes import Form, base_of
@@ -137,6 +147,15 @@ def _buffer(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 def _activation(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     op, kind = op_in_words(write.op), form(write.site)
+    if kind is not Form.CALL and (function := only_for_caller(write.site)):
+        words = (
+            f"let `{function}` return a new tensor, and let its caller use that: only the caller reads what is written"
+        )
+        return (Suggestion(words),)
+    if kind is not Form.CALL and (part := part_of(write.site)):
+        name, whole = part
+        words = f"a new tensor for `{name}` alone would not reach it"
+        return (Suggestion(f"make a new `{whole}` out of place: `{name}` is a part of it, and {words}"),)
     if kind is Form.FLAG or op in _ACTIVATIONS:
         words = (
             f"let `{op.rstrip('_')}` write a new tensor"
@@ -187,7 +206,7 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
     named = f"`{base}`" if base else name_in_words(clobber.save.tensor)
     if chosen := masked(write.site, base or "h"):
         return Suggestion(f"choose instead of writing: {chosen} makes a new tensor")
-    if in_loop(write.site):
+    if fills_by_loop(write.site):
         return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
     if op in ("masked_fill_", "index_put_", "masked_scatter_"):
         return Suggestion(f"choose instead of writing: `torch.where(mask, new, {base or 'old'})` makes a new tensor")

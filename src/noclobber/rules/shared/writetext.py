@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.operators import ACTIVATIONS
+from noclobber.model.operators import ACTIVATIONS, VIEWS
 from noclobber.model.source import Site
-from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, last_name
-from noclobber.syntax.tree import LOOP, Placed, place_of
-from noclobber.syntax.writes import Form, WriteSyntax, chain, is_number, mask_of, out_of_place, write_at
+from noclobber.syntax.names import (
+    bound_by_loop,
+    called,
+    definition,
+    dotted,
+    is_read_after,
+    is_read_again,
+    is_stored,
+    last_name,
+    names_bound,
+    parameters,
+)
+from noclobber.syntax.tree import Placed, place_of, walk
+from noclobber.syntax.writes import Form, WriteSyntax, base_of, chain, is_number, mask_of, out_of_place, write_at
 
 _PLAIN = (
     "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor",
@@ -87,10 +98,47 @@ def by_iteration(site: Site | None) -> bool:
     return place is not None and isinstance(target, ast.Name) and target.id in bound_by_loop(place.file, place.node)
 
 
-def in_loop(site: Site | None) -> bool:
-    """Whether a `for` or `while` of the same file surrounds the site."""
-    place = place_of(site)
-    return place is not None and any(isinstance(one, LOOP) for one in place.file.around(place.node))
+def fills_by_loop(site: Site | None) -> bool:
+    """Return True for `h[t] = e` where a loop around it sets `t`: the loop fills one part after another."""
+    place, target = place_of(site), target_of(site)
+    if place is None or target is None:
+        return False
+    set_by = bound_by_loop(place.file, place.node)
+    for loop in place.file.around(place.node):
+        if isinstance(loop, ast.While):
+            set_by |= {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
+    return any(names_bound(one.slice) & set_by for one in walk(target, ast.Subscript))
+
+
+def only_for_caller(site: Site | None) -> str:
+    """Return the function that writes into an argument which it neither reads afterwards nor returns; "" if none.
+
+    A new tensor in its place would reach nobody.
+    """
+    write = write_of(site)
+    base = base_of(write.target) if write is not None else None
+    if write is None or not isinstance(base, ast.Name):
+        return ""
+    scope = write.file.scope(write.statement)
+    if not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) or base.id not in parameters(scope):
+        return ""
+    bound = any(one.id == base.id and is_stored(write.file, one) for one in walk(scope, ast.Name))
+    is_read = is_read_again(write.file, base.id, write.statement) or isinstance(write.statement, ast.Return)
+    return "" if bound or is_read else scope.name
+
+
+def part_of(site: Site | None) -> tuple[str, str] | None:
+    """Return `head` and `att` for a write to `head` after `head = att[:, i]`, where `att` is read later on."""
+    write = write_of(site)
+    base = base_of(write.target) if write is not None else None
+    if write is None or not isinstance(base, ast.Name):
+        return None
+    value = definition(write.file, base, write.statement)
+    is_part = isinstance(value, ast.Subscript) or (isinstance(value, ast.Call) and called(value) in VIEWS)
+    whole = dotted(base_of(value)) if is_part else ""
+    if not whole or whole == base.id or not is_read_again(write.file, whole, write.statement):
+        return None
+    return base.id, whole
 
 
 def masked(site: Site | None, name: str) -> str:
