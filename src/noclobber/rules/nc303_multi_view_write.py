@@ -33,6 +33,8 @@ Notes
 
 from __future__ import annotations
 
+import ast
+
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
