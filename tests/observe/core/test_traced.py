@@ -1,56 +1,51 @@
-"""In compiled code the statement is blamed that the traced graph tells of, not the call of the compiled function."""
-
-import linecache
+"""`torch.jit.trace` records what it records bare, and what it does not let noclobber see is told."""
 
 import pytest
 import torch
+from torch import nn
 
 import noclobber
+from noclobber.observe.core.traced_graphs import WHILE_TRACING
 
-HEAD = """
-import torch
-from torch import nn
-w = torch.ones(4, 4, requires_grad=True)
-class Net(nn.Module):
-    def forward(self, x):
-"""
-END = """
-def run():
-    torch.compile(Net(), backend="aot_eager")(torch.ones(2, 4)).sum().backward()
-"""
-BODIES = {
-    "a statement": (["h = torch.relu(x @ w)", "h += 1", "return h.sigmoid()"], ["h += 1"]),
-    "a method": (["h = torch.sigmoid(x @ w)", "h.mul_(2)", "return h"], ["h.mul_(2)"]),
-    "two statements": (["h = torch.relu(x @ w)", "h *= 0.5", "h += 1", "return h"], ["h *= 0.5", "h += 1"]),
-    "in a function that is traced into": (["h = torch.relu(x @ w)", "change(h)", "return h"], ["t.add_(1)"]),
-    "over two lines": (["h = torch.tanh(x @ w)", "h.add_(\n            1)", "return h"], ["h.add_(\n            1)"]),
-}
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize(("body", "writes"), BODIES.values(), ids=BODIES)
-def test_the_statement_is_blamed(tmp_path, body, writes):
-    path = str(tmp_path / "program.py")
-    text = "def change(t):\n    t.add_(1)\n" + HEAD + "".join(f"        {line}\n" for line in body) + END
-    with open(path, "w") as file:
-        file.write(text)
-    linecache.checkcache(path)
-    names, seen = {"__name__": "program"}, noclobber.watch()
-    exec(compile(text, path, "exec"), names)
-    torch._dynamo.reset()
-
-    def watched():
-        with seen:
-            names["run"]()
-
-    with pytest.raises(RuntimeError, match="inplace operation"):
-        watched()
-    blamed = [one.span for finding in seen.findings for one in finding.labels if one.role == "write"]
-    lines = text.split("\n")
-    assert [span.line for span in blamed] == [_line(text, one) for one in writes]
-    for span, one in zip(blamed, writes, strict=True):
-        assert lines[span.line - 1][span.column - 1 :].startswith(one.split("\n")[0])
-        assert span.end_line == span.line + one.count("\n")
+def module():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True))
 
 
-def _line(text, snippet):
-    return text[: text.index(snippet)].count("\n") + 1
+def written(x):
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+@pytest.mark.parametrize("make", [module, lambda: written])
+@pytest.mark.parametrize("block", [noclobber.install, noclobber.watch, noclobber.preserve])
+def test_a_graph_is_that_of_bare_torch(make, block):
+    x, net = torch.ones(4, 6), make()
+    bare = torch.jit.trace(net, x)
+    with block():
+        traced = torch.jit.trace(net, x)
+    assert traced.code == bare.code
+    assert torch.equal(traced(x), bare(x))
+
+
+def test_a_method_is_traced_by_its_name():
+    net, x = module(), torch.ones(4, 6)
+    with noclobber.watch() as seen:
+        traced = torch.jit.trace_module(net, {"forward": x})
+    assert torch.equal(traced(x), net(x))
+    assert any(WHILE_TRACING in one for one in seen.report.coverage.unseen)
+
+
+def test_writes_after_it_are_seen():
+    def program():
+        torch.jit.trace(written, torch.ones(3))
+        y = torch.ones(3, requires_grad=True).exp()
+        y.data.mul_(2)
+        y.sum().backward()
+
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch() as seen:
+        program()
+    assert [one.code for one in seen.findings] == ["NC201"]

@@ -70,14 +70,20 @@ inline PyObject *failed = nullptr;    // Python's function, called with an opera
 
 inline bool python_has_saves() { return flags.filed || PyList_GET_SIZE(python_unsorted) != 0; }
 
-inline bool answers(PyObject *function, uintptr_t key) { // true also where it fails: then Python decides
+// True also where it fails: then Python decides. Throws what a signal handler raised meanwhile, as KeyboardInterrupt.
+inline bool answers(PyObject *function, uintptr_t key) {
   Gil gil;
   PyObject *number = PyLong_FromUnsignedLongLong(key);
   PyObject *answer = number != nullptr ? PyObject_CallOneArg(function, number) : nullptr;
   bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
-  PyErr_Clear();
   Py_XDECREF(number);
   Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr && !PyErr_ExceptionMatches(PyExc_Exception)) {
+    python_error interrupted;
+    interrupted.persist();
+    throw interrupted;
+  }
+  PyErr_Clear();
   return yes;
 }
 
@@ -93,13 +99,18 @@ inline void prune() {
   const size_t newest = old.size() > RECENT / 4 ? old.size() - RECENT / 4 : 0;
   std::unordered_map<uintptr_t, bool> needed;
   std::vector<Record> left;
+  std::exception_ptr interrupted;
   for (size_t i = 0; i < old.size(); i++) {
     bool stays = i >= newest;
     if (!stays && flags.watching) {
-      auto [at, fresh] = needed.try_emplace(old[i].key, false);
-      if (fresh) {
-        at->second = is_saved(old[i].key) ||
-                     ((python_has_saves() || flags.rereads) && answers(is_needed, old[i].key));
+      auto [at, fresh] = needed.try_emplace(old[i].key, true);
+      if (fresh && !interrupted) {
+        try {
+          at->second = is_saved(old[i].key) ||
+                       ((python_has_saves() || flags.rereads) && answers(is_needed, old[i].key));
+        } catch (const python_error &) {
+          interrupted = std::current_exception();
+        }
       }
       stays = at->second;
     }
@@ -107,10 +118,15 @@ inline void prune() {
       left.push_back(std::move(old[i]));
     }
   }
-  std::lock_guard<std::mutex> guard(log_lock);
-  left.insert(left.end(), std::make_move_iterator(records.begin()), std::make_move_iterator(records.end()));
-  records.swap(left);
-  records_limit = std::max(RECENT, 2 * records.size());
+  {
+    std::lock_guard<std::mutex> guard(log_lock);
+    left.insert(left.end(), std::make_move_iterator(records.begin()), std::make_move_iterator(records.end()));
+    records.swap(left);
+    records_limit = std::max(RECENT, 2 * records.size());
+  }
+  if (interrupted) {
+    std::rethrow_exception(interrupted);
+  }
 }
 
 inline void note(PyObject *written, PyObject *step, const Place *place, const at::Tensor &tensor, uintptr_t key) {

@@ -1,0 +1,41 @@
+"""Keeps noclobber's kernels out of the graphs that `torch.jit.trace` records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch.jit
+
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.frames import passed_over
+
+WHILE_TRACING = "writes while `torch.jit.trace` records"
+
+
+def arm(context: Context, way: Way) -> None:
+    """Leave operators alone while `torch.jit.trace` records, until the recorder disarms.
+
+    The tracer names values by the variables of the Python frames below an operator. A kernel in Python is such a frame,
+    so that two recordings of one module would differ, and `torch.jit.trace` raises then (torch 2.13; test_traced.py).
+    """
+    private.lookup("jit._trace._trace_impl")
+    for module, name in (
+        (torch.jit._trace, "_trace_impl"),
+        (torch.jit._trace, "trace_module"),
+        (torch.jit, "trace_module"),
+    ):
+        way.patches.put(module, name, _recording(getattr(module, name), context, way))
+
+
+def _recording(native: Callable[..., object], context: Context, way: Way) -> Callable[..., object]:
+    @functools.wraps(native)
+    def recording(*args: object, **kwargs: object) -> object:
+        way.guarded(lambda: context.bus.not_seen(WHILE_TRACING))
+        with private.unlogged():
+            return native(*args, **kwargs)
+
+    private.never_compile(passed_over(recording))
+    return recording
