@@ -133,7 +133,7 @@ def test_a_python_that_wrote_nothing_was_not_watched(tmp_path: Path) -> None:
     assert [" ".join(one.command) for one in report.processes if one.why] == ["python unseen.py"]
     assert [line for line in report.coverage.unseen if "python" in line] == [
         "`python unseen.py` (pid 21): noclobber did not start there (not installed for that Python, another "
-        "environment, or `-S`)"
+        "environment, `-S`, or `os.exec`)"
     ]
 
 

@@ -19,7 +19,7 @@ from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 if TYPE_CHECKING:
     from noclobber.session import Session
 
-_NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, or `-S`)"
+_NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, `-S`, or `os.exec`)"
 _TIMES = re.compile(r"(.*) \(([0-9]{1,15}) times\)")
 _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d{1,15}),')
 MOST_PIDS = 2**31
