@@ -33,7 +33,8 @@ def arm(context: Context, way: Way) -> None:
 def _recording(native: Callable[..., object], context: Context, way: Way) -> Callable[..., object]:
     @functools.wraps(native)
     def recording(*args: object, **kwargs: object) -> object:
-        way.guarded(lambda: context.bus.not_seen(WHILE_TRACING))
+        if private.key_is_set():  # else it is told already: `trace` of a module calls `trace_module`
+            way.guarded(lambda: context.bus.not_seen(WHILE_TRACING))
         with private.unlogged():
             return native(*args, **kwargs)
 
