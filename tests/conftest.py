@@ -14,7 +14,7 @@ os.environ.pop("COLUMNS", None)  # what programs print in a test is as wide on e
 
 
 def pytest_collection_finish():
-    """What is imported and collected stays: no garbage collection of a test need look at it, a sixth of a second each."""
+    """What is imported stays, and no garbage collection of a test need look at it: that takes a sixth of a second."""
     gc.collect()
     gc.freeze()
 

@@ -29,9 +29,11 @@ class Plants:
         files = {module.__file__ for module in modules}
         self.functions = {}
         """The functions there are at present, by their code object."""
+        gc.unfreeze()  # what the tests froze at their beginning is not among the objects
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename in files:
                 self.functions.setdefault(one.__code__, []).append(one)
+        gc.freeze()
         self.paths = {}
         """The code objects that lead to each, the outermost first."""
         for code in list(self.functions):
