@@ -62,6 +62,20 @@ def test_evidence_is_the_gradient_of_each_call(tmp_path, monkeypatch):
         w = w - 0.1 * by_hand
 
 
+@pytest.mark.parametrize("end", ["raise KeyError('later')", "raise SystemExit(5)"])
+def test_what_stops_the_program_later_with_and_without_the_patch_is_no_fault_of_the_patch(bench, end):
+    """And it is told."""
+    it = bench(programs.STALE.replace("range(4)", "range(2)") + end, backwards=3)
+    right = it.judged(("h += 1", "h = h + 1"))
+    assert right.right
+    assert right.proof.startswith("2 backward calls compared, all gradients correct to the last bit; then the program ")
+    assert right.proof.endswith(", but not because of an in-place write")
+    assert "ends before them" not in right.proof
+    assert it.judged(("h += 1", "h = h + 2")).differs
+    assert it.judged(("print(w.tolist())", "print('other')"), ("h += 1", "h = h + 1")).differs
+    assert "raises ValueError" in it.judged(("h += 1", "h = h + 1"), ("print(", "raise ValueError(")).why
+
+
 def test_right_and_wrong_patches_of_a_stale_save(bench):
     it = bench(programs.STALE)
     assert it.finding.code == "NC101"

@@ -56,6 +56,12 @@ def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):
     assert "nothing left" not in said
 
 
+@pytest.mark.parametrize("end", ["raise KeyError('later')", "raise SystemExit(5)"])
+def test_what_stops_the_program_later_takes_no_meaning_away(fixed, end):
+    done, _ = fixed(STRAIGHT_THROUGH.replace("range(3)", "range(1)") + end)
+    assert "h = h + (h.round() - h).detach()" in "\n".join(done.words)
+
+
 def test_the_name_of_a_loop_is_not_bound_anew(fixed):
     """That would adapt nothing."""
     done, _ = fixed(ADAPTED)

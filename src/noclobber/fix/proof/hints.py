@@ -101,7 +101,7 @@ class HintTrials:
             return why
         result = watched.result()
         if result.findings or result.ended is not Ended.WELL:
-            return "in place, a gradient is wrong" if result.findings else f"the program raises {result.error}"
+            return "in place, a gradient is wrong" if result.findings else result.failure
         before, after = self._done.peak, memory.result().peak
         if before is None or after is None:
             return "the peak cannot be measured: the program uses a profiler"

@@ -153,3 +153,13 @@ class Result:
     def went_through(self) -> bool:
         """Whether nothing stopped the program."""
         return self.ended in (Ended.WELL, Ended.LIMIT)
+
+    def ends_like(self, other: Result) -> bool:
+        """Return True if it ended in the same way."""
+        return (self.ended, self.error) == (other.ended, other.error)
+
+    @property
+    def failure(self) -> str:
+        """What stopped the program, as the end of a sentence; empty if nothing did."""
+        how = {Ended.RAISED: "the program raises ", Ended.EXIT: "the program ends with "}
+        return how.get(self.ended, "") + self.error

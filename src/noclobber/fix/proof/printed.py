@@ -17,7 +17,7 @@ def difference(right: Result, found: Result) -> str:
 
     If a run was stopped, only as much is compared as it had printed by then.
     """
-    whole = right.ended is found.ended is Ended.WELL
+    whole = right.ended is found.ended is not Ended.LIMIT
     one, other = (each.printed.splitlines() for each in (right, found))
     if not whole:
         shorter = max(min(len(one), len(other)) - 1, 0)  # the last line may have been under way

@@ -38,11 +38,13 @@ def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
             tried.append((one.title, patch, prover.start(patch)))
         except (Misfit, OSError):
             continue
-    found = [Reading("as it is", _gradients(prover.start(before, "bare").result().evidence))]
+    bare = prover.start(before, "bare").result()
+    found = [Reading("as it is", _gradients(bare.evidence))]
     preserved = prover.references.get("full").events
     for title, patch, trial in tried:
         result = trial.result()
-        if not result.went_through or any(is_there(finding, one, before, patch) for one in result.findings):
+        stopped = not (result.went_through or result.ends_like(bare))
+        if stopped or any(is_there(finding, one, before, patch) for one in result.findings):
             continue
         if _keeps_what_it_says(evidence.read(result.evidence), preserved, passing=title == PASSING):
             found.append(Reading(title, _gradients(result.evidence), patch))

@@ -73,7 +73,7 @@ class TrialProcess:
         if error is None or (isinstance(error, SystemExit) and status == 0):
             self._finish(Ended.WELL)
         elif isinstance(error, SystemExit):
-            self._finish(Ended.EXIT, error=f"it ended with exit status {status}")
+            self._finish(Ended.EXIT, error=f"exit status {status}")
         said = str(error).strip().splitlines()
         self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
 

@@ -107,7 +107,7 @@ class Prover:
         """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
         of them with those of the patched program when each save is read as it was saved."""
         if not result.went_through or result.findings:
-            return Verdict(False, why=result.error or "another finding is left", result=result)
+            return Verdict(False, why=result.failure or "another finding is left", result=result)
         found, events = _events(result), self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
         first = comparison.summed(events) if way == "summed" else comparison.until(events, 1)
         besides = comparison.besides_one_step if finding.code != "NC104" else partial(comparison.besides, exact=False)
@@ -130,8 +130,8 @@ class Prover:
     def _judged(self, result: Result) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
         found, clean = _events(result), not result.findings
-        if not result.went_through and clean and not self._ends_as_before(result):
-            return Verdict(False, why=f"the program raises {result.error}", result=result)
+        if clean and not self._ends_as_before(result):
+            return Verdict(False, why=result.failure, result=result)
         differences, codes = [], set(self.codes)
         for kind in kinds_for(self.codes, self.search.calls):
             if kind == "derivative":
@@ -163,8 +163,8 @@ class Prover:
             elif said := self._other_output(kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
-                complete = kind in WHOLE and reference.result.went_through
-                proof = _matches(compared, reference)
+                complete = kind in WHOLE and (reference.result.went_through or reference.result.ends_like(result))
+                proof = _matches(compared, reference, result)
                 return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
         if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
@@ -224,14 +224,19 @@ class Prover:
         """Return how the output or the end of a patched run differs from the reference; empty if it does not, or if
         the program prints something else in each run."""
         if reference.ended is Ended.EXIT and result.ended is Ended.WELL:
-            return f"it ends well, and {reference.error.removeprefix('it ')} before"
+            return f"it ends well, and ended with {reference.error} before"
         said = printed.difference(reference, result)
         return "" if said and printed.difference(reference, self.references.again(kind).result) else said
 
     def _ends_as_before(self, result: Result) -> bool:
-        """Return True if the program has this error without the patch too, and it is not about in-place writes."""
+        """Return True if nothing stops a patched program, or only what stops it without the patch too, which is not
+        about in-place writes."""
+        if result.went_through:
+            return True
+        for kind in kinds_for(self.codes, self.search.calls)[:1]:
+            self.references.get(kind)
         ends = [self.search, *(one.result for one in self.references.known())]
-        return any(one.ended == result.ended and one.error == result.error and not _is_ours(one) for one in ends)
+        return any(one.ends_like(result) and not _is_ours(one) for one in ends)
 
     def _is_enough(self, compared: comparison.Comparison, reference: Result, result: Result) -> bool:
         """Return True if enough backward calls were compared: those up to the finding, and all that were asked for
@@ -271,11 +276,13 @@ def _counted(compared: comparison.Comparison, words: str) -> str:
     return f"{calls} compared, all gradients correct {how}{words}"
 
 
-def _matches(compared: comparison.Comparison, reference: Reference) -> str:
+def _matches(compared: comparison.Comparison, reference: Reference, result: Result) -> str:
     words = _counted(compared, reference.words)
-    if not reference.result.went_through:
-        words += f"; {_BEYOND}"
-    return words
+    if reference.result.went_through:
+        return words
+    if reference.result.ends_like(result):
+        return f"{words}; then {result.failure}, but not because of an in-place write"
+    return f"{words}; {_BEYOND}"
 
 
 def is_there(wanted: Finding, found: Finding, before: Patch, after: Patch) -> bool:
