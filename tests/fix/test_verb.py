@@ -236,6 +236,8 @@ def test_a_patch_that_could_not_be_compared_is_shown_for_reading_only(tmp_path, 
     fixed = told(left, ["a.py"], writing=False, unproven=False)
     assert (fixed.status, fixed.diff) == (1, "")
     assert [line for line in fixed.lines(None) if "x = " in line] == ["      -x = 1", "      +x = 2"]
+    assert len([line for line in fixed.words if line.startswith(one.finding.code)]) == 1
+    assert fixed.words[-1] == "next: noclobber fix --write --unproven a.py"
 
 
 def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):

@@ -221,8 +221,10 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    asked = {finding.identity() for finding, _ in done.asked}
-    for finding, tried in [one for one in done.left if one[0].identity() not in asked]:
+    shown = {
+        finding.identity() for finding in (*(one.finding for one, _ in done.unproven), *(one for one, _ in done.asked))
+    }
+    for finding, tried in [one for one in done.left if one[0].identity() not in shown]:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
@@ -235,10 +237,19 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
     fixed.words += ["", _summary(done)]
     if writing and done.patch.after:
         _write(done, fixed, proven or unproven)
-    elif done.patch.after and not done.left and all(map(_is_ours, done.patch.after)):
-        options = "--write" if proven else "--write --unproven"
+    elif options := _next(done, proven):
         fixed.words.append(f"{NEXT} noclobber fix {options} {typed(words)}")
     return fixed
+
+
+def _next(done: Repairs, proven: bool) -> str:
+    """Return the options that write what is shown; empty if they would not fix everything."""
+    offered = {one.finding.identity() for one, _ in done.unproven}
+    patches = [done.patch, *(patch for _, patch in done.unproven)]
+    left = any(finding.identity() not in offered for finding, _ in done.left)
+    if left or not any(one.after for one in patches) or any(map(_outside, patches)):
+        return ""
+    return "--write" if done.patch.after and proven and not offered else "--write --unproven"
 
 
 def _together(repairs: Sequence[Repair]) -> list[Repair]:
