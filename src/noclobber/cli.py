@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_format(run)
     run.add_argument(
-        "-o", dest="output", metavar="FILE | DIR/",
+        "-o", dest="output", type=_path, metavar="FILE | DIR/",
         help="write the report to FILE instead; or a file for each process to DIR, for `noclobber report DIR`",
     )  # fmt: skip
     run.add_argument(
@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     _add_format(report)
-    report.add_argument("-o", dest="output", metavar="FILE", help="write to FILE instead of stdout")
+    report.add_argument("-o", dest="output", type=_path, metavar="FILE", help="write to FILE instead of stdout")
     _add_selection(report)
     report.set_defaults(carry_out=_report, parser=report)
     return parser
@@ -338,6 +338,12 @@ def _selected(report: Report, options: argparse.Namespace, selection: Selection)
 def _add_format(parser: argparse.ArgumentParser) -> None:
     known = f"full (default), {', '.join(FORMATS[1:-1])} or {FORMATS[-1]}"
     parser.add_argument("-f", "--format", choices=FORMATS, default="full", metavar="FORMAT", help=known)
+
+
+def _path(text: str) -> str:
+    if text == "-":
+        raise argparse.ArgumentTypeError("`-` is no file: leave `-o` out, or write `./-`")
+    return text
 
 
 def _positive(text: str) -> int:

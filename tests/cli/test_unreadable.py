@@ -142,6 +142,15 @@ def test_a_folder_has_no_format(tmp_path: Path) -> None:
     assert (ended.status, ended.stdout) == (2, "")
 
 
+def test_a_report_goes_to_no_file_named_like_stdout(tmp_path: Path) -> None:
+    write(tmp_path, {"ran.py": "print('ran')"})
+    (tmp_path / "a.json").write_text(Report().to_json())
+    for words in (["run", "-o", "-", "ran.py"], ["report", "-o", "-", "a.json"]):
+        ended = noclobber(words, tmp_path)
+        assert ended.stderr.endswith("error: argument -o: `-` is no file: leave `-o` out, or write `./-`\n")
+        assert (ended.status, ended.stdout, sorted(os.listdir(tmp_path))) == (2, "", ["a.json", "ran.py"])
+
+
 def test_commas_at_the_end(tmp_path: Path) -> None:
     write(tmp_path, {"ran.py": ""})
     assert noclobber(["run", "--ignore", "NC208,", "ran.py"], tmp_path).status == 0
