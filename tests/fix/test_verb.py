@@ -260,6 +260,7 @@ def test_a_patch_that_leaves_findings_is_shown_and_not_written(tmp_path, monkeyp
     fixed = told(left, ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
     assert "noclobber: 1 fix, proven; 1 finding left" in fixed.words
+    assert fixed.words[-1] == "noclobber: nothing written: 1 finding would be left; the diff is above"
     assert path.read_text() == "x = 1\n"
 
 

@@ -177,7 +177,7 @@ def changed_saves(source: str) -> int:
 
     The program is run as it is, where a checkpoint saves its inputs and its own hooks keep what they are given, with no
     other save hidden, and with none at all, where a checkpoint's region saves.
-    Training batch norm keeps its running statistics, rewrites them itself and does not read them (landscape F33).
+    Training batch norm keeps its running statistics, rewrites them itself and does not read them (torch 2.13).
     """
     changed = 0
     names: dict[str, Any] = {}

@@ -66,7 +66,7 @@ def test_a_finding_too_many_is_a_false_alarm():
 
 
 def test_an_error_that_got_lost_is_an_escape():
-    """Hooks switch PyTorch's version check off (landscape F1)."""
+    """Hooks switch PyTorch's version check off (torch 2.13)."""
     assert judge(RAISES, lambda: saved_tensors_hooks(lambda s: s, lambda s: s)).outcome is Outcome.ESCAPE
 
 

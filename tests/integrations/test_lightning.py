@@ -23,6 +23,7 @@ import noclobber
 from noclobber.integrations.lightning import METRIC, NoclobberCallback
 from noclobber.observe import subscription
 from tests.integrations.logs import heard
+from tests.tensors import all_equal
 
 
 class Net(LightningModule):
@@ -116,7 +117,7 @@ def trained(
 def test_a_right_training_is_quiet_and_the_same(kind: type[Net], more: dict[str, Any]) -> None:
     callback = NoclobberCallback(every=5)
     watched, bare = trained(kind(), callback, **more), trained(kind(), None, **more)
-    assert all(map(torch.equal, watched, bare))
+    assert all_equal(watched, bare)
     assert callback.findings == ()
     assert callback.report.coverage.unseen == ("14 of 20 steps (`every=5` watches the others)",)
 

@@ -22,6 +22,7 @@ from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
 from noclobber.observe import subscription
 from tests.integrations.logs import heard
+from tests.tensors import all_equal
 
 
 class Words(Dataset[dict[str, torch.Tensor]]):
@@ -96,7 +97,7 @@ def trained(net: nn.Module, folder: Path, callback: NoclobberCallback | None, **
 def test_a_right_training_is_quiet_and_the_same(tmp_path: Path, more: dict[str, Any], missed: int, steps: int) -> None:
     callback = NoclobberCallback(every=5)
     watched, bare = trained(gpt(), tmp_path, callback, **more), trained(gpt(), tmp_path, None, **more)
-    assert all(map(torch.equal, watched, bare))
+    assert all_equal(watched, bare)
     assert callback.findings == ()
     assert callback.report.coverage.unseen == (f"{missed} of {steps} steps (`every=5` watches the others)",)
     assert not subscription.is_armed()

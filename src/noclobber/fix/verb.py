@@ -297,7 +297,8 @@ def _line(finding: Finding) -> str:
 def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
     """Write the patch if it may be written."""
     if done.left and not _outside(done.patch):
-        fixed.words.append("noclobber: nothing written: the program still fails with this patch; the diff is above")
+        left = _counted(len(done.left), "finding")
+        fixed.words.append(f"noclobber: nothing written: {left} would be left; the diff is above")
     elif not may_be_written and not _outside(done.patch):
         fixed.status = 1
         fixed.words.append("noclobber: nothing written: not every fix is proven; `--write --unproven` writes them all")

@@ -88,7 +88,7 @@ def test_schemas_that_do_not_say_what_they_write():
 
 
 def test_fused_optimizers_move_no_version():
-    """If a release mends this, they need no word of their own (landscape F4)."""
+    """If a release mends this, they need no word of their own."""
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     torch.optim.SGD([p], lr=1.0, fused=True).step()

@@ -18,6 +18,7 @@ from noclobber.observe.describe.write_history import since
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
 from tests.observe.hearing import bare, hear, is_marked
+from tests.tensors import all_equal
 
 Layer = Callable[[Tensor], Any]
 
@@ -111,7 +112,7 @@ def test_they_train_as_without_noclobber(name: str, contents: bool) -> None:
         return x.grad, *(one.grad for one in getattr(layer, "parameters", tuple)())
 
     heard, gradients = hear(program, contents)
-    assert all(map(torch.equal, gradients, bare(program)))
+    assert all_equal(gradients, bare(program))
     assert heard.clobbers == []
 
 

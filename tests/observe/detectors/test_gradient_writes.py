@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from noclobber.observe.torch_api import private
 from tests.observe.hearing import bare, hear, is_marked
+from tests.tensors import all_equal
 
 W = torch.tensor([1.0, 2.0, 3.0])
 
@@ -137,9 +138,9 @@ JOINS = [sibling_first, sibling_later, residual, residual_of_a_leaf, chain, thro
 def test_heard_exactly_where_a_gradient_is_wrong(make, join, write):
     program = make(join)(write)
     heard, gradients = hear(program)
-    assert all(map(torch.equal, gradients_of(gradients), gradients_of(bare(program))))
+    assert all_equal(gradients_of(gradients), gradients_of(bare(program)))
     right = gradients_of(make(join)(out_of_place)())
-    wrong = not all(map(torch.equal, gradients_of(gradients), right))
+    wrong = not all_equal(gradients_of(gradients), right)
     assert [event.by for event in heard.events] == [make.__name__.removeprefix("by_")] * wrong
     for event in heard.events:
         assert is_marked(event.write.site, "written")
@@ -156,7 +157,7 @@ def gradients_of(gradients):
 def test_both_kinds_of_programs_are_among_them():
     def is_wrong(make, join):
         right, gradients = gradients_of(make(join)(out_of_place)()), gradients_of(make(join)(in_place)())
-        return not all(map(torch.equal, gradients, right))
+        return not all_equal(gradients, right)
 
     verdicts = {
         (make.__name__, join.__name__): is_wrong(make, join) for make in (by_function, by_hook) for join in JOINS

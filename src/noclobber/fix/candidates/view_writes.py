@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import chain, count
 
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.operators import VIEWS
@@ -210,7 +211,7 @@ def _views(one: ast.Assign) -> dict[str, ast.expr]:
 
 def _fresh(file: File, loop: For) -> str:
     used = names_used(file.scope(loop))
-    return next(one for one in ("i", "j", "k", "index", "number", "position") if one not in used)
+    return next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -109,7 +109,7 @@ class References:
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe.gradient_trace import evidence
 
-        return Reference(kind, evidence.read(result.evidence) if result.evidence else [], result, _WORDS[kind])
+        return Reference(kind, evidence.read(result.evidence), result, _WORDS[kind])
 
     def _order(self, mode: Mode, kind: Kind) -> Order:
         truncation: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""

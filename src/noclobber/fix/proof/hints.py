@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.candidate import Candidate
@@ -117,7 +116,7 @@ class HintTrials:
         assert right is not None
         if result.crash or result.ended is not Ended.WELL or result.calls != right.calls:
             return result.crash or result.error or "the program ends otherwise"
-        one, other = _events(right), _events(result)
+        one, other = evidence.read(right.evidence), evidence.read(result.evidence)
         compared = comparison.compare(one, other)
         if not compared.calls and not right.printed:
             return "nothing can be compared: the program runs no backward and prints nothing"
@@ -152,7 +151,3 @@ def _spelled(finding: Finding) -> tuple[object, ...]:
     label, hint = finding.primary, finding.hint or {}
     where = None if label is None else (label.span.path, label.source, label.span.column)
     return (where, hint.get("op"), hint.get("called"))
-
-
-def _events(result: Result) -> list[dict[str, Any]]:
-    return evidence.read(result.evidence) if result.evidence else []

@@ -64,7 +64,7 @@ def _keeps_what_it_says(events: list[dict[str, Any]], preserved: list[dict[str, 
 
 def _gradients(path: str) -> str:
     """The norms of the gradients of the first backward, by leaf: "`net.weight` 3.1, `net.bias` 0"."""
-    calls = [one for one in evidence.read(path) if one["kind"] in ("backward", "grad")] if path else []
+    calls = [one for one in evidence.read(path) if one["kind"] in ("backward", "grad")]
     if not calls:
         return "no backward ends"
     first = next((one for one in calls if one["leaves"]), calls[0])

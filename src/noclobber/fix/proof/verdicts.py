@@ -108,10 +108,12 @@ class Prover:
         of them with those of the patched program when each save is read as it was saved."""
         if not result.went_through or result.findings:
             return Verdict(False, why=result.failure or "another finding is left", result=result)
-        found, events = _events(result), self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
+        found = evidence.read(result.evidence)
+        events = self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
         first = comparison.summed(events) if way == "summed" else comparison.until(events, 1)
         besides = comparison.besides_one_step if finding.code != "NC104" else partial(comparison.besides, exact=False)
-        right = _events(self._launcher.run(Order("reference", self.calls, self._seconds, self._whole, patch.served)))
+        order = Order("reference", self.calls, self._seconds, self._whole, patch.served)
+        right = evidence.read(self._launcher.run(order).evidence)
         compared = comparison.compare(right, found)
         differing = (
             comparison.compare(first, comparison.until(found, 1)).difference
@@ -129,7 +131,7 @@ class Prover:
 
     def _judged(self, result: Result) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
-        found, clean = _events(result), not result.findings
+        found, clean = evidence.read(result.evidence), not result.findings
         if clean and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
         differences, codes = [], set(self.codes)
@@ -172,7 +174,7 @@ class Prover:
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
                 return Verdict(False, why=why, differs=True, result=result)
-        return self._by_loss(_events(self.search), found, result, "the same", codes)
+        return self._by_loss(evidence.read(self.search.evidence), found, result, "the same", codes)
 
     def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:
         """Compare with forward mode, which gives the derivative along one direction, where reverse mode is refused.
@@ -251,7 +253,7 @@ class Prover:
         kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
         if kind is None:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
-            verdict = self._by_loss(_events(self.search), _events(again), again, "")
+            verdict = self._by_loss(evidence.read(self.search.evidence), evidence.read(again.evidence), again, "")
             return verdict.why if verdict.differs else ""
         once, twice = self.references.get(kind), self.references.again(kind)
         compared = comparison.compare(once.events, twice.events)
@@ -260,10 +262,6 @@ class Prover:
             or comparison.besides(once.events, twice.events, exact=compared.exact)
             or printed.difference(once.result, twice.result)
         )
-
-
-def _events(result: Result) -> list[dict[str, Any]]:
-    return evidence.read(result.evidence) if result.evidence else []
 
 
 def _is_ours(result: Result) -> bool:

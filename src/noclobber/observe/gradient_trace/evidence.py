@@ -406,6 +406,9 @@ def write(events: list[Event], path: str) -> None:
 
 
 def read(path: str) -> list[Event]:
-    """Return the events of a file. The file must be one that noclobber itself has written: loading it can run code."""
-    events: list[Event] = torch.load(path, weights_only=False)
+    """Return the events of a file; none without a path.
+
+    The file must be one that noclobber itself has written: loading it can run code.
+    """
+    events: list[Event] = torch.load(path, weights_only=False) if path else []
     return events

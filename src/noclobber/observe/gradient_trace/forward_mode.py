@@ -159,8 +159,8 @@ def _is_of_leaf(tensor: torch.Tensor) -> bool:
 def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Call an operator. If PyTorch refuses it because elements share memory, call it as if they did not.
 
-    Then the written tensor gets memory of its own, and the tensors that are read are copied first (landscape, overlaps;
-    torch 2.13).
+    Then the written tensor gets memory of its own, and the tensors that are read are copied first (torch
+    2.13; tests/observe/gradient_trace/test_tangents.py).
     """
     try:
         return func(*args, **kwargs)
