@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fix.mending import changes, mended
 
 
@@ -32,17 +34,24 @@ def test_a_function_that_returns_nothing_may_go_under_no_grad_whole() -> None:
     assert any(one.startswith("@torch.no_grad()\ndef clip(net):") for one in found)
 
 
-def test_a_value_that_may_carry_a_gradient_is_never_put_under_no_grad() -> None:
+@pytest.mark.parametrize("value", ["encode(patches)", "patches.log()", "patches.float()"])
+def test_a_value_that_may_carry_a_gradient_is_never_put_under_no_grad(value: str) -> None:
     """That gradient would be lost without a word; a clone lets it through."""
-    source = """
+    source = f"""
         def merge(embeds, patches):
-            embeds[0] = encode(patches)
+            embeds[0] = {value}
             return embeds
     """
     found = mended("NC301", source, write="embeds[0]")
     assert found
     assert not any("no_grad" in one for one in found)
-    assert "    embeds = embeds.clone()\n    embeds[0] = encode(patches)" in found[0]
+    assert f"    embeds = embeds.clone()\n    embeds[0] = {value}" in found[0]
+
+
+@pytest.mark.parametrize("value", ["math.log(3)", "torch.zeros(3)", "float(x)", "x.item()", "np.sqrt(2)"])
+def test_numbers_may_be_put_under_no_grad(value: str) -> None:
+    found = mended("NC301", f"w[0] = {value}\n", write="w[0]", kind="parameter")
+    assert any("no_grad" in one for one in found)
 
 
 def test_an_update_that_is_differentiated_through_is_never_put_under_no_grad() -> None:

@@ -13,7 +13,8 @@ import pytest
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
-from noclobber.render import FORMATS, footer, render, window
+from noclobber.render import FORMATS, render, window
+from noclobber.render.terminal import footer
 
 from . import awkward
 from .catalogue import stale_save

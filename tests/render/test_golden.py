@@ -11,8 +11,9 @@ import pytest
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Coverage, Lost, Report
-from noclobber.render import footer, render, window
+from noclobber.render import render, window
 from noclobber.render.diff import changes
+from noclobber.render.terminal import footer
 from noclobber.rules import pages
 
 from . import awkward, catalogue

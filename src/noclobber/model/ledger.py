@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,6 @@ class Ledger:
     def parameters(self) -> int:
         """The bytes of the parameters among the saves."""
         return sum(one.bytes for one in self.entries if one.parameter)
-
-    def by(self, key: Callable[[Entry], str]) -> dict[str, int]:
-        """The bytes without parameters by whatever `key` says of an entry, the most first."""
-        sums: dict[str, int] = {}
-        for one in self.entries:
-            if not one.parameter:
-                sums[key(one)] = sums.get(key(one), 0) + one.bytes
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:

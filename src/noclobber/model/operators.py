@@ -42,6 +42,14 @@ SPLITS = frozenset("chunk split tensor_split unbind".split())  # noqa: SIM905
 """Methods that give several views at once."""
 MAYBE_SAME = frozenset("contiguous float to".split())  # noqa: SIM905
 """Methods that give the tensor itself where it is what they are asked for."""
+UNTRACKED = frozenset(
+    """
+    arange eye full full_like item len linspace numel numpy ones ones_like rand rand_like randn randn_like range size
+    tensor zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+"""Functions and methods through whose result no gradient flows."""
+
 _RESULT = """
     Relu Sigmoid Tanh Exp Expm1 Sqrt Rsqrt Reciprocal Tan Softmax LogSoftmax EluBackward1 LeakyReluBackward1
 """

@@ -140,7 +140,7 @@ CONTEXT = _composed()
 _ways: list[Way] = []
 
 
-def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False, by_key: bool | None = None) -> None:
+def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False) -> None:
     """Start seeing; `only_foreign` is that of Contents.
 
     Raises UnsupportedTorch if this release of torch lacks something that everything needs.
@@ -153,7 +153,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     try:
         self_tests.of_saves()
         bridge.connect(context)
-        context.by_key = write_kernels.key_answers() if by_key is None else by_key
+        context.by_key = write_kernels.key_answers()
         context.untracked = context.state(untracked_writes.UntrackedWrites)
         bridge.begin(context)
         write_kernels.connect(_sink(context))

@@ -95,7 +95,7 @@ def _page(shown: str, function: Any) -> OperatorPage | None:
     for sample in samples_of(name, function):
         for needs, call in _needing(sample):
             try:
-                result = probe(call.function, call.args, call.kwargs)
+                result = probe(call.function, call.args, {})
             except Exception:  # no call for this subset
                 continue
             if not result.differentiable and len(needs) == 1 and cases:

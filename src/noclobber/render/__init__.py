@@ -48,13 +48,6 @@ def window(finding: Finding, *, color: bool = False, width: int | None = None) -
     return terminal.window(finding, color=color, width=width)
 
 
-def footer(report: Report, *, color: bool = False) -> str:
-    """The last lines of `full`: counts, what was not watched, the next command to type."""
-    from noclobber.render import terminal
-
-    return terminal.footer(report, color=color)
-
-
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {"full": full, "concise": concise, "github": github, "sarif": sarif, "junit": junit, "json": json, "html": html}
 )

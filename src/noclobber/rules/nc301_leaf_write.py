@@ -51,11 +51,10 @@ from noclobber.rules.shared.refusing import (
     named,
     recognised,
     says,
-    words_at,
     writes_it,
 )
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import computes, form
+from noclobber.rules.shared.writetext import computes, form, words_at
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form

@@ -45,10 +45,9 @@ from noclobber.rules.shared.refusing import (
     messages,
     named,
     recognised,
-    words_at,
     writes_it,
 )
-from noclobber.rules.shared.writetext import is_applied, writes_part_of_result
+from noclobber.rules.shared.writetext import is_applied, words_at, writes_part_of_result
 
 CODE = "NC302"
 NAME = "leaf-view-write"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from noclobber.model.operators import UNTRACKED
 from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, walk
 
 Name = ast.Name | ast.Attribute
@@ -35,6 +36,13 @@ def first_name(node: ast.AST | None) -> str:
 def called(node: ast.AST | None) -> str:
     """The last name of what is called: "add_" for `h[0].add_(x)`; empty for what is no call."""
     return last_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def is_untracked(call: ast.Call) -> bool:
+    """Return True if no gradient flows through what a call gives: `t.item()`, `math.log(x)`, `torch.zeros(3)`."""
+    if isinstance(call.func, ast.Attribute) and last_name(call.func.value) in ("math", "np", "numpy", "random"):
+        return True
+    return called(call) in UNTRACKED or dotted(call.func) in ("float", "int")  # `t.float()` is another matter
 
 
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:

@@ -293,6 +293,29 @@ def overwritten():
     return x.grad
 
 
+def test_what_an_operator_on_lists_only_reads_keeps_its_version():
+    """It is saved too, and PyTorch would raise."""
+
+    def program():
+        x, t = torch.ones(3, requires_grad=True), torch.ones(3)
+
+        def region(h):
+            b = h.sin() * 1
+            kept = b.exp() * b
+            torch._foreach_add_([torch.zeros(3)], [b.detach()])
+            return h * t + kept
+
+        y = checkpoint(region, x, use_reentrant=True)
+        t.mul_(3)
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    assert [type(event) for event in heard.events] == [Drift]
+    assert heard.clobbers == []
+
+
 @pytest.mark.parametrize(
     ("program", "wrong", "right"), [(joined, 2, 1), (made_by_another_node, 4, 2), (overwritten, 6, 2)]
 )

@@ -10,8 +10,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 import noclobber
-from noclobber import render
 from noclobber.observe.torch_api import private, releases
+from noclobber.render import terminal
 
 ROOT = Path(__file__).parents[3]
 RANGE = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"
@@ -47,7 +47,7 @@ def test_a_newer_release_is_tried_and_told_of(version, monkeypatch):
     release = ".".join(version.split(".")[:2])
     note = f"torch {release} is newer than any release that noclobber was tested with ({releases.NEWEST})"
     assert report.coverage.notes == (note,)
-    assert f"\nnote: {note}\n" in render.footer(report)
+    assert f"\nnote: {note}\n" in terminal.footer(report)
     assert read_again(report).coverage == report.coverage
 
 

@@ -9,15 +9,11 @@ from noclobber.fix.candidates.clones import cloned_argument
 from noclobber.fix.candidates.functions import returns_value
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.syntax.edits import before, insert, under_no_grad
-from noclobber.syntax.names import called, dotted, is_read_after
+from noclobber.syntax.names import called, is_read_after, is_untracked
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
 TITLE = "write inside `with torch.no_grad():`"
-_NUMBERS = {
-    "item", "size", "numel", "len", "float", "int", "log", "sqrt", "range", "randn", "rand", "zeros", "ones", "full",
-    "tensor", "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "eye", "linspace", "numpy",
-}  # fmt: skip
 
 
 def guarded(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
@@ -75,9 +71,7 @@ def is_tracked(write: WriteSyntax) -> bool:
     calls = [one for one in walk(value, ast.Call) if not writes(one)] if value is not None else []
     if "create_graph" not in write.file.text:
         calls = [one for one in calls if ".grad" not in write.file.source(one)]
-    return any(
-        called(one) not in _NUMBERS and not dotted(one.func).startswith(("math.", "np.", "random.")) for one in calls
-    )
+    return not all(map(is_untracked, calls))
 
 
 def _value(write: WriteSyntax) -> ast.expr | None:

@@ -16,8 +16,6 @@ from noclobber.fix.proof.verdicts import Prover, Verdict
 from noclobber.model.finding import Finding
 
 ROUNDS = 8
-MOST_TRIALS = 8
-"""Candidates that are tried for one finding."""
 MOST_PROVEN = 3
 """Proven ones that are compared for what they cost."""
 LAST_RESORT = 6
@@ -145,11 +143,11 @@ class RepairSearch:
             return None
         self._prover.meet(finding, findings)
         attempt = _Attempt()
-        found = sorted(candidates(finding, done.patch.read), key=lambda one: one.cost)
+        found = candidates(finding, done.patch.read)
         for candidate in found:
-            if attempt.trials >= MOST_TRIALS or attempt.is_enough():
+            if attempt.is_enough():
                 break
-            self._tell(f"trying {attempt.trials + 1} of {min(len(found), MOST_TRIALS)}: {candidate.title}")
+            self._tell(f"trying {attempt.trials + 1} of {len(found)}: {candidate.title}")
             self._try(candidate, finding, attempt)
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:

@@ -23,7 +23,7 @@ from noclobber.observe.core.fingerprints import (
 )
 from noclobber.observe.core.records import Geometry, geometry
 from noclobber.observe.core.save_hooks import Handle
-from noclobber.observe.core.write_kernels import Written, tensors, written_by
+from noclobber.observe.core.write_kernels import Written, move_versions, tensors, versions_of_lists, written_by
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.user_save_hooks import UserSave
 from noclobber.observe.torch_api import graph, private
@@ -173,12 +173,9 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         kwargs = kwargs or {}
         written = self._way.guarded(lambda: written_by(func._schema))
-        several = self._way.guarded(lambda: _tensors(args)) if written is not None and "_foreach_" in written.op else ()
-        versions = [(tensor, tensor._version) for tensor in several or () if not tensor.is_inference()]
+        versions = self._way.guarded(lambda: versions_of_lists(written, args, kwargs)) if written is not None else None
         result = func(*args, **kwargs)
-        for tensor, version in versions:
-            if tensor._version == version:  # under a mode these operators move no version (write_kernels.WriteMode)
-                torch.autograd.graph.increment_version(tensor)
+        move_versions(versions or [])
         with private.plain():
             self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result

@@ -311,11 +311,6 @@ class UntrackedWrites:
 
         return ended
 
-    def forget(self) -> None:
-        """Drop all recorded writes."""
-        self.taken.clear()
-        self._waiting.clear()
-
     def _reads(
         self,
         unseen: _Unseen,

@@ -21,9 +21,9 @@ from noclobber.rules.shared.writetext import (
     part_of,
     target_of,
     text_at,
+    words_at,
 )
 from noclobber.syntax.names import dotted
-from noclobber.syntax.tree import statement_of
 from noclobber.syntax.writes import Form, base_of
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
@@ -51,7 +51,7 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
                 "read a copy where `max_norm` rewrites rows: `weight.clone()`, or embed once and reuse the result"
             ),
         )
-    if clobber.save.tensor.kind == "parameter" or ".grad" in _text(write):
+    if clobber.save.tensor.kind == "parameter" or ".grad" in words_at(write.site):
         return _AVERAGE if _averages(write) else _parameter(write)
     if clobber.save.tensor.kind == "buffer":
         return _buffer(clobber, write)
@@ -108,7 +108,7 @@ def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 
 def _parameter(write: Write) -> tuple[Suggestion, ...]:
-    op, text = op_in_words(write.op), _text(write)
+    op, text = op_in_words(write.op), words_at(write.site)
     again = "or run the forward again after it"
     if "clamp" in op:
         return (Suggestion(f"clip the weights after the last backward that needs them, {again}"),)
@@ -123,7 +123,7 @@ def _parameter(write: Write) -> tuple[Suggestion, ...]:
 
 def _averages(write: Write) -> bool:
     """Return True for the update of a moving average: `t.mul_(m).add_(s, alpha=1 - m)`, `t.lerp_(s, 0.01)`."""
-    text = _text(write)
+    text = words_at(write.site)
     return "lerp_" in op_in_words(write.op) or ("mul_" in text and "add_" in text)
 
 
@@ -216,8 +216,3 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
 
 def _indexed(write: Write) -> bool:
     return isinstance(target_of(write.site), ast.Subscript) or form(write.site) is Form.ITEM
-
-
-def _text(write: Write) -> str:
-    found = statement_of(write.site)
-    return ast.unparse(found) if found is not None else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 
@@ -12,7 +11,6 @@ from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import inside_label, subject
 from noclobber.rules.shared.wording import op_in_words, tensor_record
-from noclobber.syntax.tree import statement_of
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
@@ -38,7 +36,6 @@ def finding(
     *,
     told: str,
     created: str = "the view is made here",
-    saved: str = "it is saved here",
     surfaced: str = "",
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
@@ -47,7 +44,7 @@ def finding(
     return Finding(
         *rule,
         headline,
-        _labels(refusal, told, created, saved, surfaced),
+        _labels(refusal, told, created, surfaced),
         tensor=tensor_record(refusal.tensor),
         notes=tuple(notes),
         suggestions=tuple(suggestions),
@@ -77,24 +74,18 @@ def named(refusal: Refusal, what: str) -> str:
     return f"{subject(refusal.tensor)}, {what}" if refusal.tensor.name else what
 
 
-def words_at(site: Site | None) -> str:
-    """The statement at a site on one line, without comments; empty where it is not known."""
-    found = statement_of(site)
-    return ast.unparse(found) if found is not None else ""
-
-
 def says(refusal: Refusal, pattern: str) -> bool:
     """Return True if PyTorch's text has the pattern; a blank in it matches any white space."""
     return messages(pattern)[0].search(refusal.message) is not None
 
 
-def _labels(refusal: Refusal, told: str, created: str, saved: str, surfaced: str) -> tuple[Label, ...]:
+def _labels(refusal: Refusal, told: str, created: str, surfaced: str) -> tuple[Label, ...]:
     site = blamed(refusal)
     found: list[Label] = []
     if refusal.created is not None and refusal.created != site:
         found.append(label("create", refusal.created, created, primary=site is None))
     if refusal.saved is not None and refusal.saved != site:
-        found.append(label("save", refusal.saved, saved, primary=site is None and not found))
+        found.append(label("save", refusal.saved, "it is saved here", primary=site is None and not found))
     if site is None:
         return tuple(found)
     role = "write" if refusal.written is not None else _ROLES[refusal.call]

@@ -153,9 +153,9 @@ def nbytes(tensor: Tensor) -> int:
     return prod(tensor.shape) * _ITEM_SIZES.get(tensor.dtype.removeprefix("torch."), 0)
 
 
-def listed(parts: Sequence[str], last: str = "and") -> str:
+def listed(parts: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def counted(number: int, noun: str) -> str:

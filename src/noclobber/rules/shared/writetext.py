@@ -14,18 +14,12 @@ from noclobber.syntax.names import (
     is_read_after,
     is_read_again,
     is_stored,
-    last_name,
+    is_untracked,
     names_bound,
     parameters,
 )
-from noclobber.syntax.tree import Placed, place_of, walk
+from noclobber.syntax.tree import Placed, place_of, statement_of, walk
 from noclobber.syntax.writes import Form, WriteSyntax, base_of, chain, is_number, mask_of, out_of_place, write_at
-
-_PLAIN = (
-    "len", "float", "int", "size", "numel", "range", "item", "randn", "rand", "zeros", "ones", "full", "tensor",
-    "arange", "randn_like", "rand_like", "zeros_like", "ones_like", "full_like",
-)  # fmt: skip
-"""Functions whose result no gradient flows through."""
 
 
 def write_of(site: Site | None) -> WriteSyntax | None:
@@ -63,6 +57,12 @@ def text_at(site: Site | None, node: Placed | None) -> str:
     """The text of a node of the file of a site; empty where either is missing."""
     place = place_of(site)
     return place.file.source(node) if place is not None and node is not None else ""
+
+
+def words_at(site: Site | None) -> str:
+    """The statement at a site on one line, without comments; empty where it is not known."""
+    found = statement_of(site)
+    return ast.unparse(found) if found is not None else ""
 
 
 def is_rebindable(site: Site | None, *, refused: bool = False) -> bool:
@@ -167,7 +167,7 @@ def computes(site: Site | None) -> bool:
     """Return True if the statement makes a call that may give a tracked value."""
     write = write_of(site)
     calls = [one for one in ast.walk(write.statement) if isinstance(one, ast.Call)] if write is not None else []
-    return any(not called(one).endswith("_") and not _is_plain(one) for one in calls)
+    return any(not called(one).endswith("_") and not is_untracked(one) for one in calls)
 
 
 def writes_part_of_result(site: Site | None) -> bool:
@@ -188,8 +188,3 @@ def is_applied(site: Site | None) -> bool:
     call = place.node if place is not None else None
     first = call.args[0] if isinstance(call, ast.Call) and call.args else None
     return called(call) == "apply" and isinstance(first, (ast.Name, ast.Attribute, ast.Subscript))
-
-
-def _is_plain(call: ast.Call) -> bool:
-    of_math = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in ("math", "np", "numpy", "random")
-    return of_math or called(call) in _PLAIN
