@@ -40,7 +40,7 @@ def test_codes_are_read_from_a_text_and_a_list() -> None:
     assert codes("NC101, NC2", "--select") == codes(["NC101", "NC2"], "here") == ("NC101", "NC2")
     assert codes("nc101,untracked-write", "--select") == ("NC101", "NC208")
     for wrong in ("F401", "NC999", "", "untracked", 'N"'):
-        with pytest.raises(SelectionError, match=f"--select: '{wrong}' is no code such as NC208"):
+        with pytest.raises(SelectionError, match=f"--select: '{wrong}' is neither a code such as NC208"):
             codes(wrong, "--select")
 
 
@@ -168,7 +168,7 @@ def test_a_baseline_that_cannot_be_used(text: str, tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match=r"there is no baseline `.*`; `noclobber run --update-baseline` makes it"):
         selected(Report(), Selection(baseline=str(path)))
     path.write_text(text)
-    with pytest.raises(SelectionError, match=r"`.*` is no baseline that `--update-baseline` has written"):
+    with pytest.raises(SelectionError, match=r"`.*` is not a baseline that `--update-baseline` has written"):
         selected(Report(), Selection(baseline=str(path)))
 
 
@@ -187,10 +187,10 @@ def test_the_nearest_project_says_what_counts(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[tool.noclobber]\nselekt = []", "`selekt` is unknown; there are select, ignore, baseline"),
-        ("[tool.noclobber]\nselect = 'NC1'", "`select` is no list"),
-        ("[tool.noclobber]\nbaseline = 3", "`baseline` is no text"),
-        ("[tool.noclobber]\nignore = ['x']", "'x' is no code such as NC208"),
-        ("[tool]\nnoclobber = 3", "it is no table"),
+        ("[tool.noclobber]\nselect = 'NC1'", "`select` is not a list"),
+        ("[tool.noclobber]\nbaseline = 3", "`baseline` is not text"),
+        ("[tool.noclobber]\nignore = ['x']", "'x' is neither a code such as NC208"),
+        ("[tool]\nnoclobber = 3", "it is not a table"),
         ("[tool", "cannot read"),
     ],
 )

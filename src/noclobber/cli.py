@@ -342,7 +342,7 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 
 def _path(text: str) -> str:
     if text == "-":
-        raise argparse.ArgumentTypeError("`-` is no file: leave `-o` out, or write `./-`")
+        raise argparse.ArgumentTypeError("`-` is not a file: leave `-o` out, or write `./-`")
     return text
 
 

@@ -145,7 +145,7 @@ def _silent_error() -> None:
 def _children() -> str:
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     if any((Path(folder) / _PTH).exists() for folder in folders if folder):
-        return "are watched, forked ones and new Pythons"
+        return "forked ones and new Pythons are watched"
     return f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed (pip install noclobber)"
 
 

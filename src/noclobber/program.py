@@ -89,7 +89,7 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
             raise NotAProgram(f"`{shown}` is not a Python program: {error.msg}") from None
         raise NotAProgram(f"{shown}:{error.lineno}:{max(1, error.offset or 1)}: {error.msg}") from None
     except UnicodeDecodeError as error:
-        said = f"byte {error.start} is no text in {error.encoding.upper()}"
+        said = f"byte {error.start} is not text in {error.encoding.upper()}"
         raise NotAProgram(f"`{shown}` is not a Python program: {said}") from None
     except (MemoryError, RecursionError, OverflowError) as error:
         raise NotAProgram(f"`{shown}` cannot be compiled: {error or type(error).__name__}") from None

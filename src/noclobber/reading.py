@@ -29,7 +29,7 @@ def text_of(path: str, what: str, errors: str = "strict") -> str:
     try:
         text = data.decode("utf-8-sig", errors)
     except UnicodeDecodeError:
-        raise Unreadable("it is no text in UTF-8") from None
+        raise Unreadable("it is not text in UTF-8") from None
     if not text.strip():
         raise Unreadable(f"{'stdin' if path == '-' else 'the file'} is empty")
     return text

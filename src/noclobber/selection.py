@@ -62,7 +62,7 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
-            raise SelectionError(f"{where}: '{part}' is no code such as NC208, and no beginning of one such as NC2")
+            raise SelectionError(f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2")
         found.append(code)
     return tuple(found)
 
@@ -87,11 +87,11 @@ def from_project(folder: str) -> Selection:
         raise SelectionError(f"cannot read `{shown_path(str(path))}`: {reason}") from None
     where = f"[tool.noclobber] of {shown_path(str(path))}"
     if not isinstance(table, dict) or (unknown := [key for key in table if key not in _KEYS]):
-        what = f"`{unknown[0]}` is unknown" if isinstance(table, dict) else "it is no table"
+        what = f"`{unknown[0]}` is unknown" if isinstance(table, dict) else "it is not a table"
         raise SelectionError(f"{where}: {what}; there are {', '.join(_KEYS)}")
     for key, kind in (("select", list), ("ignore", list), ("baseline", str)):
         if key in table and not isinstance(table[key], kind):
-            raise SelectionError(f"{where}: `{key}` is no {'list' if kind is list else 'text'}")
+            raise SelectionError(f"{where}: `{key}` is not {'a list' if kind is list else 'text'}")
     baseline = str(path.parent / table["baseline"]) if table.get("baseline") else ""
     return Selection(codes(table.get("select", []), where), codes(table.get("ignore", []), where), baseline)
 
@@ -109,7 +109,7 @@ def _table(path: Path) -> Any:
     except ValueError as error:  # Python reads no whole number of more than 4300 digits
         raise error if isinstance(error, Unreadable) else Unreadable("a number in it is too large") from None
     if not isinstance(tool, dict):
-        raise Unreadable("`tool` is no table")
+        raise Unreadable("`tool` is not a table")
     return tool.get("noclobber", {})
 
 
@@ -280,7 +280,7 @@ def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
     except Unreadable as reason:
         raise SelectionError(f"cannot read the baseline `{shown_path(path)}`: {reason}") from None
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise SelectionError(f"`{shown_path(path)}` is no baseline that `--update-baseline` has written") from None
+        raise SelectionError(f"`{shown_path(path)}` is not a baseline that `--update-baseline` has written") from None
 
 
 def _entry(one: dict[str, Any]) -> tuple[str, str, str]:

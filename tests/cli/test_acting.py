@@ -38,7 +38,7 @@ def ours(words: list[bytes], folder: Path) -> tuple[int, str, bytes]:
         ([b"run", b"-o", EVIL + b"/x", b"a.py"], f"cannot write `{SHOWN}/x`: there is no folder `"),
         ([b"explain", EVIL], f"no rule `{SHOWN}`, and no operator"),
         ([b"run", b"--" + EVIL, b"a.py"], f"unrecognized arguments: --{SHOWN}"),
-        ([b"run", b"--select", EVIL, b"a.py"], "--select: 'h␊␛[31m\\u202e\\xff' is no code"),
+        ([b"run", b"--select", EVIL, b"a.py"], "--select: 'h␊␛[31m\\u202e\\xff' is neither a code"),
         ([b"run", b"--baseline", EVIL, b"a.py"], f"there is no baseline `{SHOWN}`"),
     ],
     ids=lambda one: one[0].decode() if isinstance(one, list) else "",

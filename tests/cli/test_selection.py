@@ -27,7 +27,7 @@ def test_what_is_ignored_does_not_count(tmp_path: Path) -> None:
     assert (shown.status, shown.stderr[:20]) == (1, "train.py:4:1: NC201 ")
     refused = noclobber(["run", "--select", "x", "train.py"], tmp_path)
     assert (refused.status, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("noclobber: error: --select: 'x' is no code")
+    assert refused.stderr.startswith("noclobber: error: --select: 'x' is neither a code")
 
 
 def test_a_comment_is_used_or_told(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def about(path: str) -> str:
     [
         ("", "the file is empty"),
         ("9" * 5000, "not a report: a number in it is too large"),
-        ("NaN", "not JSON: `NaN` is no number"),
+        ("NaN", "not JSON: `NaN` is not a number"),
         ('{"format": "noclobber-report/1", "program": {"x": 1e999}}', "not a report: a number in it is too large"),
         ("3", "expected a document of format `noclobber-report/1`, but this is something else"),
     ],
@@ -100,7 +100,7 @@ def test_a_damaged_baseline(tmp_path: Path, count: str) -> None:
     write(tmp_path, {"ran.py": "print('ran')"})
     for words in (["report", "a.json"], ["run", "ran.py"], ["run", "--update-baseline", "ran.py"]):
         ended = noclobber([words[0], "--baseline", "known.json", *words[1:]], tmp_path)
-        said = "noclobber: error: `known.json` is no baseline that `--update-baseline` has written\n"
+        said = "noclobber: error: `known.json` is not a baseline that `--update-baseline` has written\n"
         assert (ended.status, ended.stdout, ended.stderr) == (2, "", said)
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_baseline(tmp_path: Path, count: str) -> None:
     [
         ("x = " + "[" * 20_000, "lists or tables in it are nested too deeply"),
         ("x = " + "9" * 5000, "a number in it is too large"),
-        ("tool = 3", "`tool` is no table"),
+        ("tool = 3", "`tool` is not a table"),
         ("tool = ", "not TOML: Invalid value (at end of document)"),
     ],
     ids=["nested", "digits", "no table", "not TOML"],
@@ -147,7 +147,7 @@ def test_a_report_goes_to_no_file_named_like_stdout(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(Report().to_json())
     for words in (["run", "-o", "-", "ran.py"], ["report", "-o", "-", "a.json"]):
         ended = noclobber(words, tmp_path)
-        assert ended.stderr.endswith("error: argument -o: `-` is no file: leave `-o` out, or write `./-`\n")
+        assert ended.stderr.endswith("error: argument -o: `-` is not a file: leave `-o` out, or write `./-`\n")
         assert (ended.status, ended.stdout, sorted(os.listdir(tmp_path))) == (2, "", ["a.json", "ran.py"])
 
 

@@ -157,7 +157,7 @@ def _require(words: Sequence[str]) -> None:
     if words[0] == "-c":
         raise CannotFix("`noclobber fix` changes files, and `-c` has none: put the code into a script")
     if words[0] == "-":
-        raise CannotFix("`noclobber fix` changes files, and stdin is none: put the code into a script")
+        raise CannotFix("`noclobber fix` changes files, and stdin is not a file: put the code into a script")
 
 
 def _selection() -> Selection:

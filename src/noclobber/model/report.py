@@ -61,7 +61,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
-    """A finding that does not count, by a comment in the source or by a baseline, and the reason that is given.
+    """A finding that does not count, by a comment in the source, a baseline or what was selected, and the reason.
 
     The kinds are named as in SARIF.
     """
@@ -128,11 +128,11 @@ def json_in(text: str | bytes) -> Any:
     except RecursionError:
         raise ReportError("not a report: lists or objects in it are nested too deeply") from None
     except UnicodeDecodeError:
-        raise ReportError("not JSON: it is no text in UTF-8") from None
+        raise ReportError("not JSON: it is not text in UTF-8") from None
 
 
 def _no_number(name: str) -> float:
-    raise ReportError(f"not JSON: `{name}` is no number")
+    raise ReportError(f"not JSON: `{name}` is not a number")
 
 
 def _finite(digits: str) -> float:
@@ -157,7 +157,7 @@ def checked(build: Callable[[Any], Made], data: Any) -> Made:
     except (WrongType, WrongSpan) as error:
         raise ReportError(f"damaged report: {error}") from None
     except (AttributeError, TypeError, ValueError):
-        raise ReportError("damaged report: a part of it is built otherwise than noclobber builds it") from None
+        raise ReportError("damaged report: a part of it is not as noclobber builds it") from None
     return made
 
 

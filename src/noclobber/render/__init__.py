@@ -29,7 +29,7 @@ class Format(Protocol):
     def __call__(self, report: Report, *, color: bool = False, width: int | None = None) -> str: ...
 
 
-# `terminal` is imported where it is used: it brings rich along, which `noclobber run` needs only once it has a finding.
+# `terminal` is imported where it is used: it brings rich along, which the other formats do without.
 
 
 def full(report: Report, *, color: bool = False, width: int | None = None) -> str:

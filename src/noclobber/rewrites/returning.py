@@ -24,7 +24,7 @@ _REFUSED = ("NC206", "NC303", "NC307", "NC399")
 
 
 def returned_new(finding: Finding) -> Sound | None:
-    """Return a rewrite that makes a write in a backward or hook out of place, or gives the value of a refused call."""
+    """Return a rewrite that makes a write in a custom backward out of place, or gives the value of a refused call."""
     place = blamed(finding)
     if place is None:
         return None

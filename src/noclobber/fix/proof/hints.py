@@ -115,7 +115,7 @@ class HintTrials:
         right = self._bare
         assert right is not None
         if result.crash or result.ended is not Ended.WELL or result.calls != right.calls:
-            return result.crash or result.error or "the program ends otherwise"
+            return result.crash or result.error or "the program ends differently"
         one, other = evidence.read(right.evidence), evidence.read(result.evidence)
         compared = comparison.compare(one, other)
         if not compared.calls and not right.printed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 OLDEST, NEWEST = "2.10", "2.15"
-"""pyproject.toml and the README name the same releases (tests/observe/torch_api/test_releases.py)."""
+"""pyproject.toml names the oldest, the README both (tests/observe/torch_api/test_releases.py)."""
 
 
 def notes() -> tuple[str, ...]:
