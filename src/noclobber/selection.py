@@ -62,7 +62,9 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
-            raise SelectionError(f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2")
+            raise SelectionError(
+                f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2"
+            )
         found.append(code)
     return tuple(found)
 

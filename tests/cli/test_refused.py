@@ -14,7 +14,10 @@ NOT_PROGRAMS = {
     "missing": (["run", "none.py"], "cannot open `none.py`: No such file or directory"),
     "binary": (["run", "model.pt"], "`model.pt` is not a Python program: it holds null bytes"),
     "undecodable": (["run", "latin.py"], "`latin.py` is not a Python program: invalid or missing encoding"),
-    "undecodable further down": (["run", "below.py"], "`below.py` is not a Python program: byte 9 is not text in UTF-8"),
+    "undecodable further down": (
+        ["run", "below.py"],
+        "`below.py` is not a Python program: byte 9 is not text in UTF-8",
+    ),
     "unknown encoding": (["run", "cookie.py"], "`cookie.py` is not a Python program: unknown encoding"),
     "syntax error": (["run", "wrong.py"], "wrong.py:3:9: expected ':'"),
     "wide characters": (["run", "wide.py"], "wide.py:1:10: "),
@@ -31,7 +34,10 @@ NOT_PROGRAMS = {
     "not JSON": (["report", "wrong.py"], "cannot read `wrong.py`: not JSON: "),
     "not text": (["report", "model.pt"], "cannot read `model.pt`: it is not text in UTF-8"),
     "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),
-    "other form": (["report", "form.json"], "cannot read `form.json`: damaged report: a part of it is not as noclobber builds it"),
+    "other form": (
+        ["report", "form.json"],
+        "cannot read `form.json`: damaged report: a part of it is not as noclobber builds it",
+    ),
     "endless": (["report", "/dev/zero"], "cannot read `/dev/zero`: it has 200 MB or more, which no report has"),
     "another format": (
         ["report", "other.json"],

@@ -109,10 +109,25 @@ def is_there(name):
     return True
 
 
+OF_EVERYONE = ("torch.utils._python_dispatch", "torch.utils._pytree")
+"""Modules that PyTorch's own pages on modes and subclasses import."""
+
+
+def imported(statement):
+    """The modules that a statement imports."""
+    if isinstance(statement, ast.Import):
+        return [one.name for one in statement.names]
+    return [f"{statement.module}.{one.name}" for one in statement.names]
+
+
 def test_no_name_is_asked_for_when_a_module_is_imported():
     """But in functions: so that a name that is missing is told when something is armed, and not by an import."""
     for path in sorted(ROOT.rglob("*.py")):
         for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                for name in imported(statement):
+                    private = name.startswith("torch.") and any(map(is_private, name.split(".")))
+                    assert not private or name.startswith(OF_EVERYONE) or name == "torch._C", f"{path.name}: {name}"
             if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
                 continue
             for node in ast.walk(statement):

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from weakref import ref
 
 import torch
-import torch.jit._builtins
-import torch.utils._device
 import torch.utils.dlpack
 
 from noclobber.model.source import Owner, owner_of
@@ -109,6 +107,8 @@ def _calls() -> Iterator[tuple[type | ModuleType, str, Wrap]]:
 
 def _fill_tables() -> None:
     """Make torch fill its tables of functions before they are replaced: it fills a table once, on first use."""
+    import torch.utils._device  # `import torch` leaves it out
+
     torch.overrides.get_ignored_functions()
     torch.overrides.get_testing_overrides()
     private.lookup("overrides._get_overridable_functions")()
