@@ -175,7 +175,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = self._way.guarded(lambda: written_by(func._schema))
         versions = self._way.guarded(lambda: versions_of_lists(written, args, kwargs)) if written is not None else None
         result = func(*args, **kwargs)
-        move_versions(versions or [])
+        if versions:
+            self._way.guarded(lambda: move_versions(versions))
         with private.plain():
             self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
