@@ -29,6 +29,29 @@ def test_the_step_comes_last_or_the_later_update_first() -> None:
     assert calls[3][1:5] == ["g_loss.backward()", "g_opt.step()", "d_opt.zero_grad()", calls[0][1]]
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        "for p in critic.parameters():\n            p.data.clamp_(-0.5, 0.5)",
+        "for e, p in zip(ema, critic.parameters()):\n            e *= 0.9",
+        "scheduler.step()",
+        "average.update(critic)",
+    ],
+)
+def test_no_step_moves_past_what_goes_by_the_weights(between: str) -> None:
+    """It would clip, average or count before the step; the first steps need not show it."""
+    source = GAN.replace("    g_opt.zero_grad()", f"    {between}\n        g_opt.zero_grad()")
+    assert between in source
+    found = mended("NC103", source, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
+    assert all(one.index("d_opt.step()") < one.index(between.split("\n")[0]) for one in found)
+
+
+def test_a_step_moves_past_what_only_tells() -> None:
+    source = GAN.replace("    g_opt.zero_grad()", "    print(d_loss.item())\n        g_opt.zero_grad()")
+    found = mended("NC103", source, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
+    assert any(one.index("d_opt.step()") > one.index("g_loss.backward(") for one in found)
+
+
 def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:
     source = """
         class Agent:

@@ -208,3 +208,45 @@ def test_beside_the_bytes_that_are_read_a_clone_of_these_alone_comes_first() -> 
     source = "self.cache[pos] = k\nkeys = self.cache[:pos]\nscores = q @ keys\n"
     found = changes("NC102", source, write="self.cache[pos]", save="q @ keys", field="mat2", name="keys")
     assert found[0] == "scores = q @ keys.clone()"
+
+
+HOOK = """
+    def prune(module, given, out):
+        out *= mask
+
+    net[1].register_forward_hook(prune)
+    loss = net(x).sum()
+"""
+
+
+def test_a_hook_of_a_module_returns_what_it_would_have_written() -> None:
+    """A new tensor or a clone under the name of its argument would reach nobody, and no mask of ones shows it."""
+    found = changes("NC101", HOOK, write="out *= mask", save="net(x)")
+    assert found[0] == "return out * mask"
+    assert not any("out = " in one for one in found)
+
+
+@pytest.mark.parametrize("write", ["h *= scale", "h.mul_(scale)", "h.copy_(scale)", "h[:] = scale", "h[0] = scale"])
+def test_what_only_the_caller_reads_is_not_bound_to_a_name_of_the_function(write: str) -> None:
+    source = f"""
+        def decay(h, scale):
+            {write}
+
+        h = net(x)
+        decay(h, 2)
+        loss = h.sum()
+    """
+    found = changes("NC101", source, write=write, save="net(x)")
+    assert found
+    assert not any(one.startswith(("h = h", "h = scale", "h = torch")) for one in found)
+
+
+def test_what_a_function_binds_or_returns_may_be_a_new_tensor() -> None:
+    source = """
+        def decay(h, scale):
+            y = h.mul_(scale)
+            return y
+
+        loss = decay(net(x), 2).sum()
+    """
+    assert "y = h.mul(scale)" in changes("NC101", source, write="h.mul_(scale)", save="net(x)")

@@ -9,8 +9,19 @@ from enum import Enum
 from noclobber.model.finding import Edit
 from noclobber.model.operators import VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
-from noclobber.syntax.names import called, definition, dotted, first_name, is_true, keyword, last_name
-from noclobber.syntax.tree import File, Place, Placed, walk
+from noclobber.syntax.names import (
+    called,
+    definition,
+    dotted,
+    first_name,
+    is_read_again,
+    is_stored,
+    is_true,
+    keyword,
+    last_name,
+    parameters,
+)
+from noclobber.syntax.tree import FUNCTION, File, Place, Placed, walk
 
 _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
     ast.BitOr: ("|", 1),
@@ -187,6 +198,23 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
     if is_flagged(write.call) or _is_flagged_by_place(write.call):
         return _without_flag(write, write.call)
     return _without_underscore(write, write.call)
+
+
+def writes_for_caller(write: WriteSyntax) -> str:
+    """Return the function that writes into an argument which it neither reads afterwards nor returns; "" if none.
+
+    A new tensor in its place would reach nobody.
+    """
+    base, found, call = base_of(write.target), write.statement, write.call
+    if not isinstance(base, ast.Name) or isinstance(found, ast.Return):
+        return ""
+    if call is not None and not (isinstance(found, ast.Expr) and call in (found.value, *chain(found.value))):
+        return ""  # what the call gives is used
+    scope = write.file.scope(found)
+    if not isinstance(scope, FUNCTION) or base.id not in parameters(scope):
+        return ""
+    is_bound = any(one.id == base.id and is_stored(write.file, one) for one in walk(scope, ast.Name))
+    return "" if is_bound or is_read_again(write.file, base.id, found) else scope.name
 
 
 def mask_of(write: WriteSyntax) -> ast.expr | None:

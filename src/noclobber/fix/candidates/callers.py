@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.fix.candidates.finding_source import Scene
-from noclobber.fix.candidates.step_order import end_of_update, later_step, optimizer, statements_in, together
+from noclobber.fix.candidates.step_order import does_more, end_of_update, later_step, optimizer, statements_in, together
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.syntax.edits import (
     after,
@@ -34,6 +34,8 @@ def across(scene: Scene) -> Iterator[Candidate]:
         rows, first, second = together(file, one, other)
         if not rows or first >= second:
             continue
+        if any(map(does_more, rows[first + 1 : second])):
+            return
         if here is not there:
             yield from _moved(step, read, one, rows, second)
         yield from _swapped(step, read, rows, first, second, same=here is there)

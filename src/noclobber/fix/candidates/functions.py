@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
@@ -24,18 +24,28 @@ def new_gradient(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
         return
     edits, scope = out_of_place(write), file.scope(write.statement)
     if edits and isinstance(scope, FUNCTION):
-        if not returns_value(scope) and scope.name not in ("backward", "forward"):
-            back = after(file, scope.body[-1], f"return {write.name}")
-            if back is not None and write.name in parameters(scope):
-                same = back.span.line == edits[-1].span.end_line
-                text = edits[-1].replacement.partition(" = ")[2]
-                joined = (Edit(edits[-1].span, f"return {text}"),) if same and text else (*edits, back)
-                yield Candidate("return a new gradient", joined, cost)
-                return
+        if scope.name not in ("backward", "forward") and (returned := returning(write, edits)):
+            yield Candidate("return a new gradient", returned, cost)
+            return
         yield Candidate("make a new tensor", tuple(edits), cost)
     edit = before(file, write.statement, f"{write.name} = {write.name}.clone()") if write.name else None
     if edit is not None:
         yield Candidate(f"write into a clone of `{write.name}`", (edit,), cost + 1)
+
+
+def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
+    """Edits of a write into an argument, after which the function, which returned nothing, returns it; none where that
+    cannot be done."""
+    file, scope = write.file, write.file.scope(write.statement)
+    if not edits or not isinstance(scope, FUNCTION) or returns_value(scope) or write.name not in parameters(scope):
+        return ()
+    back = after(file, scope.body[-1], f"return {write.name}")
+    if back is None:
+        return ()
+    text = edits[-1].replacement.partition(" = ")[2]
+    if back.span.line == edits[-1].span.end_line and text:
+        return (Edit(edits[-1].span, f"return {text}"),)
+    return (*edits, back)
 
 
 def saved_for_backward(place: Place, cost: int = 3) -> Iterator[Candidate]:

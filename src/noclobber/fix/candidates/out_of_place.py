@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from noclobber.fix.candidates.functions import returning
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import undecorated
-from noclobber.syntax.names import last_name
-from noclobber.syntax.tree import FUNCTION, WITH, With
-from noclobber.syntax.writes import WriteSyntax, out_of_place
+from noclobber.syntax.names import called, last_name
+from noclobber.syntax.tree import FUNCTION, WITH, With, walk
+from noclobber.syntax.writes import WriteSyntax, out_of_place, writes_for_caller
 
 TITLE = "write out of place"
 _GUARDS = ("no_grad", "inference_mode")
@@ -19,15 +20,28 @@ _GUARDS = ("no_grad", "inference_mode")
 
 
 def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
-    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other."""
-    edits = out_of_place(write)
-    if edits:
+    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
+
+    None for a write into an argument that only the caller reads; a module's hook returns the new tensor instead.
+    """
+    edits, function = out_of_place(write), writes_for_caller(write)
+    if function and _is_hook(write, function):
+        returned = returning(write, edits)
+        if returned:
+            yield Candidate(f"{TITLE}, and return the result from the hook", returned, cost)
+    elif edits and not function:
         yield Candidate(TITLE, tuple(edits), cost)
+
+
+def _is_hook(write: WriteSyntax, function: str) -> bool:
+    """Return True if a function is registered as a hook that may return another output of a module."""
+    hooks = (one for one in walk(write.file.tree, ast.Call) if called(one) == "register_forward_hook")
+    return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
 def guarded_out_of_place(write: WriteSyntax) -> Iterator[Candidate]:
     """A write under `with torch.no_grad():`, moved out of that block and out of place, so that autograd sees it."""
-    edits = out_of_place(write)
+    edits = [] if writes_for_caller(write) else out_of_place(write)
     moved = out_of_guard(write, edits)
     if edits and moved is not None and moved != tuple(edits):
         yield Candidate("let autograd see it: " + TITLE, moved, 1 if len(moved) == 1 else 2)

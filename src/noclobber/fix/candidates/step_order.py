@@ -23,7 +23,14 @@ from noclobber.syntax.edits import (
 from noclobber.syntax.names import called, dotted, keyword, names_bound
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk
 
-_UPDATES = ("zero_grad", "backward", "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
+_HARMLESS = frozenset(
+    """
+    add_scalar append debug eval info log print requires_grad_ set_description set_postfix set_requires_grad train write
+    """.split()  # noqa: SIM905
+)
+"""Calls, made for what they do, that neither read nor change weights."""
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "unscale_")
+_UPDATES = ("zero_grad", "backward", "step", *_CLIPS, "update")
 
 
 def reordered(scene: Scene) -> Iterator[Candidate]:
@@ -38,10 +45,29 @@ def reordered(scene: Scene) -> Iterator[Candidate]:
     if first > second:
         yield from _loop_split(file, step, read)
         return
+    if any(map(does_more, rows[first + 1 : second])):
+        return
     end = end_of_update(rows, second)
     yield from _swapped(file, rows, first, second, end)
     yield from _moved(file, step, read, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
+
+
+def does_more(row: ast.stmt) -> bool:
+    """Return True if a statement may change weights, or what belongs to them, or read them for other than a loss: it is
+    a loop or block that does so, or a call whose result nobody takes, as of a scheduler.
+
+    A step that moved past it would come too late. No proof shows that where the difference is in later steps.
+    """
+    return any(map(_is_more, statements_in(row))) or (
+        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in statements_in(row))
+    )
+
+
+def _is_more(row: ast.stmt) -> bool:
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
+        return called(row.value) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
+    return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
 
 
 def optimizer(statement: ast.stmt) -> str:

@@ -13,13 +13,21 @@ from noclobber.syntax.names import (
     dotted,
     is_read_after,
     is_read_again,
-    is_stored,
     is_untracked,
     names_bound,
-    parameters,
 )
 from noclobber.syntax.tree import Placed, place_of, statement_of, walk
-from noclobber.syntax.writes import Form, WriteSyntax, base_of, chain, is_number, mask_of, out_of_place, write_at
+from noclobber.syntax.writes import (
+    Form,
+    WriteSyntax,
+    base_of,
+    chain,
+    is_number,
+    mask_of,
+    out_of_place,
+    write_at,
+    writes_for_caller,
+)
 
 
 def write_of(site: Site | None) -> WriteSyntax | None:
@@ -111,20 +119,9 @@ def fills_by_loop(site: Site | None) -> bool:
 
 
 def only_for_caller(site: Site | None) -> str:
-    """Return the function that writes into an argument which it neither reads afterwards nor returns; "" if none.
-
-    A new tensor in its place would reach nobody.
-    """
+    """Return the function that writes into an argument which it neither reads afterwards nor returns; "" if none."""
     write = write_of(site)
-    base = base_of(write.target) if write is not None else None
-    if write is None or not isinstance(base, ast.Name):
-        return ""
-    scope = write.file.scope(write.statement)
-    if not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) or base.id not in parameters(scope):
-        return ""
-    bound = any(one.id == base.id and is_stored(write.file, one) for one in walk(scope, ast.Name))
-    is_read = is_read_again(write.file, base.id, write.statement) or isinstance(write.statement, ast.Return)
-    return "" if bound or is_read else scope.name
+    return writes_for_caller(write) if write is not None else ""
 
 
 def part_of(site: Site | None) -> tuple[str, str] | None:
