@@ -432,7 +432,8 @@ def hooks(
         alias = handle.alias
         try:
             memory = handle.shown
-            if memory is None or address(alias) != memory[1]:  # the storage may have been freed meanwhile
+            # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
+            if memory is None or memory is OUTSIDE or address(alias) != memory[1]:
                 version = handle.version
                 if memory is STATISTIC and alias._version == version and is_read_by_its_node(handle):
                     return alias

@@ -259,18 +259,24 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         if begin:
             offset: int = tensor.storage_offset()  # type: ignore[assignment]
             return begin - offset * tensor.itemsize if offset else begin
-    return _identity(tensor)
+    return _key_of_storage(tensor)
 
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """The types of tensors that no subclass changes."""
 
 
-def _identity(tensor: torch.Tensor) -> int | None:
+def _key_of_storage(tensor: torch.Tensor) -> int | None:
+    """Return the key by the storage itself, which a subclass that wraps other tensors has too, without an address."""
     try:
-        return int(storage(tensor)._cdata)
+        held = storage(tensor)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+    identity: int = held._cdata
+    try:
+        return held.data_ptr() or identity
+    except RuntimeError:
+        return identity
 
 
 def is_view_of_function(tensor: torch.Tensor) -> bool:
