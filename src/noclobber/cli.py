@@ -236,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     explain.add_argument(
-        "what", nargs="*", metavar="CODE | OPERATOR | ERROR TEXT | -", help="`-` reads a traceback from stdin"
+        "what", nargs="*", metavar="CODE... | OPERATOR | ERROR TEXT | -", help="`-` reads a traceback from stdin"
     )
     explain.add_argument(
         "--operators", action="store_true", help="print what every function of torch and torch.nn.functional keeps"
@@ -637,9 +637,9 @@ def _explain(options: argparse.Namespace) -> int:
             line = f"{one.CODE}  {one.NAME:<22} {headline}"
             _out("".join(f"{part}\n" for part in ([line] if width is None else filled(line, width, below=" " * 8))))
         return 0
-    rule = rule_of(what)
-    if rule is not None:
-        _out(page(rule.__doc__ or "", width))
+    rules = [rule for one in options.what if (rule := rule_of(one)) is not None]
+    if len(rules) == len(options.what):
+        _out("\n".join(page(rule.__doc__ or "", width) for rule in rules))
         return 0
     if what == "-" or " " in what:
         from noclobber.reading import Unreadable, text_of

@@ -27,7 +27,7 @@ def test_hints_only_if_asked_for(tmp_path: Path) -> None:
     assert ended.status == 0
     assert "hint[NC901]: `mul` could write into `h`: the peak of memory falls by 4.0 kB" in ended.stderr
     assert ended.stderr.endswith(
-        "next: noclobber explain NC901 (also NC902)\nto apply and measure this: noclobber fix --hints train.py\n"
+        "next: noclobber explain NC901 NC902\nto apply and measure this: noclobber fix --hints train.py\n"
     )
 
 

@@ -116,6 +116,22 @@ def test_the_carried_state_is_detached_and_the_graph_no_longer_retained() -> Non
     assert "y.sum().backward()\nstate = tuple(t.detach() for t in state)" in found
 
 
+@pytest.mark.parametrize("opens", ["if (t + 1) % 4 == 0:", "try:"])
+def test_a_state_is_detached_in_the_block_of_the_backward_first(opens: str) -> None:
+    """At the end of the loop it would be detached in each turn, or after an error too."""
+    source = f"""
+        for t, x in enumerate(data):
+            y, h = rnn(x, h)
+            {opens}
+                y.sum().backward()
+                opt.step()
+            {"except RuntimeError: pass" if opens == "try:" else "print(t)"}
+    """
+    found = mended("NC104", source, read="y.sum().backward()", save="rnn(x, h)")
+    (first, *_) = [one for one in found if "h = h.detach()" in one]
+    assert "        opt.step()\n        h = h.detach()\n" in first
+
+
 def test_two_carried_states_are_detached_together() -> None:
     source = """
         for x in chunks:

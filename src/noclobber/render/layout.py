@@ -66,9 +66,8 @@ def footer(report: Report, width: int | None) -> Iterable[Row]:
         rows += _words("note", one_line(note), width)
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
-        code, *others = dict.fromkeys(visible(finding.code) for finding in ranked)
-        also = f" (also {', '.join(others)})" if others else ""
-        rows.append([("help", "next"), ("", f": noclobber explain {code}{also}")])
+        codes = dict.fromkeys(visible(finding.code) for finding in ranked)
+        rows.append([("help", "next"), ("", f": noclobber explain {' '.join(codes)}")])
         if command := fix_command(report.program):
             what = APPLYING if ranked[0].severity == "hint" else FIXING
             rows.append([("help", what), ("", f": {command}")])

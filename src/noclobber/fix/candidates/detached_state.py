@@ -15,7 +15,8 @@ from noclobber.syntax.tree import File, Loop, Scope, functions, last_line, walk
 
 
 def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
-    """`state = state.detach()` at the end of the loop around the backward, for what one turn hands to the next.
+    """`state = state.detach()` after the backward, for what one turn of the loop around it hands to the next: at the
+    end of the block of the backward, such as an `if` or a `try`, and at the end of the loop.
 
     With `retain_graph=True` taken away where it is there, and then without that.
     """
@@ -27,14 +28,16 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
     calls = (without_retaining(file, one) for one in walk(read.row, ast.Call))
     retained = next((edit for edit in calls if edit is not None), None)
     lines = [*_forms(file, _carried_names(file, loop)), *_attributes(scene, file, loop)]
+    ends = list(dict.fromkeys((file.block(read.row)[-1], loop.body[-1])))
     for text in dict.fromkeys(lines):
-        edit = after(file, loop.body[-1], text)
-        if edit is None:
-            continue
-        title = f"detach what is carried to the next iteration: `{text}`"
-        if retained is not None:
-            yield Candidate(title, (retained, edit), cost)
-        yield Candidate(title, (edit,), cost + (retained is not None))
+        for later, end in enumerate(ends):
+            edit = after(file, end, text)
+            if edit is None:
+                continue
+            title = f"detach what is carried to the next iteration: `{text}`"
+            if retained is not None:
+                yield Candidate(title, (retained, edit), cost + later)
+            yield Candidate(title, (edit,), cost + later + (retained is not None))
     for one in _stores(scene):
         yield Candidate("keep the state without its graph", (one,), cost + 2)
 

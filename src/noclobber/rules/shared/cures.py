@@ -208,7 +208,7 @@ def _items(clobber: Clobber, write: Write, op: str) -> Suggestion:
         return Suggestion(f"choose instead of writing: {chosen} makes a new tensor")
     if fills_by_loop(write.site):
         return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
-    if op in ("masked_fill_", "index_put_", "masked_scatter_"):
+    if op in ("masked_fill_", "masked_scatter_"):
         return Suggestion(f"choose instead of writing: `torch.where(mask, new, {base or 'old'})` makes a new tensor")
     cloned = f"`{base} = {base}.clone()`" if base else "clone it"
     return Suggestion(f"write into a clone: {cloned} before this assignment to {named}")
