@@ -146,6 +146,8 @@ def test_explain(tmp_path: Path) -> None:
     page = noclobber(["explain", "NC101"], tmp_path)
     assert page.stdout.startswith("NC101 stale-save: ")
     assert noclobber(["explain", "stale-save"], tmp_path) == noclobber(["explain", "nc101"], tmp_path) == page
+    both = noclobber(["explain", "NC101", "nc204"], tmp_path)
+    assert both.stdout == page.stdout + "\n" + noclobber(["explain", "NC204"], tmp_path).stdout
     listed = noclobber(["explain"], tmp_path).stdout.splitlines()
     assert [line.split()[:2] for line in listed if line.startswith("NC10")][:1] == [["NC101", "stale-save"]]
     pasted = noclobber(["explain", STALE], tmp_path)

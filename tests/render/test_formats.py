@@ -135,9 +135,7 @@ def test_nothing_found_says_how_much_that_covers_and_never_clean() -> None:
 
 def test_the_footer_names_the_worst_first() -> None:
     hint, error = (Finding(code, "r", severity, "m", ()) for code, severity in (("NC901", "hint"), ("NC301", "error")))  # type: ignore[arg-type]
-    assert (
-        footer(Report((hint, error))) == "noclobber: 1 error and 1 hint\nnext: noclobber explain NC301 NC901\n"
-    )
+    assert footer(Report((hint, error))) == "noclobber: 1 error and 1 hint\nnext: noclobber explain NC301 NC901\n"
 
 
 def test_a_long_diff_is_cut_in_an_annotation() -> None:

@@ -89,7 +89,10 @@ def _created(write: Write) -> tuple[Label, ...]:
 
 def _hidden(write: Write) -> list[str]:
     if write.via == "process":
-        return ["the memory is shared, the version counter is not: each process counts its own writes"]
+        return [
+            "the memory is shared, its version counter is not: what another process writes, or this one through another "
+            "mapping of the file, counts nothing here"
+        ]
     notes = ["torch does not see this write, so no version is counted and PyTorch raises nothing"]
     if write.site is None and write.since is None:
         notes.append("noclobber did not see the line of this write; it ran after the save and before backward")
