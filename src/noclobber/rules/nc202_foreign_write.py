@@ -90,8 +90,8 @@ def _created(write: Write) -> tuple[Label, ...]:
 def _hidden(write: Write) -> list[str]:
     if write.via == "process":
         return [
-            "the memory is shared, its version counter is not: what another process writes, or this one through another "
-            "mapping of the file, counts nothing here"
+            "the memory is shared, the version counter is not: each process counts its own writes, and none through "
+            "other mappings of a file"
         ]
     notes = ["torch does not see this write, so no version is counted and PyTorch raises nothing"]
     if write.site is None and write.since is None:
