@@ -77,7 +77,8 @@ def test_a_state_that_is_written_in_place_is_named_as_it_is_spelled() -> None:
     assert finding is not None
     assert told(finding, "write").text == "`self.centre` is written in place here and carries the old graph over"
     assert [one.message for one in finding.suggestions] == [
-        "write the state inside `with torch.no_grad():`, or detach the value that is written"
+        "detach the state before it is written: `h = h.detach()`; or, if no gradient should flow through it, write it "
+        "inside `with torch.no_grad():`"
     ]
 
 

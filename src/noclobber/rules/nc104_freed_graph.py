@@ -72,7 +72,10 @@ _STEPPED = (
 )
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
-_STATE = "write the state inside `with torch.no_grad():`, or detach the value that is written"
+_STATE = (
+    "detach the state before it is written: `h = h.detach()`; or, if no gradient should flow through it, write it "
+    "inside `with torch.no_grad():`"
+)
 _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 

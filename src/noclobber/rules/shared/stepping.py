@@ -58,8 +58,10 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     if now == "built once":
         forward = "run this forward inside the loop, so that each backward reads the weights it was built with"
         later = "run every backward before the first step: step in a second loop, after this one"
-        first, second = (later, forward) if _has_turns(write) else (forward, later)
-        return (Suggestion(first), Suggestion(f"or {second}"))
+        constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
+        if _has_turns(write):
+            return (Suggestion(later), Suggestion(f"or {forward}"))
+        return (Suggestion(forward), Suggestion(f"or {later}"), Suggestion(constant))
     once = "sum the losses, call `backward` once and step once: `(first + second).backward()`"
     return (
         *[Suggestion(once)] * _steps_again(clobber, write),
