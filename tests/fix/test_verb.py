@@ -140,7 +140,7 @@ def test_the_settings_of_the_project_say_what_counts(tmp_path):
     ("words", "text", "told"),
     [
         (["-c", "x = 1"], "", "`-c` has none"),
-        (["-"], "", "stdin is none"),
+        (["-"], "", "stdin is not a file"),
         (["missing.py"], "", "cannot open `missing.py`"),
         (["program.py"], "import torch\nraise ValueError('no data')\n", "ValueError: no data"),
         (["program.py"], "import torch\ninput()\n", "it gets no input here"),
