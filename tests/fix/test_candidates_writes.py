@@ -241,6 +241,23 @@ def test_what_only_the_caller_reads_is_not_bound_to_a_name_of_the_function(write
     assert not any(one.startswith(("h = h", "h = scale", "h = torch")) for one in found)
 
 
+@pytest.mark.parametrize(
+    ("write", "right"),
+    [("h[0] *= 2", "h[0] = h[0] * 2"), ('h["a"] += 1', 'h["a"] = h["a"] + 1'), ("h[0].mul_(2)", "h[0] = h[0].mul(2)")],
+)
+def test_an_item_of_an_argument_reaches_the_caller(write: str, right: str) -> None:
+    """The argument may be a list or a dict."""
+    source = f"""
+        def decay(h):
+            {write}
+
+        h = [net(x)]
+        decay(h)
+        loss = h[0].sum()
+    """
+    assert right in changes("NC101", source, write=write, save="net(x)")
+
+
 def test_what_a_function_binds_or_returns_may_be_a_new_tensor() -> None:
     source = """
         def decay(h, scale):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -215,6 +216,13 @@ def writes_for_caller(write: WriteSyntax) -> str:
         return ""
     is_bound = any(one.id == base.id and is_stored(write.file, one) for one in walk(scope, ast.Name))
     return "" if is_bound or is_read_again(write.file, base.id, found) else scope.name
+
+
+def is_in_vain(write: WriteSyntax, edits: Iterable[Edit]) -> bool:
+    """Return True if edits bind an argument that only the caller reads to a new tensor. An item of a list that is an
+    argument reaches the caller."""
+    binding = any(one.replacement.startswith(f"{write.name} = ") for one in edits)
+    return binding and bool(writes_for_caller(write))
 
 
 def mask_of(write: WriteSyntax) -> ast.expr | None:

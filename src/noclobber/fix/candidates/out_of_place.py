@@ -12,7 +12,7 @@ from noclobber.model.source import Span
 from noclobber.syntax.edits import undecorated
 from noclobber.syntax.names import called, last_name
 from noclobber.syntax.tree import FUNCTION, WITH, With, walk
-from noclobber.syntax.writes import WriteSyntax, out_of_place, writes_for_caller
+from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place
 
 TITLE = "write out of place"
 _GUARDS = ("no_grad", "inference_mode")
@@ -24,26 +24,26 @@ def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
 
     None for a write into an argument that only the caller reads; a module's hook returns the new tensor instead.
     """
-    edits, function = out_of_place(write), writes_for_caller(write)
-    if function and _is_hook(write, function):
-        returned = returning(write, edits)
-        if returned:
-            yield Candidate(f"{TITLE}, and return the result from the hook", returned, cost)
-    elif edits and not function:
-        yield Candidate(TITLE, tuple(edits), cost)
+    edits = out_of_place(write)
+    if not is_in_vain(write, edits):
+        if edits:
+            yield Candidate(TITLE, tuple(edits), cost)
+    elif _is_in_hook(write) and (returned := returning(write, edits)):
+        yield Candidate(f"{TITLE}, and return the result from the hook", returned, cost)
 
 
-def _is_hook(write: WriteSyntax, function: str) -> bool:
-    """Return True if a function is registered as a hook that may return another output of a module."""
+def _is_in_hook(write: WriteSyntax) -> bool:
+    """Return True if the function around a write is registered as a hook that may return another output of a module."""
+    function = getattr(write.file.scope(write.statement), "name", None)
     hooks = (one for one in walk(write.file.tree, ast.Call) if called(one) == "register_forward_hook")
     return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
 def guarded_out_of_place(write: WriteSyntax) -> Iterator[Candidate]:
     """A write under `with torch.no_grad():`, moved out of that block and out of place, so that autograd sees it."""
-    edits = [] if writes_for_caller(write) else out_of_place(write)
+    edits = out_of_place(write)
     moved = out_of_guard(write, edits)
-    if edits and moved is not None and moved != tuple(edits):
+    if edits and not is_in_vain(write, edits) and moved is not None and moved != tuple(edits):
         yield Candidate("let autograd see it: " + TITLE, moved, 1 if len(moved) == 1 else 2)
 
 

@@ -32,7 +32,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.hints import Spelling
 from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import last_line
-from noclobber.syntax.writes import Form, WriteSyntax, out_of_place, write_at, writes, writes_for_caller
+from noclobber.syntax.writes import Form, WriteSyntax, is_in_vain, out_of_place, write_at, writes
 
 MOST_DETACHED = 3
 """Values that are tried detached."""
@@ -58,7 +58,7 @@ def stale(scene: Scene) -> Iterator[Candidate]:
             yield from clones.before_write(write, scene, 2 if is_part else 3)
         yield from row_lists.as_list(write, 2)
     edits = [edit for write in found for edit in out_of_place(write)]
-    if len(found) > 1 and edits and not is_weight and not any(map(writes_for_caller, found)):
+    if len(found) > 1 and edits and not is_weight and not any(is_in_vain(write, edits) for write in found):
         yield Candidate("write out of place", tuple(edits), 2)
     yield from read_tensors.from_clone(scene, 2)
     yield from clones.at_save(scene, 2)
