@@ -267,3 +267,37 @@ def test_what_a_function_binds_or_returns_may_be_a_new_tensor() -> None:
         loss = decay(net(x), 2).sum()
     """
     assert "y = h.mul(scale)" in changes("NC101", source, write="h.mul_(scale)", save="net(x)")
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "state = self.states[name]",
+        "state = self.state",
+        "for state in self.states:",
+        "self.state = state = net(x) * 2",
+        "state = net(x) * 2; self.kept.append(state)",
+    ],
+)
+def test_a_write_that_an_object_goes_on_with_is_not_bound_to_a_local_name(taken: str) -> None:
+    """`state = torch.zeros_like(state)` would reach nobody: the state of the object would keep its old numbers."""
+    source = f"""
+        def reset(self, name):
+            {taken}
+                state.detach_().zero_()
+    """
+    if not taken.startswith("for"):
+        source = source.replace("    state.detach_", "state.detach_")
+    found = changes("NC101", source, write="state.detach_().zero_()", save=taken)
+    assert not any("state = torch" in one or "state = state" in one for one in found)
+
+
+def test_a_local_tensor_that_is_read_again_may_be_a_new_one() -> None:
+    source = """
+        def f(x):
+            h = net(x) * 2
+            keep = h.exp()
+            h.zero_()
+            return h + keep
+    """
+    assert "h = torch.zeros_like(h)" in changes("NC101", source, write="h.zero_()", save="h.exp()")

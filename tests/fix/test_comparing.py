@@ -204,3 +204,12 @@ def test_identical_is_to_the_last_bit():
             assert identical([call((W, kept(one)))], [call((W, kept(one.clone())))])
             assert not identical([call((W, kept(one)))], [call((W, kept(other)))])
     assert not identical([call((W, G))], [call((W, G)), {"kind": "end", "leaves": {}, "held": {}}])
+
+
+def test_a_tensor_that_wraps_others_is_compared_by_what_it_holds():
+    """A jagged tensor: its values, and where its rows begin."""
+    rows = [torch.ones(2, 3), torch.full((1, 3), 2.0)]
+    one, same = (torch.nested.nested_tensor(rows, layout=torch.jagged) for _ in range(2))
+    moved = torch.nested.nested_tensor([torch.ones(1, 3), torch.cat([torch.ones(1, 3), rows[1]])], layout=torch.jagged)
+    assert sketch(one).numbers == sketch(same).numbers
+    assert sketch(one).numbers != sketch(moved).numbers

@@ -35,6 +35,33 @@ def test_ranks_are_proven_as_one(tmp_path: Path) -> None:
     assert last == f"next: noclobber fix --write {' '.join(TORCHRUN)} train.py --epochs 1"
 
 
+SHARDED = """
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        h = net(torch.randn(2, 4))
+        h += 1
+        h.sum().backward()
+        opt.step()
+    dist.destroy_process_group()
+    """
+
+
+def test_parameters_that_are_sharded_are_compared(tmp_path: Path) -> None:
+    """A DTensor is compared by the numbers that this rank holds of it."""
+    write(tmp_path, {"train.py": SHARDED})
+    ended = noclobber(["fix", "train.py"], tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert "-    h += 1\n+    h = h + 1\n" in ended.stdout
+    assert "  proven: 2 backward calls compared, all gradients correct to the last bit" in ended.stderr
+
+
 def test_what_only_another_rank_does_is_not_called_clean(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": TRAIN.replace("h += 1", "if dist.get_rank() == 1: h += 1")})
     ended = noclobber(["fix", *TORCHRUN, "train.py", "--epochs", "1"], tmp_path)

@@ -187,3 +187,21 @@ def test_what_is_printed_counts(fixed):
     assert done.status == 0, done.words
     assert "t.data.add_(1)" in left
     assert left.count("clone()") >= 1
+
+
+TWO_SAVES = """\
+import torch
+
+x = torch.ones(3, requires_grad=True)
+h = torch.tanh(x * 2)
+y = h.square()
+with torch.no_grad():
+    h.zero_()
+y.sum().backward()
+"""
+
+
+def test_a_write_that_spoils_two_saves_is_one_question(fixed):
+    done, _ = fixed(TWO_SAVES)
+    assert sum(line.startswith("NC101") for line in done.words) == 1
+    assert done.words[-1] == "noclobber: no proven fix; 1 finding left"

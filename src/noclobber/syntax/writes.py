@@ -11,6 +11,7 @@ from noclobber.model.finding import Edit
 from noclobber.model.operators import VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
 from noclobber.syntax.names import (
+    bound_by_loop,
     called,
     definition,
     dotted,
@@ -218,11 +219,45 @@ def writes_for_caller(write: WriteSyntax) -> str:
     return "" if is_bound or is_read_again(write.file, base.id, found) else scope.name
 
 
+def loses_write(write: WriteSyntax) -> bool:
+    """Return True if a new tensor under the written name would not reach all that goes on with the old tensor.
+
+    That is the caller of an argument, the object or container that the name was taken from or put into, and what a
+    loop goes through. A name that is an attribute or an item is a place of its own: a binding stores the tensor there.
+    """
+    base, found = base_of(write.target), write.statement
+    if writes_for_caller(write) or not isinstance(base, ast.Name) or isinstance(found, ast.Return):
+        return bool(writes_for_caller(write))
+    file, is_over = write.file, not is_read_again(write.file, base.id, found)
+    if is_over and base.id in bound_by_loop(file, found):
+        return True
+    made = definition(file, base, found)
+    if isinstance(made, ast.Attribute) and made.attr not in VIEWS:
+        return True
+    if isinstance(made, (ast.Attribute, ast.Subscript)):
+        root = base_of(made)
+        return is_over or isinstance(root, ast.Attribute) or is_read_again(file, dotted(root), found)
+    return is_over and _is_handed_out(file, base.id, found)
+
+
+def _is_handed_out(file: File, name: str, statement: ast.stmt) -> bool:
+    """Return True if a name's tensor also gets another name, or a place in a container, above a statement."""
+    for one in walk(file.scope(statement), ast.Name):
+        around = file.above[one]
+        if one.id != name or one.lineno >= statement.lineno:
+            continue
+        if is_stored(file, one):
+            if isinstance(around, ast.Assign) and len(around.targets) > 1:
+                return True
+        elif isinstance(around, (ast.Assign, ast.List, ast.Tuple, ast.Dict)) or called(around) == "append":
+            return True
+    return False
+
+
 def is_in_vain(write: WriteSyntax, edits: Iterable[Edit]) -> bool:
-    """Return True if edits bind an argument that only the caller reads to a new tensor. An item of a list that is an
-    argument reaches the caller."""
+    """Return True if edits bind the written name to a new tensor, and that loses the write."""
     binding = any(one.replacement.startswith(f"{write.name} = ") for one in edits)
-    return binding and bool(writes_for_caller(write))
+    return binding and loses_write(write)
 
 
 def mask_of(write: WriteSyntax) -> ast.expr | None:

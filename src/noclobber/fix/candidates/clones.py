@@ -10,7 +10,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.syntax.edits import append, before
 from noclobber.syntax.names import called, definition, dotted, names_bound, parameters
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, walk
-from noclobber.syntax.writes import WriteSyntax, base_of, is_namespace, write_at, writes, writes_for_caller
+from noclobber.syntax.writes import WriteSyntax, base_of, is_namespace, loses_write, write_at, writes
 
 _RESULTS = ("result", "output", "out")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
@@ -22,10 +22,10 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Ca
     """`h = h.clone()` before the first of the statements in a row that write `h`; before the loop around them too.
 
     If the tensor is an argument, or part of an object, other code may hold it; the clone is then not the same tensor.
-    None for an argument that only the caller reads: the write would reach nobody.
+    None where the write would not reach all that goes on with the tensor.
     """
     file, name = write.file, write.name
-    if not name or name.endswith(("torch", "self")) or writes_for_caller(write):
+    if not name or name.endswith(("torch", "self")) or loses_write(write):
         return
     line = f"{name} = {name}.clone()"
     loop = next(iter(reversed(file.loops(write.statement))), None)

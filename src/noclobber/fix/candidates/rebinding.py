@@ -11,7 +11,7 @@ from noclobber.model.operators import RANDOM_FILLS
 from noclobber.syntax.edits import remove, replace
 from noclobber.syntax.names import arguments, called, dotted, reads
 from noclobber.syntax.tree import last_line
-from noclobber.syntax.writes import WriteSyntax, out_of_place, seen, writes_for_caller
+from noclobber.syntax.writes import WriteSyntax, loses_write, out_of_place, seen
 
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
 
@@ -20,7 +20,7 @@ def rebound_fill(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
     file, statement = write.file, write.statement
     target = seen(file.source(write.target)) if write.target is not None else ""
-    if writes_for_caller(write):
+    if loses_write(write):
         return
     if isinstance(statement, ast.Assign) and isinstance(write.target, ast.Subscript):
         if file.source(write.target).endswith(("[:]", "[...]")) and dotted(write.target.value):

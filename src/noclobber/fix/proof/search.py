@@ -10,10 +10,12 @@ from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.candidate import Candidate, is_of_intent
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof.job import Result
 from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.readings import Reading, readings
 from noclobber.fix.proof.verdicts import Prover, Verdict
 from noclobber.model.finding import Finding
+from noclobber.model.shared_writes import of_one_write
 
 ROUNDS = 8
 MOST_PROVEN = 3
@@ -111,14 +113,14 @@ class RepairSearch:
     def search(self) -> Repairs:
         """Fix what the search found."""
         done = self._done
-        findings = list(self._prover.search.findings)
+        findings = _to_fix(self._prover.search)
         for _ in range(ROUNDS):
             waiting = [one for one in findings if not self._is_left(one)]
             if not waiting:
                 break
             chosen = self._best(waiting[0], findings)
             if chosen is not None:
-                findings = list(chosen.verdict.result.findings) if chosen.verdict.result else []
+                findings = _to_fix(chosen.verdict.result) if chosen.verdict.result else []
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
@@ -214,6 +216,12 @@ class RepairSearch:
         )
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
+
+
+def _to_fix(result: Result) -> list[Finding]:
+    """Return the findings of a run. Those of one write that only the author can decide are one question."""
+    asked = of_one_write(one for one in result.findings if is_of_intent(one))
+    return [*(one for one in result.findings if not is_of_intent(one)), *asked]
 
 
 def _ranked(proven: list[_Tried]) -> list[_Tried]:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from noclobber.observe.core import fingerprints, save_hooks
 from noclobber.observe.core.records import Geometry, geometry, tensor_on
@@ -337,20 +338,25 @@ def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Return a copy on the CPU that nothing else changes. The copy of a sparse tensor is dense. None for None."""
     if tensor is None:
         return None
+    return dense(tensor).to("cpu", copy=True)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor as a plain one without a graph: of a sparse tensor all of them, of a tensor that
+    wraps others (DTensor, a jagged tensor) those that it holds here, in a row."""
+    if is_traceable_wrapper_subclass(tensor):
+        held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return torch.cat([dense(one).reshape(-1) for one in held if isinstance(one, torch.Tensor)])
     plain = tensor.detach()
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    return plain.to("cpu", copy=True)
+    return plain if plain.layout is torch.strided else plain.to_dense()
 
 
 def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     """Return a sketch of a tensor, by which equal tensors can be recognised; None for None."""
     if tensor is None:
         return None
-    plain = tensor.detach()
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    shape, dtype = tuple(plain.shape), str(plain.dtype)
+    plain = dense(tensor)
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype)
     if not plain.numel() or plain.device.type == "meta":
         return Sketch(shape, dtype)
     flat = plain.reshape(-1).to("cpu")
