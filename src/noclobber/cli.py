@@ -456,6 +456,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
     _put(render(report, options.format, color=color, width=width), run.stderr)
     if options.format == "concise":
+        _tell(run, *_checked(report))
         _tell_notes(run, report)
 
 
@@ -468,6 +469,14 @@ def _notes(report: Report) -> list[str]:
     """Return what was not watched, and the notes, as lines of their own."""
     missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
     return missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
+
+
+def _checked(report: Report) -> list[str]:
+    """Return the line that says what was checked, where the findings do not."""
+    from noclobber.render.judged import nothing_found, unchecked
+
+    said = unchecked(report) if report.findings else nothing_found(report)
+    return [f"noclobber: {said}"] if said else []
 
 
 def _tell(run: Run, *lines: str) -> None:
@@ -487,8 +496,10 @@ def _trace(crash: Exception) -> str:
 
 
 def _counts(report: Report) -> str:
+    from noclobber.render.judged import nothing_found
+
     counts = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
-    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or "nothing found"
+    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or nothing_found(report)
 
 
 def _here() -> str:
@@ -742,6 +753,6 @@ def _report(options: argparse.Namespace) -> int:
         return _refuse(f"cannot write `{options.output}`: {why}") if why else 0
     color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
     _out(render(report, options.format, color=color, width=width))
-    for line in _notes(report) if options.format == "concise" else ():
+    for line in [*_checked(report), *_notes(report)] if options.format == "concise" else ():
         _say(line)
     return 0

@@ -160,6 +160,10 @@ class Member:
         """Write where noclobber itself failed."""
         self.journal.write(lost={"way": lost.way, "why": lost.why, "internal": lost.internal})
 
+    def checked(self, backwards: int, raised: int) -> None:
+        """Write how many backward calls were checked."""
+        self.journal.checked(backwards, raised)
+
     def escaped(self, error: BaseException) -> None:
         """Explain an exception that ends this process, if it is about writing in place."""
         if isinstance(error, SystemExit) and error.__context__ is not None:

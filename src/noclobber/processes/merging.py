@@ -204,6 +204,9 @@ def _note(read: _Read, line: Any) -> None:
             read.who = checked(_who_in, who)
         case {"torch": str(torch), "coverage": coverage}:
             read.torch, read.coverage = torch, checked(coverage_in, coverage)
+        case {"backwards": int(backwards), "raised": int(raised)} if read.coverage is not None:
+            if min(backwards, raised) >= 0 and backwards + raised <= MOST_COUNTED:
+                read.coverage = replace(read.coverage, backwards=backwards, raised=raised)
         case {"unsupported": str(why)}:
             read.unsupported = why
         case {"lost": lost}:
@@ -359,6 +362,8 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(lines),
         tuple(notes),
         tuple(lost),
+        sum(coverage.backwards for coverage in covered),
+        sum(coverage.raised for coverage in covered),
     )
 
 
