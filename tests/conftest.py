@@ -4,12 +4,15 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 
 # A shell ignores interrupts in what it runs in the background, and so would every program that a test starts there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("NOCLOBBER_PURE", "1")  # `make test NATIVE=1` sets it to 0
+_state = tempfile.TemporaryDirectory()  # tests kill programs, and what is left of these is nothing to tell the user of
+os.environ["XDG_STATE_HOME"] = _state.name
 os.environ.pop("COLUMNS", None)  # what programs print in a test is as wide on every machine
 
 

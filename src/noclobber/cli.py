@@ -69,6 +69,11 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
     options.program = program
     _keep_closed()
     status: int = options.carry_out(options)
+    if getattr(options, "format", "full") == "full":
+        from noclobber.processes.leftover import runs
+
+        for line in _killed(runs()):
+            _say(line)
     return status
 
 
@@ -425,6 +430,8 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         if status % 256 == 0 and report.count("error"):  # a program that exits with 256 ends with 0
             status = 1
         _deliver(report, run, options, output)
+        if options.format == "full":
+            _tell(run, *_killed(run.runs))
         for lost in report.coverage.lost:
             if lost.internal:
                 _tell(run, *_crash(f"{lost.way}: {lost.why}", lost.trace))
@@ -456,6 +463,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
     _put(render(report, options.format, color=color, width=width), run.stderr)
     if options.format == "concise":
+        _tell(run, *_checked(report))
         _tell_notes(run, report)
 
 
@@ -468,6 +476,26 @@ def _notes(report: Report) -> list[str]:
     """Return what was not watched, and the notes, as lines of their own."""
     missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
     return missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
+
+
+def _checked(report: Report) -> list[str]:
+    """Return the line that says what was checked, where the findings do not."""
+    from noclobber.render.judged import nothing_found, unchecked
+
+    said = unchecked(report) if report.findings else nothing_found(report)
+    return [f"noclobber: {said}"] if said else []
+
+
+def _killed(runs: str) -> list[str]:
+    """Return a line for each run that was killed and that no command has named yet."""
+    from noclobber.processes.leftover import killed
+    from noclobber.render.text import typed
+
+    lines = []
+    for folder, command in killed(runs):
+        how = f"an earlier run ended by a signal (`{command}`)"
+        lines.append(f"noclobber: {how}; its report: {typed(['noclobber', 'report', folder])}")
+    return lines
 
 
 def _tell(run: Run, *lines: str) -> None:
@@ -487,8 +515,10 @@ def _trace(crash: Exception) -> str:
 
 
 def _counts(report: Report) -> str:
+    from noclobber.render.judged import nothing_found
+
     counts = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
-    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or "nothing found"
+    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count) or nothing_found(report)
 
 
 def _here() -> str:
@@ -715,6 +745,7 @@ _NO_ERROR_OF_PYTORCH = (
 def _report(options: argparse.Namespace) -> int:
     """`noclobber report`: a saved report in any format, on stdout or in a file."""
     from noclobber.model.report import Report, ReportError
+    from noclobber.processes import leftover
     from noclobber.reading import Unreadable, text_of
     from noclobber.render import render
     from noclobber.render.color import wanted, width_of
@@ -722,8 +753,9 @@ def _report(options: argparse.Namespace) -> int:
 
     if options.output and (why := _unwritable(_real(options.output))):
         return _refuse(f"cannot write `{options.output}`: {why}")
+    is_folder = options.file != "-" and os.path.isdir(options.file)
     try:
-        if options.file != "-" and os.path.isdir(options.file):
+        if is_folder:
             from noclobber.processes.merging import report_of
             from noclobber.session import Session
 
@@ -738,10 +770,13 @@ def _report(options: argparse.Namespace) -> int:
     except SelectionError as reason:
         return _refuse(str(reason))
     if options.output:
-        why = _unwritten(_real(options.output), render(report, options.format))
-        return _refuse(f"cannot write `{options.output}`: {why}") if why else 0
-    color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
-    _out(render(report, options.format, color=color, width=width))
-    for line in _notes(report) if options.format == "concise" else ():
-        _say(line)
+        if why := _unwritten(_real(options.output), render(report, options.format)):
+            return _refuse(f"cannot write `{options.output}`: {why}")
+    else:
+        color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
+        _out(render(report, options.format, color=color, width=width))
+        for line in [*_checked(report), *_notes(report)] if options.format == "concise" else ():
+            _say(line)
+    if is_folder:
+        leftover.forget(options.file, report, leftover.runs())
     return 0

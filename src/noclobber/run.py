@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from noclobber import program
 from noclobber.model.report import Coverage, Report, ReportError
 from noclobber.model.source import Owner, owner_of
+from noclobber.processes.leftover import new_folder, runs
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
 from noclobber.processes.merging import report_of, with_own
 from noclobber.session import Session
@@ -31,7 +31,8 @@ class Run:
 
     Order at the end: traceback, threads, exit functions, flushed streams, report. Only objects that live until the
     interpreter ends come after the report. `status` is the program's own exit status, `crashes` the errors
-    inside noclobber. `folder` keeps the files of its processes, for good; else they lie in a temporary one.
+    inside noclobber. `folder` keeps the files of its processes, for good; else they lie in one that is removed at the
+    end, and stays if the program is killed.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Run:
         self._on_write: Literal["record", "raise"] = on_write
         self._contents = contents
         self._kept = folder
+        self.runs = runs()
+        """The user's folder for runs. The program may change the environment that says where it is."""
         self._ledger, self._hints = ledger, hints
         self._process = os.getpid()
         self._folder = os.getcwd()
@@ -73,7 +76,7 @@ class Run:
                 everywhere=True,
             )
             self._member = Member(
-                Order(self._kept or _temporary(), self._contents, self._on_write), session, self.crashes
+                Order(self._kept or new_folder(self.runs), self._contents, self._on_write), session, self.crashes
             )
             self._member.at_exit = partial(self._left, report)
             self._member.begin()
@@ -185,11 +188,3 @@ def _is_of_torch(error: BaseException) -> bool:
     """Return True if an exception passed through a module of torch."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).partition(".")[0] == "torch" for frame in frames)
-
-
-def _temporary() -> str:
-    """Return a new folder; one that takes no files if there is no room for it: then children are not reported."""
-    try:
-        return tempfile.mkdtemp(prefix="noclobber-")
-    except OSError:
-        return os.devnull

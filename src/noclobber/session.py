@@ -38,6 +38,9 @@ class Journal(Protocol):
     def failed(self, lost: Lost) -> None:
         """Called when noclobber itself failed."""
 
+    def checked(self, backwards: int, raised: int) -> None:
+        """Called after a backward call, with how many were checked so far, and how many of them until an error."""
+
 
 class Session:
     """What one run, one `watch` block or one `install` has found. Nothing heavy is imported before `start`."""
@@ -72,6 +75,7 @@ class Session:
         self._found: dict[tuple[object, ...], Finding] = {}
         self._counts: dict[tuple[object, ...], int] = {}
         self._coverage = Coverage(writes="nothing", saves=False)
+        self._backwards = self._raised = 0
         self._started = False
         self._lost: dict[Lost, None] = {}
         self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
@@ -147,6 +151,16 @@ class Session:
             self._lost[lost] = None
             if self.journal is not None:
                 self.journal.failed(lost)
+
+    def checked(self, *, raised: bool) -> None:
+        """The recorder has checked a backward call to its end, or until it raised."""
+        with self._counting:
+            if raised:
+                self._raised += 1
+            else:
+                self._backwards += 1
+            if self.journal is not None:
+                self.journal.checked(self._backwards, self._raised)
 
     @property
     def failures(self) -> tuple[Lost, ...]:
@@ -282,12 +296,14 @@ class Session:
             from noclobber.observe import subscription
 
             coverage = subscription.coverage()
-        return replace(coverage, lost=tuple(dict.fromkeys((*coverage.lost, *self._lost))))
+        lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
+        return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 
     def begin_again(self) -> None:
         """Drop what was found: in a forked child, which is a process of its own."""
         for known in (self._found, self._counts, self._lost, self._kept, self._copies):
             known.clear()
+        self._backwards = self._raised = 0
         if self._started:
             from noclobber.observe import subscription
 

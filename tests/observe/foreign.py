@@ -40,6 +40,9 @@ class _Listener:
     def refused(self, error, refusal):
         raise AssertionError(refusal)
 
+    def checked(self, *, raised):
+        pass
+
     def failed(self, lost):
         raise AssertionError(lost)
 

@@ -28,6 +28,9 @@ class Heard:
     def refused(self, error, refusal):
         pass
 
+    def checked(self, *, raised):
+        pass
+
     def failed(self, lost):
         self.failures.append(lost)
 

@@ -41,6 +41,7 @@ class Written:
             "parent": None,
             "how": "started",
             "pid": number,
+            "born": "",
             "above": [],
             "command": ["python", "w"],
         }

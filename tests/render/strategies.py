@@ -56,6 +56,9 @@ reports = st.builds(
         st.booleans(),
         st.lists(TEXT, max_size=2).map(tuple),
         st.lists(TEXT, max_size=2).map(tuple),
+        st.just(()),
+        _NUMBER,
+        _NUMBER,
     ),
     _JSON,
 )

@@ -16,6 +16,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Report, ReportError
 from noclobber.render import FORMATS, render, window
 from noclobber.render.fit import fit, lay_out
+from noclobber.render.judged import nothing_found, unchecked
 from noclobber.render.text import visible
 
 from .strategies import ANY_TEXT, findings, reports
@@ -87,7 +88,8 @@ def test_colour_adds_only_colour(report: Report) -> None:
 @slower
 @given(report=reports)
 def test_one_line_a_finding(format: str, report: Report) -> None:
-    told = [*report.coverage.not_watched, *report.coverage.notes] if format == "github" else []
+    checked = [unchecked(report)] if report.findings else [nothing_found(report)]
+    told = [*filter(None, checked), *report.coverage.not_watched, *report.coverage.notes] if format == "github" else []
     assert render(report, format).count("\n") == len(report.findings) + len(told)
 
 

@@ -7,13 +7,16 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.process import Process
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render import FORMATS, render, window
+from noclobber.render.judged import nothing_found
 from noclobber.render.terminal import footer
 
 from . import awkward
@@ -123,14 +126,57 @@ def test_github_levels(severity: str, level: str) -> None:
 
 def test_nothing_found_says_how_much_that_covers_and_never_clean() -> None:
     unseen = ("a region compiled by Inductor", "sparse tensors")
-    text = render(Report(coverage=Coverage("dispatch key", unseen=unseen)), "full")
+    text = render(Report(coverage=Coverage("dispatch key", unseen=unseen, backwards=1)), "full")
     first, *others = text.splitlines()
-    assert first == "noclobber: nothing found in what was watched"
+    assert first == "noclobber: nothing found in what was watched (1 backward call)"
     assert others == [f"not watched: {one}" for one in unseen]
     assert "clean" not in text
-    assert footer(Report(coverage=Coverage(contents=True))).endswith(": no in-place write made a gradient wrong\n")
-    assert footer(Report()).endswith(": versions were compared, but not bytes\n")
-    assert render(Report(), "concise") == render(Report(), "github") == ""
+    by_versions = footer(Report(coverage=Coverage(backwards=1)))
+    assert by_versions == "noclobber: nothing found in 1 backward call: versions were compared, but not bytes\n"
+    assert render(Report(), "concise") == ""
+    assert render(Report(), "github") == "::notice title=noclobber::no backward ran: nothing was checked\n"
+
+
+PROGRAM = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11.0"}
+
+
+@pytest.mark.parametrize(
+    ("covered", "ended", "said"),
+    [
+        ({"backwards": 1200}, {}, "nothing found in 1,200 backward calls"),
+        ({"backwards": 3}, {"status": 1}, "nothing found in 3 backward calls, until the program failed"),
+        ({"backwards": 3}, {"status": 130}, "nothing found in 3 backward calls, until the program was interrupted"),
+        ({"backwards": 3, "raised": 1}, {}, "nothing found in 3 backward calls; 1 more raised an error"),
+        ({"backwards": 3, "raised": 1}, {"status": 1}, "nothing found in 3 backward calls, until the program failed"),
+        ({}, {}, "no backward ran: nothing was checked"),
+        ({}, {"status": 3}, "no backward ran: nothing was checked"),
+        ({"raised": 1}, {"status": 1}, "no backward ran to its end: nothing was checked"),
+        ({"unseen": ("graphs",)}, {}, "in what was watched, no backward ran: nothing was checked"),
+    ],
+)
+def test_nothing_found_says_what_was_checked(covered: dict[str, Any], ended: dict[str, int], said: str) -> None:
+    assert nothing_found(Report(coverage=Coverage(contents=True, **covered), program=PROGRAM | ended)) == said
+
+
+def test_the_processes_that_were_checked_are_counted() -> None:
+    ends = ["ended", "running"]
+    two = tuple(Process(str(one), "p", one, "", (), torch="2.13.0", state=ends[one]) for one in (0, 1))  # type: ignore[arg-type]
+    ran = Report(coverage=Coverage(contents=True, backwards=4), program=PROGRAM, processes=two)
+    assert nothing_found(ran) == "nothing found in at least 4 backward calls of 2 processes"
+    killed = replace(two[0], parent=None, state="lost")
+    assert nothing_found(replace(ran, processes=(killed,))) == (
+        "nothing found in at least 4 backward calls, until the program was killed"
+    )
+    other = replace(two[0], torch=None, why="not there")
+    assert nothing_found(replace(ran, processes=(two[0], other))) == (
+        "nothing found in what was watched (4 backward calls, 1 of 2 processes)"
+    )
+
+
+def test_a_warning_without_a_backward_says_so() -> None:
+    warned = Report((Finding("NC208", "r", "warning", "m", ()),), program=PROGRAM)
+    assert footer(warned).startswith("noclobber: 1 warning; no backward ran\n")
+    assert footer(replace(warned, coverage=Coverage(backwards=1))).startswith("noclobber: 1 warning\n")
 
 
 def test_the_footer_names_the_worst_first() -> None:

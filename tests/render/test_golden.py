@@ -44,10 +44,13 @@ REPORTS = {
             "fix": {"command": ["noclobber", "fix", "train.py"]},
         },
     ),
-    "nothing": Report(coverage=Coverage(contents=True)),
-    "nothing_by_versions": Report(),
+    "nothing": Report(coverage=Coverage(contents=True, backwards=12)),
+    "nothing_by_versions": Report(coverage=Coverage(backwards=12)),
+    "nothing_checked": Report(),
     "nothing_unseen": Report(
-        coverage=Coverage("dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"))
+        coverage=Coverage(
+            "dispatch mode", contents=True, unseen=("a region compiled by Inductor", "sparse tensors"), backwards=3
+        )
     ),
     "lost": Report(
         coverage=Coverage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from noclobber.model.finding import Finding
+from noclobber.model.process import Process
 from noclobber.model.report import Coverage, Report
 from noclobber.render import render
 
@@ -14,7 +15,11 @@ PROGRAM = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11
 def suite(report: Report) -> tuple[dict[str, str], list[tuple[str, str]], str]:
     """The counts; the cases with what they hold, and its message; the output of the suite."""
     (one,) = ElementTree.fromstring(render(report, "junit").encode())
-    cases = [(child.tag, child.get("message") or "") for case in one.findall("testcase") for child in case or [case]]
+    cases = [
+        (child.tag, child.get("message") or child.text or "")
+        for case in one.findall("testcase")
+        for child in case or [case]
+    ]
     return {key: one.attrib[key] for key in ("failures", "errors", "skipped")}, cases, one.findtext("system-out") or ""
 
 
@@ -23,14 +28,30 @@ def counts(failures: int = 0, errors: int = 0, skipped: int = 0) -> dict[str, st
 
 
 def test_nothing_found_passes_and_says_what_was_not_watched() -> None:
-    seen = Report(program=PROGRAM, coverage=Coverage(unseen=("sparse tensors", "a child & more")))
+    seen = Report(program=PROGRAM, coverage=Coverage(unseen=("sparse tensors", "a child & more"), backwards=12))
     said = "not watched: sparse tensors\nnot watched: a child & more\n"
-    assert suite(seen) == (counts(), [("testcase", "")], said)
+    checked = "nothing found in what was watched (12 backward calls)"
+    assert suite(seen) == (counts(), [("system-out", checked)], said)
+
+
+def test_a_program_that_ran_no_backward_is_skipped() -> None:
+    why = ("skipped", "no backward ran: nothing was checked")
+    assert suite(Report(program=PROGRAM))[:2] == (counts(skipped=1), [why])
+    both = suite(Report(program=PROGRAM | {"status": 3}))
+    assert both[:2] == (counts(errors=1, skipped=1), [("error", "the program ended with exit status 3"), why])
 
 
 def test_a_program_that_failed_is_an_error() -> None:
-    failed = Report(program=PROGRAM | {"status": 3})
-    assert suite(failed)[:2] == (counts(errors=1), [("error", "the program ended with exit status 3")])
+    failed = Report(program=PROGRAM | {"status": 3}, coverage=Coverage(contents=True, backwards=2))
+    checked = "nothing found in 2 backward calls, until the program failed"
+    cases = [("error", "the program ended with exit status 3"), ("system-out", checked)]
+    assert suite(failed)[:2] == (counts(errors=1), cases)
+
+
+def test_a_program_that_was_killed_is_an_error() -> None:
+    killed = Process("a", None, 1, "", ("train.py",), torch="2.13.0", state="lost")
+    cases = suite(Report(program=PROGRAM, coverage=Coverage(backwards=2), processes=(killed,)))[1]
+    assert cases[0] == ("error", "the program was killed")
 
 
 def test_a_program_that_failed_because_of_a_finding_is_a_failure() -> None:

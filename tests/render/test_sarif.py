@@ -104,7 +104,10 @@ def ended(report: Report) -> tuple[bool, int | None, list[str]]:
 def test_a_run_that_judged_nothing_does_not_look_right() -> None:
     program = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11.0"}
     assert ended(Report((at("a.py", 1, ""),), program=program)) == (True, None, [])
-    assert ended(Report(program=program | {"status": 3})) == (False, 3, ["the program ended with exit status 3"])
+    failed = ["the program ended with exit status 3", "no backward ran: nothing was checked"]
+    assert ended(Report(program=program | {"status": 3})) == (False, 3, failed)
+    right = Report(program=program, coverage=Coverage(contents=True, backwards=12))
+    assert ended(right) == (True, None, ["nothing found in 12 backward calls"])
     never = Report(
         program=program | {"torch": None}, coverage=Coverage(unseen=("sparse tensors",), notes=("new\none",))
     )

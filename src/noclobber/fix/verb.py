@@ -17,6 +17,7 @@ from noclobber.fix.proof.launcher import Launcher
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
+from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
 from noclobber.selection import Selection, SelectionError, from_project, require
 
@@ -190,15 +191,16 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
         other = "" if search.suppressed else ", but not because of an in-place write"
         raise CannotFix(f"the program failed{other}: {search.error}{reads}")
-    calls = f"{search.calls} backward call{'s' * (search.calls != 1)}"
-    if not search.calls:
-        calls += ", so no gradient"
+    about = [calls_in_words(search.checked)] if search.checked else []
+    if search.ended is Ended.LIMIT:
+        about = [f"{' '.join([*about, 'in the first'])} {seconds:g} s", "`--seconds` runs it for longer"]
     if search.unwatched:
-        calls += f"; not watched: {', '.join(search.unwatched)}"
+        about.append(f"not watched: {', '.join(search.unwatched)}")
     if search.suppressed:
-        calls += f"; {search.suppressed} suppressed"
-    over = f" in the first {seconds:g} s; `--seconds` runs it for longer" if search.ended is Ended.LIMIT else ""
-    return Fixed(0, words=[f"noclobber: nothing to fix: no write broke a gradient ({calls}{over})"])
+        about.append(f"{search.suppressed} suppressed")
+    what = "no write broke a gradient" if search.checked else "no backward ran: nothing was checked"
+    told = f" ({'; '.join(about)})" if about else ""
+    return Fixed(0, words=[f"noclobber: nothing to fix: {what}{told}"])
 
 
 def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:

@@ -22,7 +22,7 @@ from noclobber.imports import after_import
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Report, finding_in, finding_out
+from noclobber.model.report import Coverage, Report, finding_in, finding_out
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import notice_children, starts_program_in_python
@@ -141,6 +141,12 @@ class Watched:
     def silent_errors(self) -> list[Finding]:
         """Return the errors of this phase that nothing raised. What PyTorch raised, the test may be there to catch."""
         return [one for one in self.findings[self.told :] if _is_silent_error(one)]
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        """How many backward calls were checked to their end, and how many until they raised."""
+        coverage = self._session.coverage()
+        return coverage.backwards, coverage.raised
 
     def not_watched(self) -> list[str]:
         """Return in words what was not watched, and where noclobber failed."""
@@ -423,6 +429,7 @@ def _about(watched: Watched, findings: Iterable[Finding]) -> dict[str, Any]:
         "suppressed": watched.suppressed,
         "unsupported": watched.unsupported,
         "unseen": watched.not_watched(),
+        "calls": watched.calls,
     }
 
 
@@ -488,6 +495,7 @@ class _Summary:
         self._suppressed: dict[str, int] = {}
         self._unsupported = ""
         self._unseen: dict[str, None] = {}
+        self._calls: dict[str, tuple[int, int]] = {}
         self.outside_is_wrong = False
         """Whether there was an error outside of tests."""
 
@@ -517,6 +525,7 @@ class _Summary:
         self._suppressed[where] = about["suppressed"]
         self._unsupported = self._unsupported or about["unsupported"]
         self._unseen.update(dict.fromkeys(about["unseen"]))
+        self._calls[where] = about["calls"]
         for finding in map(finding_in, about["findings"]):
             self.outside_is_wrong = self.outside_is_wrong or (outside and finding.severity == "error")
             if finding.severity == "error" and not outside:
@@ -548,6 +557,13 @@ class _Summary:
             found.append(f"{suppressed} suppressed")
         watched = len(self._tests - self._skipped)
         tests = f"{watched} test{'s' * (watched != 1)}"
-        write(f"noclobber: watched {tests}: {', '.join(found) or 'nothing found'}")
+        write(f"noclobber: watched {tests}: {', '.join(found) or self._nothing_found()}")
         if self._unseen:
             write(f"not watched: {'; '.join(self._unseen)}")
+
+    def _nothing_found(self) -> str:
+        from noclobber.render.judged import nothing_found
+
+        backwards, raised = (sum(calls) for calls in zip(*self._calls.values(), strict=True))
+        covered = Coverage(contents=True, unseen=tuple(self._unseen), backwards=backwards, raised=raised)
+        return nothing_found(Report(coverage=covered))

@@ -51,6 +51,11 @@ class Coverage:
     unseen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     lost: tuple[Lost, ...] = ()
+    backwards: int = 0
+    """The backward calls that were checked to their end. Calls inside of another one are parts of it."""
+
+    raised: int = 0
+    """The backward calls that were checked until they raised an error."""
 
     @property
     def not_watched(self) -> tuple[str, ...]:
@@ -183,6 +188,8 @@ def coverage_out(coverage: Coverage) -> dict[str, Any]:
         "unseen": list(coverage.unseen),
         "notes": list(coverage.notes),
         "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in coverage.lost],
+        "backwards": coverage.backwards,
+        "raised": coverage.raised,
     }
 
 
@@ -190,7 +197,10 @@ def coverage_in(data: dict[str, Any]) -> Coverage:
     """Read back what `coverage_out` made. Raises KeyError and TypeError."""
     lost = tuple(Lost(one["way"], one["why"], one["internal"]) for one in data.get("lost", ()))
     unseen, notes = tuple(data["unseen"]), tuple(data.get("notes", ()))
-    return Coverage(data["writes"], data["saves"], data["contents"], unseen, notes, lost)
+    calls = data["backwards"], data["raised"]
+    if min(calls) < 0:
+        raise ReportError("a number of backward calls in it is below 0")
+    return Coverage(data["writes"], data["saves"], data["contents"], unseen, notes, lost, *calls)
 
 
 def _process_in(data: dict[str, Any]) -> Process:

@@ -148,6 +148,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     private.require()
     context = CONTEXT
     context.armed, context.watching = True, watching
+    context.era += not watching
     context.contents = Contents(only_foreign=only_foreign) if contents else None
     context.core = core = Way("some saves and writes", context.bus.fail, lasting=True)
     try:
@@ -209,6 +210,7 @@ def detach(*, forget: bool = True) -> None:
     context.ignore_all()
     context.contents = None
     if forget:
+        context.era += 1
         guarded(context.forget)
         guarded(lambda: bridge.forget(context))
 

@@ -30,6 +30,8 @@ class Journal:
         self._known: set[str] = set()
         self._counts: dict[str, list[int]] = {}
         """How often each finding was seen, and the last such number that was written."""
+        self._calls_next = 1
+        """The number of backward calls that is written next."""
 
     def write(self, **line: Any) -> None:
         """Append a line. A folder that is gone or full loses it, which `failed` says: the program must not notice."""
@@ -55,6 +57,12 @@ class Journal:
             self.write(finding=key, same=same, count=count, shown=finding_out(finding))
         elif count >= 2 * numbers[1]:
             self._count(same)
+
+    def checked(self, backwards: int, raised: int) -> None:
+        """Write how many backward calls were checked, at 1, 2, 4, 8 ... of them."""
+        if backwards + raised >= self._calls_next:
+            self._calls_next = 2 * (backwards + raised)
+            self.write(backwards=backwards, raised=raised)
 
     def counted(self) -> None:
         """Write the exact counts that are not written yet."""

@@ -22,6 +22,7 @@ from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
 from noclobber.model.report import Lost, coverage_out
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.processes.alive import birth
 from noclobber.processes.children import RUN, notice_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
 
@@ -121,6 +122,7 @@ class Member:
             parent=parent,
             how=how,
             pid=self._pid,
+            born=birth(self._pid),
             above=_above() if how == "started" else [],
             host=platform.node(),
             command=[os.path.basename(word) for word in sys.orig_argv[:1]] + sys.orig_argv[1:],
@@ -159,6 +161,10 @@ class Member:
     def failed(self, lost: Lost) -> None:
         """Write where noclobber itself failed."""
         self.journal.write(lost={"way": lost.way, "why": lost.why, "internal": lost.internal})
+
+    def checked(self, backwards: int, raised: int) -> None:
+        """Write how many backward calls were checked."""
+        self.journal.checked(backwards, raised)
 
     def escaped(self, error: BaseException) -> None:
         """Explain an exception that ends this process, if it is about writing in place."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from noclobber.model.finding import Finding
-from noclobber.model.process import Process, State, ranks_of, together
+from noclobber.model.process import Process, ranks_of, together
 from noclobber.model.report import Coverage, Lost, Made, Report, ReportError, checked, coverage_in, finding_in, json_in
+from noclobber.processes.alive import state_of
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
+class First:
     """The first line of a file: which process wrote it."""
 
     id: str
@@ -49,6 +49,7 @@ class _First:
     parent: str | None
     how: str
     pid: int
+    born: str
     above: tuple[int, ...]
     host: str
     command: tuple[str, ...]
@@ -85,7 +86,7 @@ class _End:
 class _Read:
     """What one file says."""
 
-    first: _First
+    first: First
     who: _Who = field(default_factory=_Who)
     torch: str | None = None
     unsupported: str = ""
@@ -131,6 +132,18 @@ def files_in(folder: str) -> list[str]:
     return [path for _, _, path in sorted((len(time), time, path) for time, path in paths)]
 
 
+def first_of(folder: str) -> First | None:
+    """Return the process that began the run of a folder; None if it has not written there.
+
+    Raises OSError and ReportError if the folder or its file cannot be read.
+    """
+    for path in files_in(folder)[:1]:
+        with open(path, "rb") as file:
+            read = _begun(json_in(file.readline(MOST_BYTES)), "")
+            return read.first if read is not None else None
+    return None
+
+
 def report_of(folder: str, run: str = "") -> Report:
     """Return the report of all processes whose files are in a folder; with `run`, only those of one run.
 
@@ -160,7 +173,7 @@ def report_of(folder: str, run: str = "") -> Report:
     first = read[0]
     program = {
         "argv": list(processes[0].command),
-        "status": next((one.status for one in processes if one.status), 0),
+        "status": next((one.status for one in processes if one.status), None if processes[0].state == "lost" else 0),
         "torch": next((one.torch for one in read if one.torch), None),
         "python": first.first.python,
     }
@@ -204,6 +217,9 @@ def _note(read: _Read, line: Any) -> None:
             read.who = checked(_who_in, who)
         case {"torch": str(torch), "coverage": coverage}:
             read.torch, read.coverage = torch, checked(coverage_in, coverage)
+        case {"backwards": int(backwards), "raised": int(raised)} if read.coverage is not None:
+            if min(backwards, raised) >= 0 and backwards + raised <= MOST_COUNTED:
+                read.coverage = replace(read.coverage, backwards=backwards, raised=raised)
         case {"unsupported": str(why)}:
             read.unsupported = why
         case {"lost": lost}:
@@ -219,9 +235,9 @@ def _note(read: _Read, line: Any) -> None:
                 read.lost |= {Lost("a child process", crash, True): None for crash in end.crashes}
 
 
-def _first_in(line: dict[str, Any]) -> _First:
+def _first_in(line: dict[str, Any]) -> First:
     lists = {name: tuple(line[name]) for name in ("above", "command")}
-    first = _First(**{one.name: lists.get(one.name, line[one.name]) for one in fields(_First)})
+    first = First(**{one.name: lists.get(one.name, line[one.name]) for one in fields(First)})
     return _with_pid(first, first.pid)
 
 
@@ -264,26 +280,10 @@ def _process(read: _Read) -> Process:
         torch=read.torch,
         python=first.python,
         why=read.unsupported if read.torch is None else "",
-        state="ended" if read.ended else _state(first.pid, first.host),
+        state="ended" if read.ended else state_of(first.pid, first.host, first.born),
         status=read.status,
         findings=len(read.counts),
     )
-
-
-def _state(pid: int, host: str) -> State:
-    """Return whether a process that has not told its end still runs. Of another machine nobody here knows."""
-    if host != platform.node() or os.name != "posix":  # on Windows `os.kill` ends a process, with whatever signal
-        return "running"
-    with suppress(AttributeError, ChildProcessError):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return "lost"  # a child of this process that nobody has waited for
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return "running"
-    except OSError:
-        return "lost"
-    return "running"
 
 
 def _replaced(read: Sequence[_Read], processes: Sequence[Process]) -> set[int]:
@@ -325,7 +325,7 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
                 one.first.host,
                 child.command,
                 why=_NOT_THERE,
-                state="lost" if pid is None else _state(pid, one.first.host),
+                state="lost" if pid is None else state_of(pid, one.first.host),
             )
 
 
@@ -359,6 +359,8 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(lines),
         tuple(notes),
         tuple(lost),
+        sum(coverage.backwards for coverage in covered),
+        sum(coverage.raised for coverage in covered),
     )
 
 

@@ -6,16 +6,18 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from noclobber.model.report import Report
-from noclobber.render.judged import failed, unwatched
+from noclobber.render.judged import failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import one_line, place, shown_path
 
+RIGHT = "no in-place write breaks a gradient"
+"""The case of a report without findings."""
 _NOT_XML = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """One suite. Errors are failures, warnings and hints are cases with their text as output; nothing found, one case
-    that passes. A program that failed without an error of noclobber's is an error, and one that was not watched is
-    skipped."""
+    that passes and says what was checked. A program that failed without an error of noclobber's is an error, and one
+    that was not watched, or ran no backward, is skipped."""
     from noclobber.render import terminal
 
     cases = []
@@ -31,15 +33,18 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
         else:
             inner = f"<system-out>{text}</system-out>"
         cases.append(f"    <testcase classname={quoteattr('noclobber')} name={title} file={file}>{inner}</testcase>\n")
-    status = 0 if report.count("error") else failed(report)
-    if status:
-        message = quoteattr(f"the program ended with exit status {status}")
-        cases.append(_case("the program ends well", f'<error type="exit status" message={message}/>'))
-    if why := unwatched(report):
-        cases.append(_case("the program is watched", f"<skipped message={quoteattr(why)}/>"))
-    if not cases:
-        cases.append('    <testcase classname="noclobber" name="no in-place write breaks a gradient"/>\n')
-    counts = f'failures="{report.count("error")}" errors="{bool(status):d}" skipped="{bool(why):d}"'
+    ended = "" if report.count("error") else failure(report)
+    why = unwatched(report) or unchecked(report)
+    said = "" if report.findings or why else f"<system-out>{escape(nothing_found(report))}</system-out>"
+    if ended:
+        error = f'<error type="exit status" message={quoteattr(ended)}/>'
+        cases.append(_case("the program ends well", error + said))
+    if why:
+        name = "the program is watched" if unwatched(report) else RIGHT
+        cases.append(_case(name, f"<skipped message={quoteattr(why)}/>"))
+    elif said and not ended:
+        cases.append(_case(RIGHT, said))
+    counts = f'failures="{report.count("error")}" errors="{bool(ended):d}" skipped="{bool(why):d}"'
     head = f'<testsuite name="noclobber" tests="{len(cases)}" {counts}>'
     body = "".join(cases)
     if report.coverage.unseen:

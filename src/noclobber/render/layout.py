@@ -11,6 +11,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.model.source import cell_of
 from noclobber.render import diff, snippet
+from noclobber.render.judged import nothing_found, unchecked
 from noclobber.render.snippet import Row
 from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
 from noclobber.render.text import NARROWEST as NARROWEST_WORDS
@@ -56,9 +57,11 @@ def details(finding: Finding, width: int | None) -> Iterable[Row]:
 
 def footer(report: Report, width: int | None) -> Iterable[Row]:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
-    summary = _counts(report) if report.findings else _watched(report)
+    summary = _counts(report) if report.findings else nothing_found(report)
     if report.suppressed:
         summary += f" ({len(report.suppressed)} suppressed)"
+    if report.findings and (why := unchecked(report)):
+        summary += f"; {why}"
     rows = [*_words("noclobber", summary, width, style="headline")]
     for unseen in report.coverage.not_watched:
         rows += _words("not watched", one_line(unseen), width, style="note")
@@ -128,22 +131,3 @@ def _rank(severity: str) -> int:
 
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _watched(report: Report) -> str:
-    """Say how much "nothing found" covers. How noclobber watches is in the JSON and in `noclobber doctor`."""
-    coverage, counted = report.coverage, [one for one in report.processes if one.counts]
-    watched = sum(one.watched for one in counted)
-    writes = coverage.writes not in ("", "nothing")
-    if not (writes or coverage.saves) or (counted and not watched):
-        return "nothing found, because nothing was watched"
-    if watched < len(counted):
-        return f"nothing found in what was watched ({watched} of {len(counted)} processes)"
-    if coverage.not_watched:
-        return "nothing found in what was watched" + (f" ({watched} processes)" if watched > 1 else "")
-    processes = f" in {watched} processes" if watched > 1 else ""
-    if report.suppressed:
-        return f"nothing found{processes} that counts"
-    if not (writes and coverage.saves and coverage.contents):
-        return f"nothing found{processes}: versions were compared, but not bytes"
-    return f"nothing found{processes}: no in-place write made a gradient wrong"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.render.diff import changes
+from noclobber.render.judged import nothing_found, unchecked
 from noclobber.render.text import FIXING, broken, fix_command, one_line, place, shown_path, visible
 
 MOST_ROWS = 8
@@ -32,13 +33,15 @@ def _concise(finding: Finding) -> str:
 
 
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then what was not
-    watched, and the notes."""
+    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then how much was
+    checked, if nothing was found, what was not watched, and the notes."""
     command = fix_command(report.program)
     lines = [_annotation(finding, command) for finding in report.findings]
-    missed = (f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched)
-    lines += [f"::notice title=noclobber::{_escaped(one)}" for one in missed]
-    lines += [f"::notice title=noclobber::{_escaped(one_line(note))}" for note in report.coverage.notes]
+    said = unchecked(report) if report.findings else nothing_found(report)
+    notices = [said] if said else []
+    notices += [f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched]
+    notices += map(one_line, report.coverage.notes)
+    lines += [f"::notice title=noclobber::{_escaped(one)}" for one in notices]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -17,7 +17,7 @@ from noclobber.model.finding import Finding, Label, Severity
 from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
-from noclobber.render.judged import failed, unwatched
+from noclobber.render.judged import failed, failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import bytes_of, one_line
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -67,16 +67,19 @@ def _rule(finding: Finding, page: Page | None) -> dict[str, Any]:
 
 
 def _invocation(report: Report) -> dict[str, Any]:
-    """How the program ended, what was not watched, and what else a reader must know."""
+    """How the program ended, what was checked and what not, and what else a reader must know."""
     notes = [("note", f"not watched: {one_line(one)}") for one in report.coverage.unseen]
     notes += [("note", one_line(one)) for one in report.coverage.notes]
-    if why := unwatched(report):
+    if why := unwatched(report) or unchecked(report):
         notes.insert(0, ("warning", why))
-    status = failed(report)
-    invocation: dict[str, Any] = {"executionSuccessful": not status}
-    if status:
+    elif not report.findings:
+        notes.insert(0, ("note", nothing_found(report)))
+    ended = failure(report)
+    invocation: dict[str, Any] = {"executionSuccessful": not ended}
+    if status := failed(report):
         invocation["exitCode"] = status
-        notes.insert(0, ("error", f"the program ended with exit status {status}"))
+    if ended:
+        notes.insert(0, ("error", ended))
     invocation["toolExecutionNotifications"] = [{"level": level, "message": {"text": text}} for level, text in notes]
     return invocation
 

@@ -145,6 +145,11 @@ class Result:
         return tuple(one for one in found if one.code == "NC901")
 
     @property
+    def checked(self) -> int:
+        """How many backward calls a run under watch has checked to their end."""
+        return Report.from_json(self.report).coverage.backwards if self.report else 0
+
+    @property
     def unseen(self) -> tuple[str, ...]:
         """What a run under watch could not see."""
         return Report.from_json(self.report).coverage.unseen if self.report else ()

@@ -35,6 +35,9 @@ class Listener(Protocol):
     def failed(self, lost: Lost) -> None:
         """Called when noclobber itself failed, and the program goes on."""
 
+    def checked(self, *, raised: bool) -> None:
+        """Called when a backward call whose saves were seen has ended, with an error if it `raised`."""
+
 
 class Bus:
     """The one bus of this process. It carries findings and little else, and nothing per save or per write."""
@@ -76,6 +79,11 @@ class Bus:
         """Report that the bytes of a save were copied before a write."""
         for listener in self.listeners:
             listener.kept(kept)
+
+    def check(self, *, raised: bool) -> None:
+        """Report that a backward call has ended whose saves were seen."""
+        for listener in self.listeners:
+            listener.checked(raised=raised)
 
     def not_seen(self, what: str) -> None:
         """Count something that was not seen, for the report's coverage."""

@@ -148,6 +148,7 @@ class Context:
         "detached",
         "detached_by_number",
         "entered",
+        "era",
         "everywhere",
         "forwards",
         "keeping",
@@ -218,6 +219,8 @@ class Context:
         self.entered = 0
         """The number of threads that are watched."""
         self.armings = 0
+        self.era = 0
+        """How often noclobber has stopped seeing saves."""
         self._states: dict[object, object] = {}
         unlocked_in_child(self)
 

@@ -18,8 +18,10 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, moment, read
 from noclobber.observe.core.sites import identity, place_of
 from noclobber.observe.core.write_log import may_rest
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import graph, private
 
+_COMPILED = "CompiledFunctionBackward"
+"""The node that AOTAutograd makes for a whole graph (torch 2.13; tests/observe/core/test_checked_calls.py)."""
 _LINES = 64
 """The number of lines for which `Thread.boundaries` holds when they last ran a backward."""
 
@@ -130,6 +132,8 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
     private.set_backward_call(call.outer)
     if call.quiet:
         _share_reads(context, False)
+    if call.outer is None and context.watching and _saves_were_seen(context, call):
+        context.bus.check(raised=error is not None)
     stopped = context.calls.end(call, result, error) if error is not None or call.later or call.ends else None
     if error is not None:
         return
@@ -143,6 +147,17 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
         context.memory.accumulated.append((moment(), call.place))
     if stopped is not None:
         raise stopped
+
+
+def _saves_were_seen(context: Context, call: Backward) -> bool:
+    """Return True if noclobber has seen the saves at the top of the graph. Where it has not, the coverage says so."""
+    roots = graph.roots_of(call.outputs)
+    if private.transforms_active() or (roots and all(node.name() == _COMPILED for node in roots)):
+        return False
+    if roots and all(node._sequence_nr() < context.thread.first_node for node in roots):
+        context.bus.not_seen("backward calls of graphs that were made before watching began")
+        return False
+    return True
 
 
 def _share_reads(context: Context, sharing: bool) -> None:

@@ -48,6 +48,10 @@ class Thread(threading.local):
         """How many `watch`, `preserve` and `install` blocks this thread is in."""
         self.arming = 0
         """The number of the arming in which this thread was entered."""
+        self.era = -1
+        """The last `Context.era` in which saves of this thread were seen."""
+        self.first_node = 0
+        """The sequence number of the next autograd node when that era began here."""
         self.withdrawn: Pair | None = None
         """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None

@@ -45,6 +45,8 @@ def enter(context: Context) -> None:
     else:
         thread.mode = write_kernels.enter_mode()
     if context.watching:
+        if thread.era != context.era:
+            thread.era, thread.first_node = context.era, private.next_node()
         push_hooks(context)
     else:
         _enter_native(context)

@@ -40,6 +40,9 @@ class _Silent:
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """Ignored: PyTorch's own error says it."""
 
+    def checked(self, *, raised: bool) -> None:
+        """Ignored: `preserving` is no block of the program."""
+
     def failed(self, lost: Lost) -> None:
         """Keep the first failure. `preserving` raises it, as a gradient may be wrong otherwise."""
         self.lost = self.lost or lost
