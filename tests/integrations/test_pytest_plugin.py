@@ -91,7 +91,9 @@ def test_a_warning_is_listed(pytester: pytest.Pytester) -> None:
     done.assert_outcomes(passed=2)
     done.stdout.fnmatch_lines(
         [
-            "test_net.py::test_cut_off: warning: *test_net.py:*: NC208 [[]untracked-write[]]*",
+            "warning[[]NC208[]]: *",
+            "*h.mul_(3)*",
+            "NC208 test_net.py:*: warning in test_net.py::test_cut_off: *",
             "noclobber: watched 2 tests: 1 warning",
         ]
     )
@@ -299,7 +301,9 @@ def test_the_workers_of_xdist_report_too(pytester: pytest.Pytester) -> None:
         "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber", "-n", "2"
     )
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["*test_cut_off: warning: *NC208*", "noclobber: watched 3 tests: 1 error, 1 warning"])
+    done.stdout.fnmatch_lines(
+        ["NC208 *: warning in *test_cut_off: *", "noclobber: watched 3 tests: 1 error, 1 warning"]
+    )
 
 
 def test_a_test_without_torch_imports_none(pytester: pytest.Pytester) -> None:
@@ -464,7 +468,7 @@ def test_test_files_are_watched_from_their_import(pytester: pytest.Pytester, opt
     done.stdout.fnmatch_lines(
         [
             "*/test_save.py:6: noclobber: silent in-place write: backward reads other bytes than were saved",
-            "outside of tests: error: test_save.py:10:1: NC201 *",
+            "NC201 test_save.py:10: error outside of tests: *",
             "noclobber: watched 1 test: 2 errors",
         ]
     )
@@ -618,8 +622,53 @@ def test_only_what_is_watched_and_shown_is_counted(pytester: pytest.Pytester) ->
     done = suite(pytester, tests, "--noclobber")
     done.assert_outcomes(passed=4, skipped=2, xfailed=1)
     done.stdout.fnmatch_lines(
-        ["test_net.py::test_cut_off (3 cases): warning: *", "noclobber: watched 5 tests: 1 warning"]
+        [
+            "NC208 test_net.py:*: warning in 3 tests (first test_net.py::test_cut_off[[]0[]]): *",
+            "noclobber: watched 5 tests: 1 warning",
+        ]
     )
+
+
+LIBRARY = """
+import torch
+
+def triple(h):
+    with torch.no_grad():
+        h.mul_(3)
+    return h
+"""
+
+
+@pytest.mark.parametrize("packages", ["", "site-packages"], ids=["own code", "a library"])
+def test_one_place_is_shown_once_with_the_number_of_tests(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, packages: str
+) -> None:
+    folder = pytester.mkdir(packages) if packages else pytester.path
+    (folder / "tripling.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    tests = """
+    import tripling
+
+    def test_one():
+        tripling.triple(torch.ones(3, requires_grad=True) * 2).sum().backward()
+
+    def test_two():
+        tripling.triple(torch.ones(3, requires_grad=True) * 2).sum().backward()
+    """
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=3)
+    path = f"{packages}/tripling.py".lstrip("/")
+    done.stdout.fnmatch_lines(
+        [
+            f"NC208 {path}:6: warning in 2 tests (first test_net.py::test_one): *",
+            "noclobber: watched 3 tests: 1 warning",
+        ]
+    )
+    assert str(done.stdout).count("warning[NC208]") == 1
+    assert str(done.stdout).count("NC208 ") == 1
+    short = suite(pytester, tests, "--noclobber", "--tb=line")
+    assert "warning[NC208]" not in str(short.stdout)
+    short.stdout.fnmatch_lines([f"NC208 {path}:6: *"])
 
 
 def test_the_fixture_has_a_short_name(pytester: pytest.Pytester) -> None:

@@ -476,9 +476,18 @@ class _Place:
         return f"{self.path}:{self.lineno}: {self.message}"
 
 
-def _place(finding: Finding) -> tuple[str, int]:
-    primary = finding.primary
-    return (os.path.abspath(primary.span.path), primary.span.line) if primary is not None else ("", 0)
+def _place(finding: Finding, *, inside: bool = False) -> tuple[str, int]:
+    """Return the file and the line of a finding; with `inside`, the library's line where a library did it."""
+    library = next((one for one in finding.labels if inside and one.role == "inside"), None)
+    shown = library or finding.primary
+    return (os.path.abspath(shown.span.path), shown.span.line) if shown is not None else ("", 0)
+
+
+def _in_tests(tests: list[str]) -> str:
+    """ "in test_net.py::test_a", "in 3 tests (first test_net.py::test_a)", "outside of tests"."""
+    named = [one for one in tests if one != _OUTSIDE_OF_TESTS]
+    found = [f"in {len(named)} tests (first {named[0]})" if len(named) > 1 else f"in {one}" for one in named[:1]]
+    return " and ".join([*found, _OUTSIDE_OF_TESTS] if len(named) < len(tests) else found)
 
 
 class _Summary:
@@ -489,9 +498,8 @@ class _Summary:
         self._tests: set[str] = set()
         self._skipped: set[str] = set()
         self._errors = 0
-        self._listed: Counter[tuple[str, tuple[object, ...]]] = Counter()
-        self._findings: dict[tuple[str, tuple[object, ...]], Finding] = {}
-        """What is listed, by where it was found and what it is."""
+        self._listed: dict[tuple[str, str, int], tuple[Finding, dict[str, None]]] = {}
+        """What is listed: by code, file and line, the first finding and the tests that found it."""
         self._suppressed: dict[str, int] = {}
         self._unsupported = ""
         self._unseen: dict[str, None] = {}
@@ -531,26 +539,28 @@ class _Summary:
             if finding.severity == "error" and not outside:
                 self._errors += 1
             else:
-                key = where.partition("[")[0], finding.identity()
-                self._listed[key] += 1
-                self._findings.setdefault(key, finding)
+                place = finding.code, *_place(finding, inside=True)
+                self._listed.setdefault(place, (finding, {}))[1][where] = None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List the warnings and what was found outside of tests, and say how much was watched."""
+        """Show the warnings and what was found outside of tests, list their places, and say how much was watched."""
         if not self._tests and not self._listed:
             return
-        from noclobber.render import render
+        from noclobber.render import window
+        from noclobber.render.text import one_line, place_of_line
 
         write = terminalreporter.write_line
         if self._listed:
             terminalreporter.section("noclobber", sep="=")
-        for key, finding in self._findings.items():
-            times = self._listed[key] if key[0] != _OUTSIDE_OF_TESTS else 1  # each worker of xdist imports all files
-            cases = f" ({times} cases)" if times > 1 else ""
-            write(f"{key[0]}{cases}: {finding.severity}: {render(Report((finding,)), 'concise').rstrip()}")
+        if self._style not in ("no", "line"):
+            for finding, _ in self._listed.values():
+                write(window(finding, color=terminalreporter.hasmarkup))
+        for (code, path, line), (finding, tests) in self._listed.items():
+            told = f"{finding.severity} {_in_tests(list(tests))}: {one_line(finding.message)}"
+            write(f"{code} {place_of_line(path, line)}: {told}")
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)
-        counts = Counter(one.severity for one in self._findings.values())
+        counts = Counter(finding.severity for finding, _ in self._listed.values())
         counts["error"] += self._errors
         found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(counts.items()) if count]
         if suppressed := sum(self._suppressed.values()):

@@ -300,6 +300,126 @@ def test_a_generated_weight_assigned_to_data():
     assert maker.weight.grad is not None
 
 
+def copied(leaf, source):
+    leaf.data.copy_(source)
+
+
+def given(leaf, source):
+    leaf.data = source
+
+
+class ActNorm(nn.Module):
+    """Takes its scale from the first batch, or from every batch."""
+
+    def __init__(self, write, *, once=True):
+        super().__init__()
+        self.scale, self.write, self.once, self.ready = nn.Parameter(torch.zeros(3)), write, once, False
+
+    def forward(self, x):
+        if not (self.once and self.ready):
+            self.write(self.scale, self.values(x))
+            self.ready = True
+        return x * self.scale.exp()
+
+    def values(self, x):
+        return -x.std(0).log()
+
+
+class DetachedActNorm(ActNorm):
+    def values(self, x):
+        return super().values(x).detach()
+
+
+def item_by_item(leaf, source):
+    for index, value in enumerate(source):
+        leaf.data[index] = value
+
+
+def trained_flow(norm):
+    torch.manual_seed(0)
+    flow = nn.Sequential(nn.Linear(3, 3), norm, nn.Tanh(), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(flow.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        flow(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+    return [parameter.grad for parameter in flow.parameters()]
+
+
+@pytest.mark.parametrize("write", [copied, given, item_by_item])
+def test_first_values_from_the_graph(write):
+    assert warned(lambda: trained_flow(ActNorm(write))) == []
+    torch.testing.assert_close(trained_flow(ActNorm(write)), trained_flow(DetachedActNorm(write)), rtol=0, atol=0)
+    assert "NC208" in warned(lambda: trained_flow(ActNorm(write, once=False)))
+
+
+def used(leaf):
+    return [(leaf * 1).sum()]
+
+
+def differentiated(leaf):
+    (leaf * 1).sum().backward()
+
+
+def unused(leaf):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "found"), [(unused, []), (used, ["NC208"]), (differentiated, ["NC208"])], ids=lambda one: str(one)
+)
+@pytest.mark.parametrize("write", [copied, given])
+def test_values_from_the_graph_after_a_use(write, before, found):
+    def program():
+        leaf, source = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+        kept = before(leaf)
+        write(leaf, source * 2)
+        (leaf * source).sum().backward()
+        return kept
+
+    assert warned(program) == found
+
+
+def test_values_from_the_graph_taken_before_a_use_and_written_after_it():
+    def program():
+        leaf, source = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+        data = leaf.data
+        early = leaf + 1
+        data.copy_(source * 2)
+        (early + leaf * source).sum().backward()
+
+    assert warned(program) == ["NC208"]
+
+
+def test_first_values_whose_source_shares_only_a_part_with_the_loss():
+    def program():
+        trunk, maker, leaf = nn.Linear(3, 3), nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+        features = trunk(torch.ones(3)).tanh()
+        leaf.data = maker(features)
+        (leaf * features).sum().backward()
+
+    assert warned(program) == ["NC208"]
+
+
+@pytest.mark.parametrize("write", [copied, given])
+def test_first_values_from_leaves_that_are_gone(write):
+    def program():
+        leaf = nn.Parameter(torch.zeros(3))
+        write(leaf, torch.ones(3, requires_grad=True) * 2)
+        (leaf * 2).sum().backward()
+
+    assert warned(program) == []
+
+
+def test_a_graph_holds_the_leaves_that_it_depends_on():
+    leaf = nn.Parameter(torch.zeros(3))
+    assert leaf._use_count() == 1
+    out = leaf + 1
+    assert leaf._use_count() == 2
+    del out
+    assert leaf._use_count() == 1
+
+
 def averages(net, mean):
     for p, q in zip(net.parameters(), mean.parameters(), strict=True):
         q.data = 0.9 * q + 0.1 * p
@@ -335,14 +455,6 @@ def without_grad(net, mean):
 def initialised(net, mean):
     net[0].weight.data.normal_(0, 0.1)
     nn.init.zeros_(net[0].bias)
-
-
-def copied(leaf, source):
-    leaf.data.copy_(source)
-
-
-def given(leaf, source):
-    leaf.data = source
 
 
 @pytest.mark.parametrize("write", [copied, given])

@@ -84,8 +84,8 @@ def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
     shape = shape_of(alias)
     name = name_of(alias, key, sys._getframe(1))
     dtype = str(alias.dtype).removeprefix("torch.")
-    where = region(geometry(alias))
-    return Tensor(shape, dtype, str(alias.device), name and name.text, name.kind if name else "tensor", where)
+    kind = name.kind if name else "parameter" if isinstance(alias, torch.nn.Parameter) else "tensor"
+    return Tensor(shape, dtype, str(alias.device), name and name.text, kind, region(geometry(alias)))
 
 
 def is_read(handle: object, node: Node | None) -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -42,6 +43,8 @@ _OF_OTHERS = 1 / 8
 _MOST = 64
 _TAKEN = 8
 """How many tensors of a thread are known by the reading of their `.data`."""
+_SOURCES = 256
+"""How many nodes of a graph are searched for the leaves that a leaf's first values are computed from."""
 
 
 Output = tuple[int, str, int]
@@ -87,6 +90,8 @@ class _Taken:
 
     thread: int
     target: _Target
+    used: bool
+    """Whether a graph already depended on the tensor."""
     waited: float = 0
     """Backward calls since."""
 
@@ -100,6 +105,8 @@ class _Unseen:
     target: _Target
     tensor: Tensor
     source: Tensor | None = None
+    initial: tuple[_Target, ...] | None = None
+    """For a leaf that gets its first values: the leaves that they were computed from; else None."""
     changed: torch.Tensor | None = None
     """A mask of the elements that changed; None where that is not known."""
     waited: float = 0
@@ -129,6 +136,14 @@ class _Unseen:
             known = changed is not None and changed.shape == values.shape
             return bool(((values[changed] if known else values) != 0).any())
 
+    def is_first(self, passed: set[int]) -> bool:
+        """Return True if a leaf got its first values, and the leaves behind them get their gradients all the same.
+
+        `passed` identifies the leaves that a backward reaches. Nothing asks for the gradient of a leaf that is gone.
+        """
+        behind = self.initial
+        return behind is not None and all(one.identity in passed or one.storage.expired() for one in behind)
+
 
 def arm(context: Context, way: Way) -> None:
     """Begin to look for untracked writes."""
@@ -145,6 +160,8 @@ class UntrackedWrites:
         self.taken: deque[_Taken] = deque(maxlen=_MOST)
         """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most. Empty most of
         the time, as nobody takes writes fast while it is not."""
+        self._begun: deque[_Target] = deque(maxlen=_MOST)
+        """The leaves that got their first values from a graph."""
 
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
@@ -158,7 +175,7 @@ class UntrackedWrites:
         """Record that the program reads `tensor.data`."""
         with private.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
-                self.taken.append(_Taken(get_ident(), target))
+                self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
                 own = [one for one in self.taken.copy() if one.thread == get_ident()]
                 for one in own[: max(len(own) - _TAKEN, 0)]:
                     _drop(self.taken, one)
@@ -191,9 +208,9 @@ class UntrackedWrites:
         found = None if written.uncounted else self._reached(tensor, key)
         if found is None:
             return None
-        target, how = found
+        target, how, used = found
         if target.identity:
-            return (self._into_leaf(written, tensor, target, key, frame), False) if how == "data" else None
+            return (self._into_leaf(written, tensor, target, key, frame, used=used), False) if how == "data" else None
         if written.op in _ADDING:
             return None
         with private.aside():
@@ -211,20 +228,20 @@ class UntrackedWrites:
 
         return after, True
 
-    def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How] | None:
-        """Return the tensor of the graph that a write goes to, and how the write is hidden from autograd. None where no
-        such tensor is known."""
+    def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How, bool] | None:
+        """Return the tensor of the graph that a write goes to, how the write is hidden from autograd, and whether a
+        graph depended on the tensor before. None where no such tensor is known."""
         if not torch.is_grad_enabled():
             whole = tensor._base if tensor._is_view() else tensor
             if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
-                return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+                return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad", True
         if tensor.requires_grad:
             return None
         taken = reversed(self.taken.copy())  # other threads add to it
-        return next(((one.target, "data") for one in taken if one.target.is_on(key)), None)
+        return next(((one.target, "data", one.used) for one in taken if one.target.is_on(key)), None)
 
     def _into_leaf(
-        self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType
+        self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType, *, used: bool
     ) -> Callable[[], None]:
         """Return what to call after a write through `.data` of a leaf.
 
@@ -234,7 +251,7 @@ class UntrackedWrites:
 
         def after() -> None:
             if tensor.requires_grad:
-                self._cut_off(noted, "data", leaf, tensor)
+                self._cut_off(noted, "data", leaf, tensor, used=used)
 
         return after
 
@@ -245,7 +262,7 @@ class UntrackedWrites:
             return
         if target.identity:
             if value.requires_grad:
-                self._cut_off(noted, "assigned", target, value)
+                self._cut_off(noted, "assigned", target, value, used=_is_used(tensor, target))
             return
         if (target := target.moved_to(value)) is None:
             return
@@ -257,12 +274,17 @@ class UntrackedWrites:
         if unseen.has_changed(value, values if small else None):
             self._waiting.append(unseen)
 
-    def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor) -> None:
-        """Record a write that gave a leaf values from a graph, unless that graph depends on this leaf alone."""
+    def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor, *, used: bool) -> None:
+        """Record a write that gave a leaf values from a graph, unless that graph depends on this leaf alone.
+
+        `used`: a graph depended on the leaf before, so these are not its first values.
+        """
         there = leaf.moved_to(value)
         if there is not None and value.grad_fn is not None and not _only_of(value.grad_fn, leaf):
             about = clobbers.unnamed(value)
-            self._waiting.append(_Unseen(noted, how, there, about, source=about))
+            begun = used or any(one.identity == leaf.identity and one.is_on(leaf.key) for one in self._begun.copy())
+            initial = None if begun else _leaves_behind(value.grad_fn, leaf)
+            self._waiting.append(_Unseen(noted, how, there, about, source=about, initial=initial))
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         context = self._context
@@ -283,20 +305,25 @@ class UntrackedWrites:
         inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}
         outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
-        hooks, seen, arrived = list[RemovableHandle](), set(), list[Untracked]()
+        hooks, hooked, arrived = list[RemovableHandle](), dict[tuple[object, int], _Unseen](), list[Untracked]()
+        passed = set[int]()  # the leaves of this graph
         for node, following, index in _edges(backward.outputs):
-            if (following, index) in seen:
-                continue
             leaf = getattr(following, "variable", None)
-            if leaf is not None:
+            if (reached := hooked.get((following, index))) is not None:
+                pass
+            elif leaf is not None:
+                passed.add(private.identity(leaf))
                 reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
             elif (output := (following._sequence_nr(), following.name(), index)) in outputs:
                 reached = inner.get((graph.metadata(following).get(_MARK), output))
             else:
                 reached = None
-            if reached is not None and (node is None or node._sequence_nr() >= reached.record.node):
-                seen.add((following, index))
-                look = self._reads(reached, index, leaf, node.name() if node is not None else "", backward, arrived)
+            if reached is not None and node is not None and node._sequence_nr() < reached.record.node:
+                reached.initial = None
+            elif reached is not None and (following, index) not in hooked:
+                hooked[following, index] = reached
+                name = node.name() if node is not None else ""
+                look = self._reads(reached, index, leaf, name, backward, arrived, passed)
                 hooks.append(private.hook(following.register_prehook, self._way.entry(look)))
 
         def ended(result: object, error: BaseException | None) -> None:
@@ -319,6 +346,7 @@ class UntrackedWrites:
         node: str,
         backward: Backward,
         arrived: list[Untracked],
+        passed: set[int],
     ) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
         """Return the hook of one edge. It adds to `arrived` when a gradient arrives that the write makes wrong."""
 
@@ -330,6 +358,9 @@ class UntrackedWrites:
                 for waiting in list(self._waiting):
                     if waiting.target == unseen.target:
                         _drop(self._waiting, waiting)
+                if unseen.is_first(passed):
+                    self._begun.append(unseen.target)
+                    return
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 key = unseen.target.key if leaf is None else private.storage_key(leaf)
                 tensor = clobbers.tensor_of(gradient if leaf is None else leaf, key)
@@ -405,3 +436,24 @@ def _only_of(root: Node, leaf: _Target) -> bool:
         if count > 4 or (variable is not None and not leaf.is_leaf(variable)):
             return False
     return True
+
+
+def _is_used(tensor: torch.Tensor, target: _Target) -> bool:
+    """Return True if a graph depends on a leaf, or if the leaf has a gradient.
+
+    The AccumulateGrad node of a leaf holds it, and lives as long as a graph that leads to it (torch 2.13;
+    tests/observe/detectors/test_untracked.py). Also True for a tensor that is no leaf.
+    """
+    return not target.identity or private.use_count(tensor) > 1 or tensor.grad is not None
+
+
+def _leaves_behind(root: Node, leaf: _Target) -> tuple[_Target, ...] | None:
+    """Return the leaves that a graph depends on, of a large graph those found first; None if `leaf` is among them."""
+    found = list[_Target]()
+    for node in islice(graph.walk([root]), _SOURCES):
+        variable = getattr(node, "variable", None)
+        if variable is not None and leaf.is_leaf(variable):
+            return None
+        if variable is not None and (one := _target(variable)) is not None:
+            found.append(one)
+    return tuple(found)
