@@ -363,7 +363,7 @@ class Contents:
 
     def at_pack(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a save that autograd makes; None also where it needs none for now."""
-        if self.only_foreign and _identity(alias) is not None and not private.storage(alias).is_shared():
+        if self.only_foreign and identity(alias) is not None and not private.storage(alias).is_shared():
             key = private.storage_key(alias)
             if key is not None and key not in self.moved and self._is_settled(key):
                 return None
@@ -392,7 +392,7 @@ class Contents:
 
     def at_save(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a tensor that is being saved."""
-        key = _identity(alias)
+        key = identity(alias)
         if key is not None:
             storage = private.storage_key(alias) or 0
             key = (*key, self._overwritten.get(storage, 0)) if self._is_settled(storage) else None
@@ -411,7 +411,7 @@ class Contents:
 
     def at_read(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a save that is about to be read."""
-        key = _identity(alias) if self.sharing else None
+        key = identity(alias) if self.sharing else None
         digest = self._read.get(key) if key is not None else None
         if digest is None:
             digest = fingerprint(alias)
@@ -428,14 +428,14 @@ class Contents:
         self._read.clear()
 
 
-def _identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
-    """Return what identifies the bytes of a large tensor while it lives; None for a small tensor, and for memory that
-    torch did not allocate."""
+def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Return what identifies the bytes of a large tensor while it lives; None for a small tensor, for one without
+    bytes, and for memory that torch did not allocate."""
     try:
         if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
             return None
-        if not private.storage(tensor).resizable():
+        if not private.storage(tensor).resizable() or not (begin := private.address(tensor)):
             return None
-        return (private.address(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+        return (begin, tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
     except _UNREADABLE:
         return None

@@ -108,6 +108,8 @@ void hand_over_at(std::optional<uintptr_t> key) {
 
 py::object shown(const Place *place) { return py::reinterpret_steal<py::object>(shown_place(place)); }
 
+py::tuple shown(at::IntArrayRef numbers) { return py::tuple(py::cast(numbers.vec())); }
+
 py::list take_records() {
   std::vector<Record> taken_out;
   {
@@ -116,12 +118,10 @@ py::list take_records() {
   }
   py::list rows;
   for (const Record &one : taken_out) {
-    py::tuple sizes = py::tuple(py::cast(std::vector<int64_t>(one.sizes.begin(), one.sizes.end())));
-    py::tuple strides = py::tuple(py::cast(std::vector<int64_t>(one.strides.begin(), one.strides.end())));
     auto dtype = py::reinterpret_borrow<py::object>((PyObject *)torch::getTHPDtype(one.dtype));
     auto step = one.step == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one.step);
     rows.append(py::make_tuple(py::reinterpret_borrow<py::object>(one.written), shown(one.place), one.key, one.version,
-                               py::make_tuple(one.offset, sizes, strides, dtype), step, one.in_backward, one.node,
+                               py::make_tuple(one.offset, shown(one.sizes), shown(one.strides), dtype), step, one.in_backward, one.node,
                                one.moment));
   }
   return rows;
@@ -151,6 +151,16 @@ py::object place_of_node(int64_t node) {
     }
   }
   return py::none();
+}
+
+// Returns what `identity` of core/fingerprints.py returns, but for the shape, which is a tuple.
+py::object shown_identity(const py::object &tensor) {
+  const Identity one = identity_of(THPVariable_Unpack(tensor.ptr()));
+  if (one.begin == nullptr) {
+    return py::none();
+  }
+  auto dtype = py::reinterpret_borrow<py::object>((PyObject *)torch::getTHPDtype(one.dtype));
+  return py::make_tuple((uintptr_t)one.begin, one.version, shown(one.sizes), shown(one.strides), dtype);
 }
 
 // Returns the gradients that leaves have already and that a backward from these tensors may add to.
@@ -273,5 +283,10 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   if (PyModule_AddFunctions(m.ptr(), each_step) != 0) {
     throw py::error_already_set();
   }
+  // For the self-test and the tests.
   m.def("fingerprint", [](const py::object &tensor) { return fingerprint(THPVariable_Unpack(tensor.ptr())); });
+  m.def("storage_key", [](const py::object &tensor) {
+    return storage_key(THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl());
+  });
+  m.def("identity", &shown_identity);
 }

@@ -60,10 +60,11 @@ inline bool is_usual(at::TensorImpl *tensor) {
 }
 
 // Returns what `private.storage_key` returns: the address where the storage begins, or that of the StorageImpl.
+// tests/observe/native/test_identities.py compares the two, and `identity_of` with Python's.
 inline uintptr_t storage_key(at::TensorImpl *tensor) {
   auto *storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   auto begin = (uintptr_t)storage->data();
-  return begin != 0 && tensor->numel() != 0 ? begin : (uintptr_t)storage;
+  return begin != 0 ? begin : (uintptr_t)storage;
 }
 
 inline const void *first_byte(at::TensorImpl *tensor) {
@@ -164,13 +165,16 @@ struct Link {
   bool is_alone() const { return after == this; }
 };
 
+// What tells the bytes of a large tensor, as `identity` of core/fingerprints.py. `begin` is null for all other tensors.
 struct Identity {
   const void *begin = nullptr;
-  uint64_t geometry = 0;
-  bool operator==(const Identity &other) const { return begin == other.begin && geometry == other.geometry; }
+  uint32_t version = 0;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  at::DimVector sizes, strides;
+  bool operator==(const Identity &) const = default;
 };
 struct IdentityHash {
-  size_t operator()(const Identity &identity) const { return mixed((uintptr_t)identity.begin, identity.geometry); }
+  size_t operator()(const Identity &identity) const { return mixed((uintptr_t)identity.begin, identity.version); }
 };
 
 inline int64_t large = 0; // bytes from which on a tensor that is saved several times is hashed once
@@ -181,14 +185,8 @@ inline Identity identity_of(const at::Tensor &tensor) {
   if (tensor.numel() * (int64_t)tensor.element_size() < large || !tensor.storage().resizable()) {
     return {};
   }
-  uint64_t geometry = (uint64_t)version_of(tensor.unsafeGetTensorImpl()) * 31 + (uint64_t)tensor.scalar_type();
-  for (auto size : tensor.sizes()) {
-    geometry = geometry * 1000003 + (uint64_t)size;
-  }
-  for (auto stride : tensor.strides()) {
-    geometry = geometry * 1000003 + (uint64_t)stride;
-  }
-  return {tensor.const_data_ptr(), geometry | 1};
+  return {tensor.const_data_ptr(), version_of(tensor.unsafeGetTensorImpl()), tensor.scalar_type(),
+          at::DimVector(tensor.sizes()), at::DimVector(tensor.strides())};
 }
 
 // Returns true for memory that torch has allocated for this process alone.

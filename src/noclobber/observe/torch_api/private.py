@@ -258,7 +258,9 @@ def storage_key(tensor: torch.Tensor) -> int | None:
             begin = 0
         if begin:
             offset: int = tensor.storage_offset()  # type: ignore[assignment]
-            return begin - offset * tensor.itemsize if offset else begin
+            begin -= offset * tensor.itemsize
+        if begin:
+            return begin
     return _key_of_storage(tensor)
 
 
