@@ -31,8 +31,8 @@ class Tensor:
 class Save:
     """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ...
 
-    `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off, and it does
-    not see what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is
+    `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off ("packed": `tensor`
+    is what the program's pack hook returned, on other memory than that of the saved tensor), and it does not see what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is
     where the Function was called).
     """
 
@@ -42,7 +42,7 @@ class Save:
     version: int
     site: Site | None = None
     is_output: bool = False
-    unchecked: Literal["", "hooks", "ctx"] = ""
+    unchecked: Literal["", "hooks", "packed", "ctx"] = ""
     applied: Site | None = None
 
 

@@ -1,4 +1,4 @@
-"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, untracked writes, lost hooks."""
+"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, untracked writes, stale casts."""
 
 from __future__ import annotations
 
@@ -88,5 +88,20 @@ class LostHook:
     read: Read
 
 
-Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | Hint
+@dataclass(frozen=True, slots=True)
+class StaleCast:
+    """A forward used autocast's cast of a leaf, `tensor`, that was made before a write changed the leaf.
+
+    `cast` is where autocast made and kept it, `used` the forward that used it after the write.
+    """
+
+    tensor: Tensor
+    dtype: str
+    cast: Site | None
+    write: Write
+    used: Site | None
+    read: Read
+
+
+Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | StaleCast | Hint
 """Whatever a rule may explain."""

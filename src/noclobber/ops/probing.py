@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
-from noclobber.observe.checkpoint.captured_tensors import tensors_read
+from noclobber.observe.core.captured_tensors import tensors_read
 from noclobber.observe.torch_api import graph, private
 
 MOST_TRIALS = 64

@@ -80,9 +80,12 @@ def _writes(finding: Finding) -> set[Span]:
 
 
 def sound(finding: Finding) -> Sound | None:
-    """Return the first rewrite that fits a finding, else None. It is None if autograd did not see the write: only the
-    author knows whether the write should be part of the gradient."""
-    if any(one.get("untracked") for one in finding.writes):
+    """Return the first rewrite that fits a finding, else None.
+
+    It is None if autograd did not see the write: only the author knows whether the write should be part of the
+    gradient. It is None for memory of a pack hook too: the line that saves says nothing about that memory.
+    """
+    if any(one.get("untracked") for one in finding.writes) or (finding.save or {}).get("packed"):
         return None
     return next((one for rewrite in REWRITES if (one := rewrite(finding)) is not None), None)
 

@@ -37,6 +37,8 @@ Instead
 Notes
     Hooks that measure memory, offload to the CPU or compress all have this effect. `save_on_cpu` copies tensors
     that are on a device, and no later write reaches the copy. It does not copy a tensor that is already on the CPU.
+    The same holds for memory that your own pack hook returns: a buffer that is used for the next save, before backward
+    has read this one, gives backward the bytes of the next.
     In a Function, use `ctx.save_for_backward(x)` for inputs and outputs, and attributes for everything that is not
     a tensor. `save_for_backward` also frees the tensor in time and avoids a reference cycle with outputs.
     You still have to remove the write itself, as in NC101: the check would only turn the wrong gradient into an
@@ -68,7 +70,7 @@ def find(event: Event) -> Finding | None:
         return None
     writes = sorted(overlapping(event), key=lambda write: write.via not in COUNTED)
     kind = event.save.tensor.kind
-    where = "keeps on its `ctx`" if event.save.unchecked == "ctx" else "needs, unchecked under saved-tensor hooks"
+    where = _WHERE[event.save.unchecked]
     who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
     helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
     applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
@@ -83,7 +85,16 @@ def find(event: Event) -> Finding | None:
     )
 
 
+_WHERE = {
+    "ctx": "keeps on its `ctx`",
+    "hooks": "needs, unchecked under saved-tensor hooks",
+    "packed": "needs: the program's pack hook returned it",
+}
+
+
 def _silenced(clobber: Clobber) -> str:
+    if clobber.save.unchecked == "packed":
+        return "PyTorch does not check what a pack hook returns"
     if clobber.save.unchecked == "ctx":
         return (
             f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises "

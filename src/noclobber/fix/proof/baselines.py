@@ -13,7 +13,7 @@ Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "up
 WHOLE: tuple[Kind, ...] = ("full", "handed", "before")
 """Those of which nothing is cut off."""
 
-WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210")
+WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210", "NC211")
 """What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
 HANDED = "NC206"
 """Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""

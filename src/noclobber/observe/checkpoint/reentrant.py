@@ -18,7 +18,8 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe.checkpoint import captured_tensors, forward_bytes, taint
+from noclobber.observe.checkpoint import forward_bytes, taint
+from noclobber.observe.core import captured_tensors
 from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from noclobber.observe.checkpoint import captured_tensors
+from noclobber.observe.core import captured_tensors
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.fingerprints import (
     Digest,

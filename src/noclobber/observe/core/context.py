@@ -163,6 +163,7 @@ class Context:
         "stop_writes",
         "subscribe",
         "thread",
+        "unseen",
         "unsubscribe",
         "untracked",
         "watching",
@@ -202,6 +203,8 @@ class Context:
         self.attentive: list[Look] = []
         """Those to call before every write at the moment, each once."""
         self._attending: dict[Look, int] = {}
+        self.unseen: list[Look] = []
+        """Those to call before every write that autograd does not see. It is always the same object."""
         self.by_key = True
         self.python_in_backward = False
         """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not

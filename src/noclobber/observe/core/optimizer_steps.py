@@ -79,7 +79,7 @@ def _before(context: Context, way: Way) -> Hook:
             if thread.muted:
                 unmute(thread)
             place = caller(0) if native is None else native.place_here()
-            step = _step(type(optimizer).__name__, place)
+            step = step_of(type(optimizer).__name__, place)
             closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
             # `differentiable=True` records the step itself.
             rests = (
@@ -130,7 +130,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
             found = (shown, tuple(map(private.storage_key, written)), tuple(map(geometry, written)))
             known[id(optimizer)] = found
         _, keys, where = found
-        about = _written(step.optimizer, bool(optimizer.defaults.get("fused")))
+        about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
         in_backward, node = bool(thread.backwards), next_node()
         memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
 
@@ -151,7 +151,7 @@ def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]]
 
 
 def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
-    written = _written(step.optimizer, bool(optimizer.defaults.get("fused")))
+    written = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
     for parameter in parameters(optimizer):
         key = private.storage_key(parameter)
         if key is None:
@@ -168,7 +168,8 @@ _steps: dict[tuple[object, ...], Step] = {}
 """By the name of the optimizer and the identity of the place, which the Step holds."""
 
 
-def _step(optimizer: str, place: Place | None) -> Step:
+def step_of(optimizer: str, place: Place | None) -> Step:
+    """Return the Step of an optimizer, by the name of its class, at a place; the same object each time."""
     key = (optimizer, *identity(place))
     step = _steps.get(key)
     if step is None:
@@ -179,13 +180,14 @@ def _step(optimizer: str, place: Place | None) -> Step:
 
 
 @lru_cache(maxsize=256)
-def _written(optimizer: str, fused: bool) -> Written:
+def written_by(optimizer: str, fused: bool = False) -> Written:
+    """Return what the record of a step says that it writes."""
     return Written(f"{optimizer}.step", (), fused)
 
 
 def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]:
     """Return what the record of a step says: what writes, and the step."""
-    return _written(kind.__name__, fused), _step(kind.__name__, place)
+    return written_by(kind.__name__, fused), step_of(kind.__name__, place)
 
 
 def _after(context: Context, way: Way) -> Hook:

@@ -66,7 +66,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
-    taken = untracked_writes.taken
+    taken, unseen = untracked_writes.taken, context.unseen
     rereads, is_inside, is_only_holder = memory.rereads, private.below_versions, private.is_only_holder
     references = write_kernels.references_of_new() if context.by_key else -1
     contents = context.contents
@@ -83,7 +83,12 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
             without_storage(WITHOUT_STORAGE)
             return None
         untracked = not tracking()
-        found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
+        found = None
+        if taken or untracked:
+            frame = frame_of(1)
+            found = untracked_writes.before(written, tensor, key, frame)
+            for look in unseen:
+                look(written, tensor, key, frame)
         after, hidden = (None, False) if found is None else found
         if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
             moved = _moving(context, tensor, key)

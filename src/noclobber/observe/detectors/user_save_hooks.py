@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -18,8 +18,9 @@ from noclobber.model.events import Read, Save, Write
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.captured_tensors import tensors_read
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, OnDevice, fingerprint, same
+from noclobber.observe.core.fingerprints import Digest, OnDevice, differs, fingerprint, same, stored_like
 from noclobber.observe.core.history import Reread
 from noclobber.observe.core.records import Geometry, geometry, here, moment, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
@@ -31,8 +32,33 @@ from noclobber.observe.torch_api.frames import passed_over
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
+CHANGED_INSIDE = (
+    "a write changed what the program's pack hook returned, inside of an object where noclobber cannot keep it"
+)
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
+
+
+class _Packed:
+    """Memory that the program's pack hook returned in place of that of the saved tensor, as it was then."""
+
+    __slots__ = ("digest", "geometry", "memory", "original", "spare", "storage")
+
+    def __init__(self, tensor: torch.Tensor, key: int) -> None:
+        self.memory, self.storage, self.geometry = Reread(key, tensor), private.storage_ref(tensor), geometry(tensor)
+        self.digest: Digest = None
+        """None where only the version tells: contents are not watched, or a device may still be copying."""
+        self.original: Digest = None
+        """The fingerprint of the saved tensor, where the memory may be a copy of it that another thread fills."""
+        self.spare: Handle | None = None
+        """The handle that gets the copy, where bytes are preserved."""
+
+    def tensor(self) -> torch.Tensor | None:
+        """Return the tensor that was returned; None if it is gone, or shows other memory now."""
+        tensor = self.memory.tensor()
+        if tensor is None or self.storage.expired() or private.storage_key(tensor) != self.memory.alias:
+            return None
+        return tensor if geometry(tensor) == self.geometry else None
 
 
 class UserSave:
@@ -43,8 +69,8 @@ class UserSave:
     """
 
     __slots__ = (
-        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "place",
-        "spare", "storage", "value",
+        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "packed",
+        "place", "spare", "storage", "value",
     )  # fmt: skip
 
     value: object
@@ -60,6 +86,8 @@ class UserSave:
     spare: Handle | None
     """The handle that gets the copy, where bytes are preserved and the program's hooks hold the memory itself."""
     filled_last: bool
+    packed: list[_Packed]
+    """The other memory that the program's pack hook returned: its unpack hook makes the tensor of that."""
     in_sight: bool
     """True if the program's pack hook returned tensors, and not an index or a file name that stands for one."""
 
@@ -67,6 +95,14 @@ class UserSave:
     def is_copy(self) -> bool:
         """Return True if the program's hooks moved the data elsewhere."""
         return self.memory is None
+
+
+class _Change(NamedTuple):
+    """Memory whose version or bytes have changed, the tensor that shows it, and its fingerprint now."""
+
+    packed: _Packed
+    tensor: torch.Tensor
+    digest: Digest
 
 
 def arm(context: Context, way: Way) -> None:
@@ -153,7 +189,12 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     def unpack_and_compare(packed: object) -> object:
         if type(packed) is not UserSave:
             return unpack(packed)
-        tensor = unpack(packed.value)
+        value, changed = packed.value, ()
+        if packed.packed:
+            value, changed = way.guarded(lambda: _looked_at(context, packed)) or (value, ())
+        tensor = unpack(value)
+        if changed:
+            way.guarded(lambda: _tell(context, packed, changed, tensor))
         if isinstance(tensor, torch.Tensor):
             old = way.guarded(lambda: _read(context, packed, tensor))
             if old is not None:
@@ -208,8 +249,9 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
     kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
-    tensors = [part for part in _parts(value) if isinstance(part, torch.Tensor)]
+    tensors = tensors_read(value, states=False)
     kept.in_sight, kept.spare = bool(tensors), None
+    kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
     if not tensors or any(private.storage_key(part) == key for part in tensors):
         kept.memory = Reread(key, tensor)
         kept.storage = private.storage_ref(tensor)
@@ -226,8 +268,94 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     return kept
 
 
-def _parts(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.Tensor) -> _Packed | None:
+    """Return what is known of a tensor that the pack hook returned; None if it lies on the memory of the saved one."""
+    key = private.storage_key(part)
+    if key is None or key == kept.key or private.version_of(part) is None:
+        return None
+    packed = _Packed(part, key)
+    context.memory.expect(packed.memory)
+    if context.contents is not None and part.device == tensor.device:
+        packed.digest = fingerprint(part)
+        if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
+            packed.original = fingerprint(tensor)
+    if context.keeping:
+        packed.spare = save_hooks.handle_of(part, kept.node, kept.place, packed.digest)
+        context.live.unsorted.append(ref(packed.spare))
+    return packed
+
+
+def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Change]]:
+    """Return what the program's unpack hook is to get, and what has changed in it.
+
+    Where bytes are preserved, it gets the copies. Raises ClobberError if they cannot be put into what the program's
+    pack hook returned.
+    """
+    copies, changed = dict[int, torch.Tensor](), list[_Change]()
+    for packed in kept.packed:
+        tensor = packed.tensor()
+        suspect = packed.spare.version if packed.spare is not None else None
+        if isinstance(suspect, Suspect) and suspect.kept is not None:
+            if (held := packed.memory.tensor()) is not None:
+                copies[id(held)] = suspect.kept
+        elif tensor is not None and context.bus.listeners:
+            digest = None if packed.digest is None else fingerprint(tensor)
+            moved = tensor._version != packed.memory.version
+            if (
+                moved
+                if digest is None
+                else not (isinstance(digest, int) and digest in (packed.digest, packed.original))
+            ):
+                changed.append(_Change(packed, tensor, digest))
+    if not copies:
+        return kept.value, changed
+    value = _with(kept.value, copies)
+    if copies:
+        raise ClobberError(CHANGED_INSIDE)
+    return value, changed
+
+
+def _with(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    """Return a value with copies in place of tensors, also in tuples, lists and dicts. Takes what it put off `copies`."""
+    if isinstance(value, torch.Tensor):
+        return copies.pop(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_with(one, copies) for one in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)._make(_with(one, copies) for one in value)
+    if isinstance(value, dict):
+        return {name: _with(one, copies) for name, one in value.items()}
+    return value
+
+
+def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: object) -> None:
+    """Report the memory of a pack hook that changed before the read. `result` is what the unpack hook made of it.
+
+    A result with the bytes of the saved tensor is right, whatever the hooks did in between. Raises ClobberError where
+    noclobber stops writes or preserves bytes.
+    """
+    node, call = private.current_node(), here()
+    if not clobbers.is_read(kept, node):
+        return
+    found = []
+    for packed, tensor, digest in changed:
+        if isinstance(result, torch.Tensor) and packed.original is not None:
+            if same(packed.original, fingerprint(result)):
+                continue
+        later = isinstance(digest, OnDevice) and call is not None
+        make_clobber = _clobber(context, kept, packed, tensor, node, tensor._version, held=not later)
+        if later and call is not None:
+            with private.aside():
+                other = differs(digest, packed.digest) & differs(digest, packed.original)
+            call.later.append(clobbers.Later(other, make_clobber))
+            continue
+        clobber = make_clobber()
+        if digest is not None or any(write.overlaps for write in clobber.writes):
+            found.append(clobber)
+    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
+    context.bus.tell(found, stopped)
+    if stopped is not None:
+        raise stopped
 
 
 def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
@@ -254,12 +382,12 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     if isinstance(digest, OnDevice) and call is not None:
         if clobbers.is_read(kept, node):
             other = clobbers.is_other_later(node, clobbers.field_of(kept, node), tensor, digest, kept.digest)
-            make_clobber = _clobber(context, kept, memory, tensor, node, current, held=False)
+            make_clobber = _clobber(context, kept, kept, tensor, node, current, held=False)
             call.later.append(clobbers.Later(other, make_clobber))
         return
     if same(digest, kept.digest) or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
-    clobber = _clobber(context, kept, memory, tensor, node, current)()
+    clobber = _clobber(context, kept, kept, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in clobber.writes):
         return
     stopped = ClobberError(clobbers.CHANGED) if context.strict else None
@@ -271,24 +399,26 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
 def _clobber(
     context: Context,
     kept: UserSave,
-    memory: Reread,
+    read: UserSave | _Packed,
     tensor: torch.Tensor,
     node: Node | None,
     current: int,
     *,
     held: bool = True,
 ) -> Callable[[], Clobber]:
-    """Return a function that makes the clobber. Unless `held`, that function keeps no saved memory alive."""
+    """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no saved memory alive."""
     shown = (lambda: tensor) if held else clobbers.weak(tensor)
-    backward, when, is_compared = reading(), kept.moment, kept.digest is not None
+    backward, when, is_compared, memory = reading(), kept.moment, read.digest is not None, read.memory
+    assert memory is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
     unnamed = clobbers.unnamed(tensor)
-    is_output, place = graph.output_of(node, field) is not None, site_of(kept.place)
+    how: Literal["hooks", "packed"] = "hooks" if read is kept else "packed"
+    is_output, place = how == "hooks" and graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
         still = shown()
         known = unnamed if still is None else clobbers.tensor_of(still, memory.alias)
-        save = Save(name, field, known, memory.version, place, is_output, unchecked="hooks")
+        save = Save(name, field, known, memory.version, place, is_output, unchecked=how)
         writes = write_history.writes_to(memory, write_history.since(context.memory, when), known, current)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes

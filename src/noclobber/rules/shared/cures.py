@@ -35,6 +35,10 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
     write = next(iter(overlapping(clobber)), None)
     if write is None:
         return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
+    if clobber.save.unchecked == "packed":
+        return (
+            Suggestion("let the pack hook return memory of its own for each save: `tensor.clone()`, or a new buffer"),
+        )
     if not write.in_forward:
         return _in_backward(clobber)
     if write.untracked:

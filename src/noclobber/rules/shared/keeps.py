@@ -145,6 +145,8 @@ def row_of(node: str) -> Row | None:
 
 def reason(save: Save) -> str:
     """Why the saved tensor may not change, as a note."""
+    if save.unchecked == "packed":
+        return "backward gets the saved tensor from what the pack hook returned, through the unpack hook"
     if not save.node:
         return "autograd keeps this tensor for backward and needs it unchanged"
     if is_compiled(save.node):

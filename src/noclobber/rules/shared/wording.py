@@ -123,6 +123,8 @@ def keeps(save: Save) -> str:
     """ "sigmoid keeps its result", "`Square` keeps it as `ctx.x`"."""
     if save.unchecked == "ctx":
         return f"{node_in_words(save.node)} keeps it as `{save.field}`"
+    if save.unchecked == "packed":
+        return f"the pack hook returns it for what {node_in_words(save.node)} keeps"
     return f"{node_in_words(save.node)} keeps {field_in_words(save)}"
 
 
@@ -176,9 +178,13 @@ def tensor_record(tensor: Tensor) -> dict[str, Any]:
 
 
 def save_record(save: Save) -> dict[str, Any]:
-    """`Finding.save`: node, op (in words), field, the fields of that line that were overwritten, version."""
+    """`Finding.save`: node, op (in words), field, the fields of that line that were overwritten, version.
+
+    "packed" is there, and True, for what the program's pack hook returned.
+    """
     field = {"field": save.field, "fields": [save.field]}
-    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version}
+    packed = {"packed": True} if save.unchecked == "packed" else {}
+    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version, **packed}
 
 
 def write_record(write: Write) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 
 import torch
 
@@ -15,8 +16,11 @@ _MOST = 2000
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
 
 
-def tensors_read(*values: object) -> list[torch.Tensor]:
-    """Return the tensors that functions, modules, containers and plain objects lead to, each once."""
+def tensors_read(*values: object, states: bool = True) -> list[torch.Tensor]:
+    """Return the tensors that functions, modules, containers and plain objects lead to, each once.
+
+    Unless `states`, the parameters, buffers and children of modules are left out: of a module only attributes count.
+    """
     found: dict[int, torch.Tensor] = {}
     seen: dict[int, object] = {}
     waiting = [(value, _DEEPEST) for value in values]
@@ -26,17 +30,17 @@ def tensors_read(*values: object) -> list[torch.Tensor]:
             found[id(value)] = value
         elif not isinstance(value, _LEAVES) and id(value) not in seen and depth:
             seen[id(value)] = value
-            waiting.extend((inner, depth - 1) for inner in _inside(value))
+            waiting.extend((inner, depth - 1) for inner in _inside(value, states))
     return list(found.values())
 
 
-def _inside(value: object) -> Iterable[object]:
+def _inside(value: object, states: bool) -> Iterable[object]:
     """Return the values that a value leads to directly."""
     if isinstance(value, torch.nn.Module):
-        return _of_module(value)
+        return _of_module(value) if states else _attributes(value)
     if isinstance(value, dict):
         return list(value.values())[:_MOST]
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return list(value)[:_MOST]
     if isinstance(value, FunctionType):
         return _of_function(value)
@@ -46,7 +50,21 @@ def _inside(value: object) -> Iterable[object]:
         return (value.func, value.args, value.keywords)
     if type(value).__module__.partition(".")[0] == "torch":
         return ()
-    return list(getattr(value, "__dict__", {}).values())[:_MOST]
+    return [*_in_slots(value), *list(getattr(value, "__dict__", {}).values())[:_MOST]]
+
+
+def _in_slots(value: object) -> Iterator[object]:
+    for slot in _slots(type(value)):
+        try:
+            yield slot.__get__(value)
+        except AttributeError:  # nothing was put there yet
+            continue
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[MemberDescriptorType, ...]:
+    """Return what reads the slots of the instances of a class."""
+    return tuple(one for each in kind.__mro__ for one in vars(each).values() if isinstance(one, MemberDescriptorType))
 
 
 def _of_module(module: torch.nn.Module) -> Iterator[object]:
@@ -55,9 +73,14 @@ def _of_module(module: torch.nn.Module) -> Iterator[object]:
         yield from each._parameters.values()
         counts = getattr(each, "momentum", None) is None
         yield from (value for name, value in each._buffers.items() if counts or name != _COUNT)
-        for name, value in vars(each).items():
-            if name not in _OF_EVERY_MODULE and not isinstance(value, _LEAVES):
-                yield value
+        yield from _attributes(each)
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[object]:
+    """Yield the attributes that a module has besides those of every module."""
+    for name, value in vars(module).items():
+        if name not in _OF_EVERY_MODULE and not isinstance(value, _LEAVES):
+            yield value
 
 
 _COUNT = "num_batches_tracked"
