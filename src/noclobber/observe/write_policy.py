@@ -12,7 +12,7 @@ from noclobber.model.error import ClobberError
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.records import Record, geometry
 from noclobber.observe.core.save_hooks import Handle, OfView, Suspect, is_result
 from noclobber.observe.describe import clobbers, refusals
 from noclobber.observe.preserve import copy_before_write
@@ -119,9 +119,9 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
 
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
     """Raise ClobberError if a write is about to change bytes of these saves."""
-    coming = [clobbers.clobber_to_come(handle, tensor, noted) for handle in handles]
-    found = [clobber for clobber in coming if clobber.writes[0].overlaps]
-    if found:
+    struck = [handle for handle in handles if clobbers.touch(geometry(handle.alias), noted.geometry)]
+    if struck:
+        found = [clobbers.clobber_to_come(handle, tensor, noted) for handle in struck]
         error = ClobberError(clobbers.STOPPED)
         refusals.remember(error, found[0])
         context.bus.tell(found, error)

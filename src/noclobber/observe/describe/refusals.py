@@ -89,7 +89,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     site = site_of(place_of(frame))
     if tensor is None:
         return Refusal(message, site, op)
-    name = name_of(tensor, private.storage_key(tensor), frame)
+    name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)

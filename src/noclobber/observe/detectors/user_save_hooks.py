@@ -279,15 +279,13 @@ def _clobber(
     held: bool = True,
 ) -> Callable[[], Clobber]:
     """Return a function that makes the clobber. Unless `held`, that function keeps no saved memory alive."""
-    shown = (lambda: tensor) if held else clobbers.weak(tensor)
+    described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
     backward, when, is_compared = reading(), kept.moment, kept.digest is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
-    unnamed = clobbers.unnamed(tensor)
     is_output, place = graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
-        still = shown()
-        known = unnamed if still is None else clobbers.tensor_of(still, memory.alias)
+        known = described()
         save = Save(name, field, known, memory.version, place, is_output, unchecked="hooks")
         writes = write_history.writes_to(memory, write_history.since(context.memory, when), known, current)
         if not any(write.overlaps for write in writes):
