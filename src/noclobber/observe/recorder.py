@@ -78,7 +78,7 @@ def _saved_tensors(context: Context, way: Way) -> None:
 
 
 def _custom_functions(context: Context, way: Way) -> None:
-    custom_forwards.arm(context.forwards, way, lambda: context.thread.watched)
+    custom_forwards.arm(context.forwards, way, lambda: context.thread.watched, context.memory)
 
 
 SEEN: tuple[Seen, ...] = (

@@ -12,8 +12,9 @@ from noclobber.model.error import ClobberError
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.records import Record, geometry
 from noclobber.observe.core.save_hooks import Handle, OfView, Suspect, is_result
+from noclobber.observe.core.sites import caller
 from noclobber.observe.describe import clobbers, refusals
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import private
@@ -70,11 +71,12 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     producer = None if tensor._is_view() else tensor.grad_fn
     if producer is not None:
         context.live.all()  # every save has a handle then, also one that the native part has taken
+    where = save_hooks.Detached(caller(1))
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
             if not isinstance(handle.version, Suspect):
                 handle.version = Suspect(handle.version)
-            handle.version.refuses = refusals.DETACHED
+            handle.version.detached = where
     return True
 
 
@@ -90,7 +92,7 @@ def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
             handle.version = Suspect(save_hooks.version_at_save(handle))
-            handle.version.refuses = refusals.DETACHED
+            handle.version.detached = save_hooks.Detached(None)
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:
@@ -119,9 +121,9 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
 
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
     """Raise ClobberError if a write is about to change bytes of these saves."""
-    coming = [clobbers.clobber_to_come(handle, tensor, noted) for handle in handles]
-    found = [clobber for clobber in coming if clobber.writes[0].overlaps]
-    if found:
+    struck = [handle for handle in handles if clobbers.touch(geometry(handle.alias), noted.geometry)]
+    if struck:
+        found = [clobbers.clobber_to_come(handle, tensor, noted) for handle in struck]
         error = ClobberError(clobbers.STOPPED)
         refusals.remember(error, found[0])
         context.bus.tell(found, error)

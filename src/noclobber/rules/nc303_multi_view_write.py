@@ -40,7 +40,16 @@ from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.refusing import (
+    blamed,
+    finding,
+    is_below,
+    messages,
+    recognised,
+    told_below,
+    unseen_below,
+    writes_it,
+)
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable
 from noclobber.syntax.names import called
@@ -63,7 +72,7 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
-    below = says(refusal, "its base or another view of its base")
+    below = is_below(refusal)
     headline = "in-place write to one of several views that a single operation made"
     if below:
         headline = "in-place write to the base of several views that a single operation made"
@@ -71,15 +80,11 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
-        told=writes_it(refusal, "the base of the views") if below and refusal.written else _told(refusal, below),
+        told=told_below(refusal, "the base of the views") if below else writes_it(refusal, "one of them"),
         created="several views are made here",
-        notes=[_SEVERAL],
+        notes=[_SEVERAL, *unseen_below(refusal)],
         suggestions=_below(refusal) if below else _cure(refusal),
     )
-
-
-def _told(refusal: Refusal, below: bool) -> str:
-    return "the view is used here, after the write to its base" if below else writes_it(refusal, "one of them")
 
 
 def _below(refusal: Refusal) -> list[Suggestion]:

@@ -37,7 +37,16 @@ from __future__ import annotations
 
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.refusing import (
+    finding,
+    is_below,
+    messages,
+    recognised,
+    says,
+    told_below,
+    unseen_below,
+    writes_it,
+)
 
 CODE = "NC304"
 NAME = "no-grad-view-write"
@@ -51,22 +60,21 @@ def find(event: Event) -> Finding | None:
     if refusal is None:
         return None
     mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
-    below = says(refusal, "its base or another view of its base")
+    below = is_below(refusal)
     headline = f"in-place write, with gradients on, to a view made under `{mode}`"
     if below:
         headline = f"in-place write, with gradients on, to the base of a view made under `{mode}`"
-    told = writes_it(refusal, "the base of the view" if below else "the view")
-    if below and refusal.written is None:
-        told = "the view is used here, after the write to its base"
+    told = told_below(refusal, "the base of the view") if below else writes_it(refusal, "the view")
+    untracked = "make the view after the write, or clone it" if below else "write inside `with torch.no_grad():` too"
     return finding(
         (CODE, NAME, SEVERITY),
         headline,
         refusal,
         told=told,
         created=f"the view is made here, under `{mode}`",
-        notes=[f"the view was made under `{mode}`, but the write happens with gradients on"],
+        notes=[f"the view was made under `{mode}`, but the write happens with gradients on", *unseen_below(refusal)],
         suggestions=[
             Suggestion(f"if autograd should track the write, make the view outside of `{mode}`"),
-            Suggestion("if not, write inside `with torch.no_grad():` too"),
+            Suggestion(f"if not, {untracked}"),
         ],
     )

@@ -40,7 +40,16 @@ import re
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.refusing import (
+    blamed,
+    finding,
+    is_below,
+    messages,
+    recognised,
+    told_below,
+    unseen_below,
+    writes_it,
+)
 from noclobber.rules.shared.writetext import form, is_rebindable
 from noclobber.syntax.writes import Form
 
@@ -64,17 +73,18 @@ def find(event: Event) -> Finding | None:
     source = "a module with a full backward hook" if hooked else f"the custom Function `{function}`"
     if not function:
         source = "a custom Function"
-    below = says(refusal, "its base or another view of its base")
-    told = writes_it(refusal, "the base of the view" if below else "the view")
-    if below and refusal.written is None:
-        told = "the view is used here, after the write to its base"
+    below = is_below(refusal)
+    told = told_below(refusal, "the base of the view") if below else writes_it(refusal, "the view")
     return finding(
         (CODE, NAME, SEVERITY),
         f"in-place write to {'the base of a ' if below else 'a '}view returned by {source}",
         refusal,
         told=told,
         created=f"the view is made here, by {source}",
-        notes=[f"the write would drop the backward that {'the hook' if hooked else source} adds"],
+        notes=[
+            f"the write would drop the backward that {'the hook' if hooked else source} adds",
+            *unseen_below(refusal),
+        ],
         suggestions=_cures(refusal, hooked),
     )
 

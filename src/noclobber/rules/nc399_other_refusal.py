@@ -33,7 +33,7 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.othertexts import TEXTS
-from noclobber.rules.shared.refusing import finding, recognised, writes_it
+from noclobber.rules.shared.refusing import finding, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
 
 CODE = "NC399"
@@ -41,6 +41,7 @@ NAME = "other-refusal"
 SEVERITY: Severity = "error"
 MESSAGES = tuple(text.pattern for text in TEXTS)
 
+_UNSEEN = "noclobber did not see the write. It happened after the save and before backward"
 _WORDS = {
     "save": "it is saved here",
     "backward": "backward reads it here",
@@ -62,7 +63,7 @@ def find(event: Event) -> Finding | None:
         refusal,
         told=_told(refusal) if wrote else _WORDS[refusal.call],
         created="it is made here",
-        notes=[text.note],
+        notes=[text.note, *[_UNSEEN] * (says(refusal, "has been detached in-?place") and refusal.written is None)],
         suggestions=[Suggestion(text.help)],
     )
 

@@ -143,7 +143,7 @@ class CheckpointRegion:
         return self.outside.get(key) or next((known for known in self.outside.values() if _is_now_at(known, key)), None)
 
     def _writes_to(self, reread: Reread, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
-        known = clobbers.tensor_of(tensor, reread.alias)
+        known = clobbers.unnamed(tensor)
         begin = self.again if reread.alias not in self.outside else self.begin
         reread.version = version
         return write_history.writes_to(
@@ -166,9 +166,7 @@ class CheckpointRegion:
         return any(
             write.overlaps and write.version_before != write.version_after
             for reread, alias in self._kept_again()
-            for write in write_history.writes_to(
-                reread, records, clobbers.tensor_of(alias, reread.alias), int(alias._version)
-            )
+            for write in write_history.writes_to(reread, records, clobbers.unnamed(alias), int(alias._version))
         )
 
     def statistics(self) -> set[int]:
@@ -231,7 +229,7 @@ class CheckpointRegion:
         self.told = True
         backward = reading()
         key, current = private.storage_key(tensor), private.version_of(tensor) or 0
-        known, name = clobbers.tensor_of(tensor, key), node.name() if node is not None else ""
+        known, name = clobbers.tensor_of(tensor), node.name() if node is not None else ""
         read = Read(name, site_of(backward.place), clobbers.call_of(backward))
         is_own = not reentrant and not unfilled and key is not None and self.source(tensor) is None
         clobbered = is_own and current > packed.version
@@ -252,7 +250,7 @@ class CheckpointRegion:
         digest = self.digest(tensor)
         if digest is None:
             return
-        shown, key, unnamed = clobbers.weak(tensor), private.storage_key(tensor), clobbers.unnamed(tensor)
+        shown, described = clobbers.weak(tensor), clobbers.later_of(tensor)
         name, is_output = node.name() if node is not None else "", graph.output_of(node, field) is not None
 
         def tell() -> None:
@@ -260,8 +258,7 @@ class CheckpointRegion:
                 return
             self.told = True
             still = shown()
-            known = unnamed if still is None else clobbers.tensor_of(still, key)
-            save = Save(name, field, known, packed.version, site_of(packed.place), is_output)
+            save = Save(name, field, described(), packed.version, site_of(packed.place), is_output)
             causes = () if still is None else self.causes(still)
             read = Read(name, site_of(call.place), clobbers.call_of(call))
             self.context.bus.notice(Drift(site_of(self.place), save, causes, read))

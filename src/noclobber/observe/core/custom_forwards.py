@@ -1,6 +1,7 @@
 """Custom Functions in forward: the one wrapper of `Function.apply`.
 
-It records what a call keeps on its ctx and what it declares dirty, and calls the watchers.
+It records what a call keeps on its ctx and what it declares dirty, and calls the watchers. From then on writes to what
+it returned as a view are remembered, whoever makes them: PyTorch may refuse the view for one.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.history import Memory, Reread
 from noclobber.observe.core.sites import Place, caller
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
 
@@ -80,7 +82,11 @@ class _Calls(threading.local):
         self.under_way: list[ForwardCall] = []
 
 
-def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> None:
+_MARK = "noclobber: view"
+"""The entry of a node's `metadata` that has writes to the memory of the node's view remembered."""
+
+
+def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memory: Memory) -> None:
     """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
     native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
     calls = _Calls()
@@ -98,6 +104,14 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
         for its_way, end in ends:
             its_way.guarded(partial(end, returned), also_off=True)
 
+    def expect_writes(result: object) -> None:
+        for one in result if isinstance(result, tuple) else (result,):
+            if isinstance(one, torch.Tensor) and one.requires_grad and private.is_view_of_function(one):
+                key, base = private.storage_key(one), one._base
+                if key is not None and base is not None and not base.requires_grad and not memory.is_reread(key):
+                    expected = graph.metadata(one.grad_fn).setdefault(_MARK, Reread(key, base))
+                    memory.expect(cast(Reread, expected))
+
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
         begun = way.guarded(lambda: began(cls, args))
         if begun is None:
@@ -112,6 +126,7 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool]) -> N
             raise
         calls.under_way.pop()
         way.guarded(lambda: ended(begun, True))
+        way.guarded(lambda: expect_writes(result))
         return result
 
     way.patches.put(Function, "apply", classmethod(apply))

@@ -92,6 +92,12 @@ class Memory:
                 self.prune(newest=max(RECENT // 4, len(taken)))
         return self.logged
 
+    def log(self, record: Record) -> None:
+        """Remember a write. The kernels of operators do this themselves (write_log.py)."""
+        self.logged.append(record)
+        if len(self.logged) > self.limit:
+            self.prune()
+
     @property
     def views(self) -> deque[tuple[int, str, Place | None]]:
         """The operators that returned several views, oldest first within a thread."""

@@ -93,10 +93,10 @@ def _before(context: Context, way: Way) -> Hook:
                 groups = optimizer.param_groups
                 thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
             if rests:
-                if not watching:
-                    remember(optimizer, place, step)
-                elif live.any() or rereads.any():
+                if watching and (live.any() or rereads.any()):
                     _about_to_write(context, optimizer, place, step)
+                else:
+                    remember(optimizer, place, step)
                 thread.muted = True
                 set_key(False)
         except ClobberError:
@@ -156,12 +156,10 @@ def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: P
         key = private.storage_key(parameter)
         if key is None:
             continue
-        handles = context.live.at(key) if context.watching else None
-        if handles or not context.watching or context.memory.is_reread(key):
-            noted = record(written, parameter, key, place, context.thread)
-            context.memory.logged.append(noted)
-            if handles:
-                context.meet(handles, parameter, noted)
+        noted = record(written, parameter, key, place, context.thread)
+        context.memory.log(noted)
+        if context.watching and (handles := context.live.at(key)):
+            context.meet(handles, parameter, noted)
 
 
 _steps: dict[tuple[object, ...], Step] = {}

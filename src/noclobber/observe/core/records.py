@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import torch
 
 from noclobber.model.events import Step
+from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.write_kernels import Written
@@ -225,10 +226,20 @@ def strided(geometry: Geometry | None) -> Strided | None:
     return (offset, shape, strides, dtype)
 
 
+def region(geometry: Geometry | None) -> Region | None:
+    """Return the bytes of a geometry; None for a layout without strides or with symbolic sizes."""
+    if (known := strided(geometry)) is None:
+        return None
+    offset, shape, strides, dtype = known
+    size = dtype.itemsize
+    return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
+
+
 def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | None:
-    """Return a tensor of this geometry on a storage from `private.storage_ref`; None once the storage is gone."""
+    """Return a tensor of this geometry on a storage from `private.storage_ref`; None once its bytes are gone."""
     memory: torch.UntypedStorage | None = private.storage_at(storage.cdata)
-    if memory is None:
+    where = region(geometry)
+    if memory is None or (where is not None and where.end() > memory.nbytes()):  # `set_` would make the storage larger
         return None
     offset, shape, strides, dtype = geometry
     shown: Any = torch.empty(0, dtype=dtype, device=memory.device)

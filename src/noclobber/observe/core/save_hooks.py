@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet, ref
 
 import torch
@@ -169,10 +169,16 @@ class Aside(Handle):
     __slots__ = ()
 
 
+class Detached(NamedTuple):
+    """A `detach_`, and where it was called; None if that is not known."""
+
+    place: Place | None
+
+
 class Suspect:
     """A handle's version, with the writes that may have changed its bytes."""
 
-    __slots__ = ("base", "kept", "made", "of_function", "refuses", "spared", "theirs", "version", "writes")
+    __slots__ = ("base", "detached", "kept", "made", "of_function", "spared", "theirs", "version", "writes")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -184,8 +190,8 @@ class Suspect:
         """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
         self.of_function = False
         """Whether the write, made with gradients off, was to a view that a custom Function returned."""
-        self.refuses: str | None = None
-        """The error that PyTorch raises at unpack, if it is not about versions; else None."""
+        self.detached: Detached | None = None
+        """The `detach_` of the saved tensor after which PyTorch refuses to unpack it; None if there was none."""
         self.kept: torch.Tensor | None = None
         """A copy of the bytes from before the first write that changes them; None if there is none."""
         self.spared = False

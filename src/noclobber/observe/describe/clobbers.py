@@ -12,7 +12,7 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
-from noclobber.model.overlap import Region, overlap
+from noclobber.model.overlap import overlap
 from noclobber.observe.core import save_hooks, unread_saves
 from noclobber.observe.core.fingerprints import (
     Digest,
@@ -23,7 +23,7 @@ from noclobber.observe.core.fingerprints import (
     same_but_for_zeros,
 )
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Geometry, Record, geometry, shape_of, strided, tensor_on
+from noclobber.observe.core.records import Backward, Geometry, Record, geometry, region, shape_of, strided, tensor_on
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.write_kernels import Written
@@ -39,15 +39,6 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
-
-
-def region(geometry: Geometry | None) -> Region | None:
-    """Return the bytes of a geometry; None for a layout without strides or with symbolic sizes."""
-    if (known := strided(geometry)) is None:
-        return None
-    offset, shape, strides, dtype = known
-    size = dtype.itemsize
-    return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
 
 
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
@@ -79,13 +70,27 @@ def unnamed(alias: torch.Tensor) -> Tensor:
     return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
 
 
-def tensor_of(alias: torch.Tensor, key: int | None) -> Tensor:
-    """Return a tensor with the name that a reader knows it by, from the user's frames."""
-    shape = shape_of(alias)
-    name = name_of(alias, key, sys._getframe(1))
-    dtype = str(alias.dtype).removeprefix("torch.")
-    kind = name.kind if name else "parameter" if isinstance(alias, torch.nn.Parameter) else "tensor"
-    return Tensor(shape, dtype, str(alias.device), name and name.text, kind, region(geometry(alias)))
+def tensor_of(alias: torch.Tensor) -> Tensor:
+    """Return a tensor with the name that a reader knows it by, from the user's frames. Only a report asks for it."""
+    name = name_of(alias, sys._getframe(1))
+    if name is not None:
+        return replace(unnamed(alias), name=name.text, kind=name.kind)
+    return replace(unnamed(alias), kind="parameter") if isinstance(alias, torch.nn.Parameter) else unnamed(alias)
+
+
+def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
+    """Return a function for a report that describes a tensor as it is now, with its name if its bytes are still there.
+
+    It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
+    """
+    known, shown = unnamed(tensor), weak(tensor)
+
+    def described() -> Tensor:
+        with private.aside():
+            still = shown()
+            return known if still is None else tensor_of(still)
+
+    return described
 
 
 def is_read(handle: object, node: Node | None) -> bool:
@@ -140,7 +145,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     alias = handle.alias
     current, version = int(alias._version), save_hooks.version_at_save(handle)
     key = private.storage_key(alias)
-    save = _save(handle, node, version, tensor_of(alias, key))
+    save = _save(handle, node, version, tensor_of(alias))
     suspect = handle.version
     entries = _between(memory, handle, suspect.writes if isinstance(suspect, Suspect) else [], key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
@@ -189,7 +194,7 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     node = producer if producer is not None and field_of(handle, producer) else None
     version = int(handle.alias._version)
     counted = not record.written.uncounted and private.share_version(target, handle.alias)
-    known = tensor_of(handle.alias, private.storage_key(handle.alias))
+    known = tensor_of(handle.alias)
     save = _save(handle, node, save_hooks.version_at_save(handle), known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
@@ -218,7 +223,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 
     def clobber() -> Clobber:
         tensor = shown()
-        known = save.tensor if tensor is None else tensor_of(tensor, key)
+        known = save.tensor if tensor is None else tensor_of(tensor)
         writes = writes_of(entries, current, known)
         explained = any(write.overlaps for write in writes)
         if tensor is not None and not any(write.via == "undeclared" for write in writes):
@@ -237,7 +242,10 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 
 def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
     """Return a function for a tensor on the same bytes, None once their storage is gone. It holds no storage."""
-    storage, where = private.storage_ref(tensor), geometry(tensor)
+    where = geometry(tensor)
+    if strided(where) is None or private.storage_key(tensor) is None:
+        return lambda: None
+    storage = private.storage_ref(tensor)
     return lambda: tensor_on(storage, where)
 
 
@@ -369,7 +377,7 @@ def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set
 def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) -> Clobber:
     node, field = stale.saved.node, stale.saved.field
     key = private.storage_key(stale.tensor)
-    tensor = tensor_of(stale.tensor, key)
+    tensor = tensor_of(stale.tensor)
     number = node._sequence_nr()
     place = memory.place_of(number)
     save = Save(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from types import FrameType
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,9 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
-from noclobber.observe.core.sites import identity, place_of, site_of
+from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.write_kernels import Written, tensors
+from noclobber.observe.describe import stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
@@ -79,7 +81,10 @@ def write_failed(
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
-        refusal = refusal_of_write(written.op, tensor, str(error), frame, context.memory)
+        if stale_views.is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
+            refusal = _refusal_below(str(error), site_of(place_of(frame)), _outward(frame), context.memory)
+        else:
+            refusal = refusal_of_write(written.op, tensor, str(error), frame, context.memory)
         remember(error, refusal)
         context.bus.refuse(error, refusal)
 
@@ -89,7 +94,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     site = site_of(place_of(frame))
     if tensor is None:
         return Refusal(message, site, op)
-    name = name_of(tensor, private.storage_key(tensor), frame)
+    name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
@@ -113,10 +118,39 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
     """Return the refusal to unpack a save for another reason than its version."""
     suspect = handle.version
-    written = suspect.writes[-1][0].place if isinstance(suspect, Suspect) and suspect.writes else None
-    return Refusal(
-        message, site_of(backward.place), saved=site_of(handle.place), written=site_of(written), call="backward"
-    )
+    where = suspect.detached.place if isinstance(suspect, Suspect) and suspect.detached is not None else None
+    return _refusal_of_detached(message, backward, handle.place, where)
+
+
+def refusal_of_detached(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
+    """Return the refusal of a backward to unpack a save of PyTorch's own that was detached in place.
+
+    Of the saves that may be meant the newest is: the engine runs newer nodes first.
+    """
+    detached = [record for record in memory.recent if record.written.detaches]
+    found = [
+        (saved.node._sequence_nr(), record)
+        for node in graph.walk(roots)
+        for saved in graph.saves_of_or_gone(node)
+        for record in detached
+        if record.node > node._sequence_nr() and _is_cut_off(graph.content(saved), record.key)
+    ]
+    number, last = max(found, key=lambda one: (one[0], one[1].moment), default=(None, None))
+    saved = None if number is None else memory.place_of(number)
+    return _refusal_of_detached(message, backward, saved, last and last.place)
+
+
+def _is_cut_off(saved: object, key: int) -> bool:
+    """Return True for a tensor on this storage that has no node. A view keeps its node, and must not be asked."""
+    if not isinstance(saved, torch.Tensor) or private.storage_key(saved) != key:
+        return False
+    return not saved._is_view() and saved.grad_fn is None
+
+
+def _refusal_of_detached(message: str, backward: Backward, saved: Place | None, detached: Place | None) -> Refusal:
+    op = "aten::detach_" if detached is not None else None
+    site, written = site_of(backward.place), site_of(detached)
+    return Refusal(message, site, op, saved=site_of(saved), written=written, call="backward")
 
 
 def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
@@ -197,22 +231,53 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None
         return Refusal(
             message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
         )
-    if "its base or another view of its base has been modified" in message and last is not None:
-        return Refusal(message, site, last.written.op, written=site_of(last.place))
-    inside = last is not None and last.node == private.next_node() and _passed_through(error, "apply")
-    if inside and last is not None and about_writing(message):
-        # PyTorch checks a custom Function after its forward, and forbids its last write. The Function's node is made
-        # before its forward runs, so no write from before the call has the same number.
-        return Refusal(message, site, last.written.op, written=site_of(last.place))
-    return Refusal(message, site, call="backward" if _passed_through(error, "_engine_run_backward") else "write")
+    frames = _frames(error.__traceback__)
+    if stale_views.is_of_base(message):
+        return _refusal_below(message, site, frames, memory)
+    apply = _called(frames, "apply")
+    if apply is not None and about_writing(message) and (wrote := _last_of_function(apply, memory)) is not None:
+        return Refusal(message, site, wrote.written.op, written=site_of(wrote.place))
+    return Refusal(message, site, call="write" if _called(frames, "_engine_run_backward") is None else "backward")
 
 
-def _passed_through(error: BaseException, function: str) -> bool:
-    """Return True if an exception passed through a function of torch with this name."""
-    traceback = error.__traceback__
+def _refusal_below(message: str, site: Site | None, frames: Iterable[FrameType], memory: Memory) -> Refusal:
+    """Return the refusal to use a view after a write to its base, with the write if it is known."""
+    wrote = stale_views.write_below(message, frames, memory)
+    return (
+        Refusal(message, site, call="access")
+        if wrote is None
+        else Refusal(message, site, wrote.written.op, written=site_of(wrote.place))
+    )
+
+
+def _last_of_function(apply: FrameType, memory: Memory) -> Record | None:
+    """Return the last write of a custom Function to its arguments, if PyTorch refuses the Function after its forward.
+
+    The Function's node is made before its forward runs, so no write from before the call has the same number.
+    """
+    given = apply.f_locals.get("args", ())
+    keys = {private.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
+    number = private.next_node()
+    return next((one for one in reversed(memory.recent) if one.node == number and one.key in keys), None)
+
+
+def _frames(traceback: TracebackType | None) -> list[FrameType]:
+    """Return the frames that an exception passed through, innermost first."""
+    found = []
     while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if code.co_name == function and owner_of(code.co_filename) is Owner.TORCH:
-            return True
+        found.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return False
+    return found[::-1]
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _called(frames: Iterable[FrameType], function: str) -> FrameType | None:
+    """Return the innermost frame of a function of torch with this name; None if there is none."""
+    of_torch = (one for one in frames if owner_of(one.f_code.co_filename) is Owner.TORCH)
+    return next((one for one in of_torch if one.f_code.co_name == function), None)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
 from noclobber.model.events import Kind
+from noclobber.model.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.core.records import geometry, strided
+from noclobber.observe.core.records import geometry, region, strided
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.private import backward_call, storage_key
 
@@ -26,29 +27,38 @@ class Name(NamedTuple):
     kind: Kind
 
 
-def name_of(tensor: torch.Tensor, key: int | None, frame: FrameType | None = None) -> Name | None:
-    """Return the name of a tensor; None if it has none.
+def name_of(tensor: torch.Tensor, frame: FrameType | None = None) -> Name | None:
+    """Return the name of a tensor; None if it has none. The caller holds the tensor, and so its memory.
 
-    It is that of a parameter or buffer on its storage, else of a variable that is the tensor or shows the same bytes.
+    It is that of a parameter or buffer on its bytes, else of a variable that is the tensor or shows the same bytes.
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
     with private.plain():
+        key = storage_key(tensor)
         return None if key is None else _found(tensor, key, frame or sys._getframe(1))
 
 
 def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
     best: Name | None = None
-    where = _place(tensor)
+    where, bytes_of = _place(tensor), region(geometry(tensor))
+
+    def is_on(value: object) -> bool:
+        """Return True if a value is a tensor that shares bytes with the tensor, and not only a storage."""
+        if not isinstance(value, torch.Tensor) or storage_key(value) != key:
+            return False
+        other = region(geometry(value))
+        return bytes_of is None or other is None or overlap(bytes_of, other)
+
     for user_frame in _user_frames(frame):
         for label, value in _values(user_frame):
             if isinstance(value, torch.nn.Module):
-                found = _in_module(label, value, key)
+                found = _in_module(label, value, is_on)
                 if found is not None:
                     return found
             elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor):
-                if value is tensor or (where is not None and _is_on(value, key) and _place(value) == where):
+                if value is tensor or (where is not None and is_on(value) and _place(value) == where):
                     best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
-                elif _is_on(_gradient(value), key):
+                elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
     return best
 
@@ -91,28 +101,24 @@ def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
             yield from ((f"{label}.{name}", inner) for name, inner in list(vars(value).items())[:_MOST_VALUES])
 
 
-def _is_on(value: object, key: int) -> bool:
-    return isinstance(value, torch.Tensor) and storage_key(value) == key
-
-
 def _gradient(value: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a leaf; else None. A view is not asked if it is a leaf: that can change the program."""
     return value.grad if value.requires_grad and not value._is_view() and value.is_leaf else None
 
 
-def _in_module(label: str, module: torch.nn.Module, key: int) -> Name | None:
+def _in_module(label: str, module: torch.nn.Module, is_on: Callable[[object], bool]) -> Name | None:
     prefix = "" if label == "self" else label + "."
     for name, parameter in module.named_parameters():
-        if storage_key(parameter) == key:
+        if is_on(parameter):
             return Name(prefix + name if prefix else f"self.{name}", "parameter")
-        if _is_on(parameter.grad, key):
+        if is_on(parameter.grad):
             return Name(prefix + f"{name}.grad" if prefix else f"self.{name}.grad", "tensor")
     for name, buffer in module.named_buffers():
-        if storage_key(buffer) == key:
+        if is_on(buffer):
             return Name(prefix + name if prefix else f"self.{name}", "buffer")
     for name, child in module.named_modules():
         for attribute, value in vars(child).items():
-            if _is_on(value, key):
+            if is_on(value):
                 path = f"{name}.{attribute}" if name else attribute
                 return Name(prefix + path if prefix else f"self.{path}", "tensor")
     return None

@@ -120,7 +120,7 @@ def _named_since(handle: Handle) -> tuple[str, int] | None:
 
 
 def _was_detached(handle: Handle) -> bool:
-    return isinstance(handle.version, Suspect) and handle.version.refuses is not None
+    return isinstance(handle.version, Suspect) and handle.version.detached is not None
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")

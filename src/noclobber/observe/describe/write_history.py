@@ -58,7 +58,7 @@ def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Wri
         mine = _of(reread, records)
         if tensor is None or not mine:
             continue
-        known = clobbers.tensor_of(tensor, reread.alias)
+        known = clobbers.tensor_of(tensor)
         writes = writes_to(reread, mine, known, private.version_of(tensor) or 0)
         for record, write in zip(mine, writes, strict=True):
             if record.place not in found or found[record.place][0] > record.moment:

@@ -53,8 +53,13 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
         # since (saved_variable.cpp of torch 2.13).
         by_function = isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode)
         asks = node is not None and not by_function
-        if version.refuses is not None and silently and asks and ((saved := handle()) is None or saved.grad_fn is None):
-            error = ClobberError(version.refuses)
+        if (
+            version.detached is not None
+            and silently
+            and asks
+            and ((saved := handle()) is None or saved.grad_fn is None)
+        ):
+            error = ClobberError(refusals.DETACHED)
             guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, str(error), reading())))
             raise error
     if current != expected:
@@ -115,3 +120,6 @@ def _has_failed(context: Context, call: Backward, error: RuntimeError) -> None:
     elif event is None and refusals.is_freed(message):
         roots = graph.roots_of(call.outputs)
         refusals.remember(error, refusals.refusal_of_freed(message, roots, call, context.memory))
+    elif event is None and message == refusals.DETACHED:
+        roots = graph.roots_of(call.outputs)
+        refusals.remember(error, refusals.refusal_of_detached(message, roots, call, context.memory))

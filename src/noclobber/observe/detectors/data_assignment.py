@@ -78,7 +78,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         return []
     noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread)
     if reread:
-        context.memory.logged.append(noted)
+        context.memory.log(noted)
     if cuts:
         context.untracked.assigned(noted, tensor, value)
     context.meet(handles, tensor, noted)

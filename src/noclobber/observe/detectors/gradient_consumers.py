@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from noclobber.model.events import Tensor
 from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.fingerprints import Digest, fingerprint, same, same_but_for_zeros
-from noclobber.observe.core.records import Backward, geometry, tensor_on
-from noclobber.observe.describe import clobbers
+from noclobber.observe.core.records import Backward, geometry, region, tensor_on
 from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
@@ -60,8 +60,15 @@ def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
 class Spoil:
     """A write into a gradient, while noclobber does not yet know who else gets that gradient. Keeps no memory alive."""
 
-    def __init__(self, tensor: torch.Tensor, given: torch.Tensor, node: Node, event: GradientWrite) -> None:
-        self.node, self.event = node, event
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        given: torch.Tensor,
+        node: Node,
+        event: GradientWrite,
+        described: Callable[[], Tensor],
+    ) -> None:
+        self.node, self.event, self._described = node, event, described
         self.others = 0
         """How many others hold the gradient that the node was given, or a tensor on the same bytes."""
         self.passed = 0
@@ -77,7 +84,7 @@ class Spoil:
         """True if the write changed the bytes. None until the code that wrote has returned."""
         self.heirs = {following for following, _ in node.next_functions}
         """The nodes that get the changed bytes rightly: the code that wrote passed the bytes on to them."""
-        self._geometry, self._region = geometry(tensor), clobbers.region(geometry(tensor))
+        self._geometry, self._region = geometry(tensor), region(geometry(tensor))
         self._before = fingerprint(tensor)
         self._kept: Digest = None
 
@@ -87,8 +94,8 @@ class Spoil:
             return False
         if private.storage(tensor)._cdata != self.storage.cdata:
             return False
-        region = clobbers.region(geometry(tensor))
-        return region is None or self._region is None or overlap(region, self._region)
+        other = region(geometry(tensor))
+        return other is None or self._region is None or overlap(other, self._region)
 
     def is_on_any(self, tensors: Iterable[object] | None) -> bool:
         """Return True if one of the tensors overlaps the bytes that were written."""
@@ -145,7 +152,8 @@ class Spoil:
         """Report the write once. `reader` is the name of the node that gets the changed bytes; empty if none does."""
         if not self.told:
             self.told = True
-            notice(replace(self.event, read=replace(self.event.read, node=reader)))
+            write = replace(self.event.write, tensor=self._described())
+            notice(replace(self.event, write=write, read=replace(self.event.read, node=reader)))
 
 
 class Deliveries:

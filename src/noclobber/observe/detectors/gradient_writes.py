@@ -149,7 +149,6 @@ class Gradients:
                 site_of(place_of(frame)),
                 via="operator" if private.version_of(tensor) == private.version_of(given) else "data",
                 version_before=private.version_of(tensor),
-                tensor=clobbers.tensor_of(tensor, key),
                 in_forward=False,
             ),
             "function" if by == "function" else "hook",
@@ -157,7 +156,7 @@ class Gradients:
             Read("", site_of(reading().place), clobbers.call_of(reading())),
             site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
-        spoil = Spoil(tensor, given, node, event)
+        spoil = Spoil(tensor, given, node, event, clobbers.later_of(tensor))
         under_way = self._under_way()
         passed = {id(gradient): gradient for run in under_way for gradient in run.given or ()}
         spoil.passed = sum(map(spoil.is_on, passed.values()))

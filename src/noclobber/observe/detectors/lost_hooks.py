@@ -29,7 +29,7 @@ class _Hooked:
     `node` is the number of its node at that time, `behind` that of the node that its gradient flows to next.
     """
 
-    tensor: Tensor
+    described: Callable[[], Tensor]
     place: Place | None
     key: int
     storage: private.StorageRef
@@ -75,7 +75,7 @@ class HookedViews:
             return
         behind = tensor.grad_fn.next_functions[0][0]
         if behind is not None and len(self._hooked) < _MOST:
-            about, number = clobbers.unnamed(tensor), tensor.grad_fn._sequence_nr()
+            about, number = clobbers.later_of(tensor), tensor.grad_fn._sequence_nr()
             if not self._hooked:
                 self._context.attend(self._looking)
             storage = private.storage_ref(tensor)
@@ -95,10 +95,9 @@ class HookedViews:
             if hooked.behind not in numbers:
                 left.append(hooked)
             elif hooked.write is not None and hooked.node not in numbers:
+                about = hooked.described()
                 self._context.bus.notice(
-                    LostHook(
-                        hooked.tensor, site_of(hooked.place), write_of(hooked.write, hooked.tensor), read_of(backward)
-                    )
+                    LostHook(about, site_of(hooked.place), write_of(hooked.write, about), read_of(backward))
                 )
         self._hooked[:] = left
         if not left:

@@ -43,7 +43,7 @@ def _tell_of_input(context: Context, tensor: torch.Tensor, backward: Backward) -
     for noted in reversed(context.memory.recent):
         if noted.node == number and noted.key == key:
             if noted.written.op in _ACTIVATIONS and not _binds_result(noted.place):
-                about = clobbers.tensor_of(tensor, key)
+                about = clobbers.tensor_of(tensor)
                 context.bus.notice(Overwritten(about, write_of(noted, about), read_of(backward)))
             return
 

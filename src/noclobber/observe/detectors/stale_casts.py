@@ -172,7 +172,7 @@ class StaleCasts:
                     continue
                 found.add(number)
                 leaf = maker.next_functions[0][0].variable
-                about = clobbers.tensor_of(leaf, private.storage_key(leaf))
+                about = clobbers.tensor_of(leaf)
                 used, dtype = self._place_of(user._sequence_nr()), str(stale.dtype).removeprefix("torch.")
                 write = clobbers.write_of(stale.noted, about)
                 yield StaleCast(about, dtype, site_of(stale.place), write, site_of(used), clobbers.read_of(call))

@@ -86,7 +86,7 @@ def _about_to_move(context: Context, tensor: torch.Tensor) -> list[Moved]:
     live: list[Handle] = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
     noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
     if context.memory.is_reread(key):
-        context.memory.logged.append(noted)
+        context.memory.log(noted)
     if live:
         context.meet(live, tensor, noted)
     return [(tensor, handle) for handle in live]

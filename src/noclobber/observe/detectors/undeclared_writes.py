@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from noclobber.model.error import ClobberError
-from noclobber.model.events import Write
+from noclobber.model.events import Tensor, Write
 from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
 from noclobber.observe.core.backward_calls import End
@@ -23,7 +24,7 @@ from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.describe import clobbers
+from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class _Overwritten(NamedTuple):
     node: tuple[int, str, int]
     since: int
     """The number of the first node after the write: that node and later ones got the overwritten tensor."""
-    event: Undeclared
+    event: Callable[[], Undeclared]
+    """Describes the write for a report."""
 
 
 def arm(context: Context, way: Way) -> None:
@@ -125,7 +127,7 @@ class Writers:
                 continue
             if len(inputs) == 1 and argument.writes and all(noted.written.op in _SHIFTS for noted in argument.writes):
                 continue
-            event = Undeclared(function.__name__, _write(argument, place), site_of(place))
+            event = partial(_undeclared, function.__name__, place, _write(argument, place), later_of(argument.tensor))
             made_by = (argument.node, argument.name, argument.output)
             self.overwritten.append(_Overwritten(made_by, private.next_node(), event))
 
@@ -157,7 +159,7 @@ class Writers:
                     continue
                 for (maker_of, since), overwritten in known.items():
                     if maker_of == node and since <= user._sequence_nr():
-                        found[id(overwritten)] = overwritten.event
+                        found[id(overwritten)] = overwritten.event()
         return list(found.values())
 
 
@@ -171,9 +173,8 @@ def _changed(argument: Input) -> bool:
 
 def _write(argument: Input, place: Place | None) -> Write:
     """Return the last write to an input. `place` is the call of the Function, blamed where no write was seen."""
-    described = clobbers.tensor_of(argument.tensor, argument.key)
     if not argument.writes:
-        return Write("", site_of(place), via="undeclared", tensor=described)
+        return Write("", site_of(place), via="undeclared")
     last, after = argument.writes[-1], int(argument.tensor._version)
     before = last.version
     return Write(
@@ -182,8 +183,11 @@ def _write(argument: Input, place: Place | None) -> Write:
         via="undeclared",
         version_before=before,
         version_after=after,
-        tensor=described,
     )
+
+
+def _undeclared(function: str, place: Place | None, write: Write, described: Callable[[], Tensor]) -> Undeclared:
+    return Undeclared(function, replace(write, tensor=described()), site_of(place))
 
 
 def _node(tensor: torch.Tensor) -> Node | None:

@@ -103,7 +103,8 @@ class _Unseen:
     record: Record
     how: How
     target: _Target
-    tensor: Tensor
+    described: Callable[[], Tensor]
+    """Describes what was written, for a report."""
     source: Tensor | None = None
     initial: tuple[_Target, ...] | None = None
     """For a leaf that gets its first values: the leaves that they were computed from; else None."""
@@ -220,7 +221,7 @@ class UntrackedWrites:
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
             alias = tensor.detach()  # a write that makes the tensor itself larger does not resize this alias
-        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, clobbers.unnamed(tensor))
+        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, clobbers.later_of(tensor))
 
         def after() -> None:
             if unseen.has_changed(alias, old):
@@ -267,7 +268,7 @@ class UntrackedWrites:
         if (target := target.moved_to(value)) is None:
             return
         source = clobbers.unnamed(value) if value.requires_grad else None
-        unseen = _Unseen(noted, "assigned", target, clobbers.unnamed(tensor), source)
+        unseen = _Unseen(noted, "assigned", target, clobbers.later_of(value), source)
         with private.aside():
             values = numbers(tensor)
         small = values is not None and values.nbytes <= _LARGEST
@@ -281,10 +282,10 @@ class UntrackedWrites:
         """
         there = leaf.moved_to(value)
         if there is not None and value.grad_fn is not None and not _only_of(value.grad_fn, leaf):
-            about = clobbers.unnamed(value)
             begun = used or any(one.identity == leaf.identity and one.is_on(leaf.key) for one in self._begun.copy())
             initial = None if begun else _leaves_behind(value.grad_fn, leaf)
-            self._waiting.append(_Unseen(noted, how, there, about, source=about, initial=initial))
+            about = clobbers.later_of(value)
+            self._waiting.append(_Unseen(noted, how, there, about, source=clobbers.unnamed(value), initial=initial))
 
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         context = self._context
@@ -362,10 +363,9 @@ class UntrackedWrites:
                     self._begun.append(unseen.target)
                     return
                 call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
-                key = unseen.target.key if leaf is None else private.storage_key(leaf)
-                tensor = clobbers.tensor_of(gradient if leaf is None else leaf, key)
+                tensor = unseen.described() if leaf is None else clobbers.tensor_of(leaf)
                 read = Read(node, site_of(backward.place), call)
-                arrived.append(Untracked(_write(unseen), unseen.how, tensor, read, unseen.source))
+                arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives
 
@@ -382,14 +382,14 @@ def _drop(those: deque[T], one: T) -> None:
         those.remove(one)
 
 
-def _write(unseen: _Unseen) -> Write:
+def _write(unseen: _Unseen, tensor: Tensor) -> Write:
     noted = unseen.record
     return Write(
         noted.written.op,
         site_of(noted.place),
         via="set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator",
         version_before=noted.version,
-        tensor=unseen.tensor,
+        tensor=tensor,
         step=noted.step,
         in_forward=not noted.in_backward,
     )

@@ -407,17 +407,15 @@ def _clobber(
     held: bool = True,
 ) -> Callable[[], Clobber]:
     """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no saved memory alive."""
-    shown = (lambda: tensor) if held else clobbers.weak(tensor)
+    described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
     backward, when, is_compared, memory = reading(), kept.moment, read.digest is not None, read.memory
     assert memory is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
-    unnamed = clobbers.unnamed(tensor)
     how: Literal["hooks", "packed"] = "hooks" if read is kept else "packed"
     is_output, place = how == "hooks" and graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
-        still = shown()
-        known = unnamed if still is None else clobbers.tensor_of(still, memory.alias)
+        known = described()
         save = Save(name, field, known, memory.version, place, is_output, unchecked=how)
         writes = write_history.writes_to(memory, write_history.since(context.memory, when), known, current)
         if not any(write.overlaps for write in writes):

@@ -19,10 +19,9 @@ from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe.core import optimizer_steps, write_kernels
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.records import geometry
+from noclobber.observe.core.records import geometry, region
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.write_kernels import Written
-from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ class Processes:
         """Note a write of this process, if other processes may share the memory. Called in a child."""
         if self._file is None or len(self._said) >= MOST_WORDS or not is_shared(tensor):
             return
-        key, region = private.storage_key(tensor), clobbers.region(geometry(tensor))
-        where = None if region is None else (region.offset, region.shape, region.strides, region.itemsize)
+        key, shown = private.storage_key(tensor), region(geometry(tensor))
+        where = None if shown is None else (shown.offset, shown.shape, shown.strides, shown.itemsize)
         said = (key, written.op, where, place and place[:2])
         if key is not None and said not in self._said:
             self._said.add(said)

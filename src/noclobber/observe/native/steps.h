@@ -126,15 +126,13 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
   if (!is_plain) {
     return false;
   }
-  if (!flags.watching) {
-    c10::SmallVector<const at::Tensor *, 32> parameters;
-    const AboutStep *known = collect(optimizer, parameters) ? about(type, is_fused) : nullptr;
-    if (known == nullptr) {
-      return false;
-    }
-    for (const at::Tensor *one : parameters) {
-      note(known->written, known->step, known->place, *one, storage_key(one->unsafeGetTensorImpl()));
-    }
+  c10::SmallVector<const at::Tensor *, 32> parameters;
+  const AboutStep *known = collect(optimizer, parameters) ? about(type, is_fused) : nullptr;
+  if (known == nullptr) {
+    return false;
+  }
+  for (const at::Tensor *one : parameters) {
+    note(known->written, known->step, known->place, *one, storage_key(one->unsafeGetTensorImpl()));
   }
   mine.muted = true;
   c10::impl::tls_set_dispatch_key_included(KEY, false);

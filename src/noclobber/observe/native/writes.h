@@ -182,10 +182,13 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   const uintptr_t key = storage_key(impl);
-  if ((counted ? may_clobber(key, impl) : is_saved(key)) || (python_has_saves() && answers(may_hold, key)) || (!in_graph && flags.rereads)) {
+  if ((counted ? may_clobber(key, impl) : is_saved(key)) || (python_has_saves() && answers(may_hold, key))) {
     return FOR_PYTHON;
   }
-  return in_graph ? NOTED : IGNORED;
+  if (!in_graph && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
+    return flags.rereads ? FOR_PYTHON : IGNORED; // it moves no version
+  }
+  return NOTED;
 }
 
 inline bool is_for_python(const Thread &mine) {

@@ -61,6 +61,24 @@ def writes_it(refusal: Refusal, target: str = "it") -> str:
     return f"`{op_in_words(refusal.op)}` writes {target} here" if refusal.op else "written in place here"
 
 
+_UNSEEN = "noclobber did not see the write. It happened after the view was made and before this line"
+
+
+def is_below(refusal: Refusal) -> bool:
+    """Return True if PyTorch refuses a view after a write to its base."""
+    return says(refusal, "its base or another view of its base")
+
+
+def told_below(refusal: Refusal, target: str) -> str:
+    """Return the label of the write to the base of a view; of the use of the view if the write is not known."""
+    return writes_it(refusal, target) if refusal.written else "the view is used here, after the write to its base"
+
+
+def unseen_below(refusal: Refusal) -> list[str]:
+    """Return the note that the write to the base of a view is not known; empty if it is."""
+    return [_UNSEEN] * (is_below(refusal) and refusal.written is None)
+
+
 APPLIED = "the Function is applied here"
 
 
