@@ -31,9 +31,9 @@ class Tensor:
 class Save:
     """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ...
 
-    `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off, and it does
+    `unchecked` says why autograd does not compare versions: saved-tensor hooks switch its check off, and it does
     not see what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is
-    where the Function was called).
+    where the Function was called), nor what the policy of a selective checkpoint keeps (`node` is empty then).
     """
 
     node: str
@@ -42,7 +42,7 @@ class Save:
     version: int
     site: Site | None = None
     is_output: bool = False
-    unchecked: Literal["", "hooks", "ctx"] = ""
+    unchecked: Literal["", "hooks", "ctx", "policy"] = ""
     applied: Site | None = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
@@ -18,7 +19,7 @@ from noclobber.model.silent import Drift
 from noclobber.observe.checkpoint import forward_bytes
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, differ, fingerprint, same_but_for_zeros
+from noclobber.observe.core.fingerprints import Digest, all_known, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.core.history import Reread
 from noclobber.observe.core.records import Backward, moment, reading
 from noclobber.observe.core.sites import Place, site_of
@@ -76,8 +77,12 @@ class CheckpointRegion:
         """The saves of the node that saved last."""
         self.told = False
         """True once this region is reported."""
+        self.changed: list[clobbers.Later] = []
+        """What the policy of a selective checkpoint keeps, if its bytes are not as in forward."""
         self.past: forward_bytes.Past | None = None
         """What the region read in forward; None where bytes are not preserved."""
+        self.count_on: set[int | None] = set()
+        """The storages of what the policy keeps whose versions in the second run count on from those of forward."""
         self._digests = context.contents is not None
 
     def output(self, tensor: torch.Tensor) -> RegionSave:
@@ -112,6 +117,14 @@ class CheckpointRegion:
         history.nodes.append(packed.node)
         history.places.append(place)
 
+    def begins_again(self, run: ExitStack) -> None:
+        """Note that a second run begins. It ends with `run`."""
+        self.again = moment()
+        self.changed.clear()
+        regions = self.context.thread.again
+        regions.append(self)
+        run.callback(regions.pop)
+
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
         computes them only after that (torch 2.13; tests/observe/core/test_filled.py)."""
@@ -127,7 +140,7 @@ class CheckpointRegion:
         if packed.digest is not None:
             return differ(self.digest(tensor), packed.digest)
         current, key = private.version_of(tensor) or 0, private.storage_key(tensor)
-        if current <= packed.version or key is None:
+        if current <= packed.version or key is None or key in self.count_on:
             return False
         reread = self.source(tensor)
         if reread is not None:
@@ -240,9 +253,17 @@ class CheckpointRegion:
         if clobbered and key is not None:
             writes = self._writes_to(Reread(key, tensor), tensor, packed.version)
             self.context.bus.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
-        else:
+        elif unfilled or (found := self._changed()) is None:
             causes = () if unfilled else self.causes(tensor)
             self.context.bus.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
+        else:
+            self.context.bus.tell([found], None)
+
+    def _changed(self) -> Clobber | None:
+        """Return the first clobber of what the policy keeps; None where there is none."""
+        differ = all_known([later.differs for later in self.changed])
+        found = (later.tell() for later, other in zip(self.changed, differ, strict=True) if other)
+        return next((clobber for clobber in found if clobber is not None), None)
 
     def ask_later(
         self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor
