@@ -58,16 +58,17 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion, label
-from noclobber.model.silent import Drift, Event
+from noclobber.model.finding import Finding, Severity, Suggestion, label, label_at
+from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
+from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.cures import cures
-from noclobber.rules.shared.labels import same_line, spelled, subject, writer_in_words
+from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
 from noclobber.rules.shared.refusing import finding, messages, recognised, says
 from noclobber.rules.shared.stepping import step_cures
-from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import name_in_words, node_in_words
+from noclobber.rules.shared.story import account, story
+from noclobber.rules.shared.wording import name_in_words, node_in_words, save_record
 from noclobber.rules.shared.writetext import words_at
 from noclobber.syntax.names import keyword
 from noclobber.syntax.tree import place_of
@@ -103,6 +104,9 @@ def find(event: Event) -> Finding | None:
         return None
     if event.unfilled:
         return _stopped(event)
+    moved = [one for one in event.moved if is_read(one, event.sources)]
+    if event.raised or (moved and (event.repeated or not event.writes)):
+        return _differs(event, moved) if moved else None
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
@@ -125,12 +129,46 @@ def find(event: Event) -> Finding | None:
         headline,
         clobber,
         writes,
-        notes=[_AGAIN],
+        notes=[_AGAIN, *map(_in_words, moved)],
         suggestions=_cures(event, replace(clobber, writes=tuple(writes))),
         verb=verb,
         saved=(saved,) if saved else (),
         created=(region,) if region else (),
     )
+
+
+def _differs(drift: Drift, moved: list[Moved]) -> Finding:
+    """The finding for a plain value that differs in the second run, the first of `moved`."""
+    one, span = moved[0], assignment(moved[0], drift.sources)
+    again = "when backward runs it again"
+    headline = f"`{one.name}`, which a checkpointed region reads, is {one.now} {again} and was {one.was} in forward"
+    if drift.raised:
+        headline = f"a checkpointed region raises {drift.raised} {again}: `{one.name}` is {one.now}, and was {one.was}"
+    labels = [
+        *[label("create", drift.region, "the region is checkpointed here")] * (drift.region is not None),
+        *([label_at("write", span, f"`{one.name}` changes here: {one.was} in forward, {one.now} now")] if span else ()),
+        *read_label(drift.read, verb="runs the region again"),
+    ]
+    changed = "" if span else "; noclobber did not see which line changed it"
+    notes = [
+        f"checkpoint runs the region again in backward, where `{one.name}` is {one.now}{changed}",
+        *map(_in_words, moved[1:]),
+    ]
+    found = account((CODE, NAME, SEVERITY), headline, labels, drift.save.tensor, (), notes=notes, suggestions=_PLAIN)
+    return found if drift.raised else replace(found, save=save_record(drift.save))
+
+
+def _in_words(moved: Moved) -> str:
+    return f"`{moved.name}` was {moved.was} in forward and is {moved.now} now"
+
+
+_PLAIN = (
+    Suggestion(
+        "give the region the value as an argument of `checkpoint`: both runs get the same arguments; change the "
+        "attribute or variable outside of the region"
+    ),
+    Suggestion("or change it after the last backward that runs the region again"),
+)
 
 
 def _kept(clobber: Clobber) -> Finding:
@@ -140,7 +178,9 @@ def _kept(clobber: Clobber) -> Finding:
     writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in writes]
     name = spelled(save.tensor, save.site) if save.tensor.name else "what is computed"
     saved = save.site and label("save", save.site, f"the policy of the checkpoint keeps {name} here")
-    silent = "the write moves another version counter than the one that checkpoint compares, or checkpoint compares none"
+    silent = (
+        "the write moves another version counter than the one that checkpoint compares, or checkpoint compares none"
+    )
     return story(
         (CODE, NAME, SEVERITY),
         "in-place write to a tensor that a selective checkpoint keeps for backward",

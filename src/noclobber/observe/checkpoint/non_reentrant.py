@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
-from noclobber.observe.checkpoint import captured_tensors, forward_bytes
+from noclobber.observe.checkpoint import forward_bytes, reads
 from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -42,11 +42,11 @@ def arm(context: Context, way: Way) -> None:
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
-            outside = captured_tensors.tensors_read(function, args, kwargs)
-            region = CheckpointRegion(context, way, place_of(caller), outside)
+            read = reads.read_by(function, args, kwargs)
+            region = CheckpointRegion(context, way, place_of(caller), read)
             if context.keeping:
-                region.past = _past(region, frame, function, args, kwargs)
-            _watch_second_run(region, frame)
+                region.past = _past(region, frame, read)
+            _watch_second_run(region, frame, function, kwargs)
             _watch(region, hooks, frame)
 
     def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
@@ -57,9 +57,7 @@ def arm(context: Context, way: Way) -> None:
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
 
 
-def _past(
-    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, args: Any, kwargs: object
-) -> forward_bytes.Past:
+def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
     """Return what makes a region run again with the bytes that it read in forward."""
     weak = ref(frame)
 
@@ -67,19 +65,18 @@ def _past(
         record = weak()
         return record is not None and not record.forward_completed
 
-    reached = captured_tensors.tensors_read(
-        function, kwargs, [argument for argument in args if not isinstance(argument, torch.Tensor)]
-    )
-    return forward_bytes.Past(region.context, region.way, region.place, in_forward, reached)
+    return forward_bytes.Past(region.context, region.way, region.place, in_forward, read.tensors)
 
 
-def _watch_second_run(region: CheckpointRegion, frame: forward_bytes.RegionFrame) -> None:
+def _watch_second_run(
+    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, kwargs: dict[str, object]
+) -> None:
     """Note when a region runs again, and let it read the bytes from forward where they are preserved."""
     weak, native, guarded = ref(frame), frame.recompute_fn, region.way.guarded
 
-    def begins(stack: ExitStack) -> bool:
+    def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
         record: Any = weak()
-        region.begins_again(stack)
+        region.begins_again(stack, reads.read_by(function, args, kwargs))
         if region.past is None:
             return True
         if region.unfilled():
@@ -90,7 +87,7 @@ def _watch_second_run(region: CheckpointRegion, frame: forward_bytes.RegionFrame
         stack, past = ExitStack(), region.past
         leave = region.way.entry(stack.close, also_off=True)
         try:
-            if not guarded(lambda: begins(stack)):
+            if not guarded(lambda: begins(stack, args)):
                 leave()
                 if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
                     raise ClobberError(forward_bytes.LOST)
@@ -119,7 +116,12 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
 
     def unpack_hook(holder: object) -> torch.Tensor:
         told = context.bus.told
-        tensor: torch.Tensor = unpack(holder)
+        try:
+            tensor: torch.Tensor = unpack(holder)
+        except Exception as error:
+            raised = error
+            guarded(lambda: region.failed(raised))
+            raise
         read = guarded(lambda: _read(region, frame, holder, tensor, told))
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)

@@ -48,7 +48,9 @@ def arm(context: Context, way: Way) -> None:
         if context.thread.watched and isinstance(made.val, torch.Tensor):
             save = _save_of(context, made.val, place)
             if save is not None:
-                made.get_val = functools.partial(_taken, context, way, save, functools.partial(_native, native, ref(made)))
+                made.get_val = functools.partial(
+                    _taken, context, way, save, functools.partial(_native, native, ref(made))
+                )
 
     @functools.wraps(make)
     def __init__(made: _Wrapper, *args: object) -> None:
@@ -81,9 +83,7 @@ def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> Pol
     return save
 
 
-def _taken(
-    context: Context, way: Way, save: PolicySave, native: Callable[..., object], *args: object
-) -> object:
+def _taken(context: Context, way: Way, save: PolicySave, native: Callable[..., object], *args: object) -> object:
     """Return what the second run takes in place of computing a tensor again: the kept bytes where they are preserved.
 
     Raises what PyTorch raises where the version has moved.
@@ -127,9 +127,7 @@ def _note_writes(context: Context, save: PolicySave) -> None:
         marked = save.version = Suspect(marked)
     met = {noted.moment for noted, _ in marked.writes}
     since = write_history.since(context.memory, save.moment)
-    marked.writes += [
-        (noted, marked.version) for noted in since if noted.key == key and noted.moment not in met
-    ]
+    marked.writes += [(noted, marked.version) for noted in since if noted.key == key and noted.moment not in met]
 
 
 def _refused(context: Context, save: PolicySave, error: RuntimeError) -> None:

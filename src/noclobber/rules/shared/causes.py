@@ -11,7 +11,17 @@ from noclobber.rules.shared.writetext import form
 from noclobber.syntax.writes import Form
 
 Cause = Literal[
-    "policy", "stale", "disjoint", "step", "sync", "unchecked", "foreign", "unversioned", "undeclared", "backward", "silent"
+    "policy",
+    "stale",
+    "disjoint",
+    "step",
+    "sync",
+    "unchecked",
+    "foreign",
+    "unversioned",
+    "undeclared",
+    "backward",
+    "silent",
 ]
 _PARALLEL = ("distributed", "parallel", "c10d")
 COUNTED = ("operator", "step")
