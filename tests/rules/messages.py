@@ -60,7 +60,7 @@ SAVES = programs("""
     NC399: with value None
         y = nn.functional.batch_norm(x.view(2, 2), None, None, training=True)
         y.grad_fn._raw_saved_weight.register_hooks(lambda t: t, lambda t: t)
-    NC399: Tensor cached during selective activation checkpoint has been mutated
+    NC205: Tensor cached during selective activation checkpoint has been mutated
         from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
         def keep(ctx, op, *args, **kwargs):
             return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE

@@ -566,8 +566,8 @@ class _Summary:
         if suppressed := sum(self._suppressed.values()):
             found.append(f"{suppressed} suppressed")
         watched = len(self._tests - self._skipped)
-        tests = f"{watched} test{'s' * (watched != 1)}"
-        write(f"noclobber: watched {tests}: {', '.join(found) or self._nothing_found()}")
+        of = f"{watched} test{'s' * (watched != 1)}"
+        write(f"noclobber: watched {of}: {', '.join(found) or self._nothing_found()}")
         if self._unseen:
             write(f"not watched: {'; '.join(self._unseen)}")
 

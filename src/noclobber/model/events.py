@@ -31,9 +31,10 @@ class Tensor:
 class Save:
     """Autograd kept a tensor for backward. `node` is "SigmoidBackward0", `field` "result", `self`, "mat2" ...
 
-    `unchecked` says why PyTorch does not compare versions: saved-tensor hooks switch its check off ("packed": `tensor`
-    is what the program's pack hook returned, on other memory than that of the saved tensor), and it does not see what a custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is
-    where the Function was called).
+    `unchecked` says why autograd does not compare versions: saved-tensor hooks switch its check off ("packed": `tensor`
+    is what the program's pack hook returned, on other memory than that of the saved tensor), and it does not see what a
+    custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is where the Function was
+    called), nor what the policy of a selective checkpoint keeps (`node` is empty then).
     """
 
     node: str
@@ -42,7 +43,7 @@ class Save:
     version: int
     site: Site | None = None
     is_output: bool = False
-    unchecked: Literal["", "hooks", "packed", "ctx"] = ""
+    unchecked: Literal["", "hooks", "packed", "ctx", "policy"] = ""
     applied: Site | None = None
 
 

@@ -34,7 +34,11 @@ class Label:
 
 def label(role: Role, site: Site, text: str, *, primary: bool = False) -> Label:
     """Resolve a site to a label, keeping the source text that it points into."""
-    span = site.span()
+    return label_at(role, site.span(), text, primary=primary)
+
+
+def label_at(role: Role, span: Span, text: str, *, primary: bool = False) -> Label:
+    """Return a label of a span of the source."""
     lines = tuple(source_line(span.path, number) for number in range(span.line, span.end_line + 1))
     return Label(role, span, text, primary, lines)
 

@@ -12,12 +12,34 @@ from noclobber.model.source import Site
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """A plain value that a checkpointed region reads and that differs in its second run.
+
+    `name` is "cache.pos", `attribute` its last part, empty for an item of a list or dict. `was` and `now` say the value
+    at the beginning of both runs: "0", "None", "a tensor", "another tensor", "2 long".
+    """
+
+    name: str
+    attribute: str
+    was: str
+    now: str
+    is_variable: bool = False
+    """True for a variable: a global, or a name that the region's function closes over."""
+    owner: str = ""
+    """The name of the class of the object that holds the attribute, if known."""
+    replaced: bool = False
+    """True if that object is another one now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """A checkpointed region ran again for backward and gave other bytes than in forward.
 
     `region` is the call of `checkpoint`; `save` the first tensor that differs (of a reentrant region an output), with
-    the place in forward where it was saved; `writes` are those since then to what the region reads, when known.
-    `unfilled`: the second run stopped after the save and before the operator had made what it saved.
+    the place in forward where it was saved; `writes` are those since then to what the region reads, when known. If all
+    of them are its own, made in both runs, `repeated` is True. `moved` are plain values that differ, and `sources` the
+    user's files that may set them. `unfilled`: the second run stopped after the save and before the operator had made
+    what it saved.
     """
 
     region: Site | None
@@ -26,6 +48,11 @@ class Drift:
     read: Read
     reentrant: bool = False
     unfilled: bool = False
+    repeated: bool = False
+    moved: tuple[Moved, ...] = ()
+    sources: tuple[str, ...] = ()
+    raised: str = ""
+    """The name of the exception that the second run raised, if it did; `save` is empty then."""
 
 
 @dataclass(frozen=True, slots=True)

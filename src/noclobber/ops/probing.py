@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
-from noclobber.observe.core.captured_tensors import tensors_read
+from noclobber.observe.core.reads import read_by
 from noclobber.observe.torch_api import graph, private
 
 MOST_TRIALS = 64
@@ -62,7 +62,7 @@ class _Call:
         if not any(node.name() == _REENTRANT for node in graph.walk(graph.roots_of(roots))):
             return list(torch.autograd.grad(roots, self.leaves, seeds, allow_unused=True))
         # It refuses `torch.autograd.grad`. A module in a closure is the caller's own, and so are its gradients.
-        leaves = [one for one in tensors_read(self.function) if one.is_leaf] + self.leaves
+        leaves = [one for one in read_by(self.function).tensors if one.is_leaf] + self.leaves
         before = [leaf.grad for leaf in leaves]
         try:
             for leaf in leaves:

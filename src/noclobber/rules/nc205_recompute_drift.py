@@ -41,6 +41,11 @@ Notes
     region does not read them back.
     `preserve_rng_state=True`, the default, restores torch's random state, so that dropout drops the same elements.
     It does not restore `random`, numpy, or your own generator.
+    A selective checkpoint (`create_selective_checkpoint_contexts`) keeps the results that its policy names, and the
+    second run takes them instead of computing them again. A write to such a result, also one that the region itself
+    makes, changes what the second run gets: PyTorch raises "Tensor cached during selective activation checkpoint has
+    been mutated". It stays silent if the result is a view with its own version counter, as that of a batched `matmul`
+    is, or with `allow_cache_entry_mutation=True`. Write out of place.
     The second run stops as soon as everything is saved. `rrelu` saves its noise before it draws it. If a region
     ends with an `rrelu` in training, backward therefore reads noise that was never drawn. `early_stop=False` runs
     the region to its end.
@@ -53,16 +58,18 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion, label
-from noclobber.model.silent import Drift, Event
+from noclobber.model.finding import Finding, Severity, Suggestion, label, label_at
+from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
-from noclobber.rules.shared.causes import is_step, overlapping
+from noclobber.rules.shared.assigned import assignment, is_read
+from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.cures import cures
-from noclobber.rules.shared.labels import same_line, subject, writer_in_words
-from noclobber.rules.shared.refusing import finding, messages, recognised
+from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
+from noclobber.rules.shared.refusing import finding, messages, recognised, says
 from noclobber.rules.shared.stepping import step_cures
-from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import name_in_words, node_in_words
+from noclobber.rules.shared.story import account, story
+from noclobber.rules.shared.wording import name_in_words, node_in_words, save_record
+from noclobber.rules.shared.writetext import words_at
 from noclobber.syntax.names import keyword
 from noclobber.syntax.tree import place_of
 
@@ -70,10 +77,16 @@ CODE = "NC205"
 NAME = "recompute-drift"
 SEVERITY: Severity = "error"
 MESSAGES = messages(
-    r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)"
+    r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
+    "Tensor cached during selective activation checkpoint has been mutated",
 )
 
 _DETACHES = "aten::detach_"
+_MUTATED = "cached during selective activation checkpoint"
+_TAKEN = (
+    "the second run of the region takes the kept tensor as it is now, and does not compute it again; a write that is "
+    "part of the region is then made a second time"
+)
 _AGAIN = (
     "checkpoint runs the region again in backward, with the current parameters, buffers and closed-over tensors; it "
     "compares only shapes and types, so PyTorch raises nothing"
@@ -84,11 +97,16 @@ def find(event: Event) -> Finding | None:
     """A checkpointed region whose second run gave other bytes than its first."""
     refusal = recognised(event, MESSAGES)
     if refusal is not None:
-        return _other_tensors(refusal)
+        return _kept_unseen(refusal) if says(refusal, _MUTATED) else _other_tensors(refusal)
+    if isinstance(event, Clobber):
+        return _kept(event) if cause(event) == "policy" else None
     if not isinstance(event, Drift):
         return None
     if event.unfilled:
         return _stopped(event)
+    moved = [one for one in event.moved if is_read(one, event.sources)]
+    if event.raised or (moved and (event.repeated or not event.writes)):
+        return _differs(event, moved) if moved else None
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
@@ -111,11 +129,78 @@ def find(event: Event) -> Finding | None:
         headline,
         clobber,
         writes,
-        notes=[_AGAIN],
+        notes=[_AGAIN, *map(_in_words, moved)],
         suggestions=_cures(event, replace(clobber, writes=tuple(writes))),
         verb=verb,
         saved=(saved,) if saved else (),
         created=(region,) if region else (),
+    )
+
+
+def _differs(drift: Drift, moved: list[Moved]) -> Finding:
+    """The finding for a plain value that differs in the second run, the first of `moved`."""
+    one, span = moved[0], assignment(moved[0], drift.sources)
+    again = "when backward runs it again"
+    headline = f"`{one.name}`, which a checkpointed region reads, is {one.now} {again} and was {one.was} in forward"
+    if drift.raised:
+        headline = f"a checkpointed region raises {drift.raised} {again}: `{one.name}` is {one.now}, and was {one.was}"
+    labels = [
+        *[label("create", drift.region, "the region is checkpointed here")] * (drift.region is not None),
+        *([label_at("write", span, f"`{one.name}` changes here: {one.was} in forward, {one.now} now")] if span else ()),
+        *read_label(drift.read, verb="runs the region again"),
+    ]
+    changed = "" if span else "; noclobber did not see which line changed it"
+    notes = [
+        f"checkpoint runs the region again in backward, where `{one.name}` is {one.now}{changed}",
+        *map(_in_words, moved[1:]),
+    ]
+    found = account((CODE, NAME, SEVERITY), headline, labels, drift.save.tensor, (), notes=notes, suggestions=_PLAIN)
+    return found if drift.raised else replace(found, save=save_record(drift.save))
+
+
+def _in_words(moved: Moved) -> str:
+    return f"`{moved.name}` was {moved.was} in forward and is {moved.now} now"
+
+
+_PLAIN = (
+    Suggestion(
+        "give the region the value as an argument of `checkpoint`: both runs get the same arguments; change the "
+        "attribute or variable outside of the region"
+    ),
+    Suggestion("or change it after the last backward that runs the region again"),
+)
+
+
+def _kept(clobber: Clobber) -> Finding:
+    """The finding for a write to a tensor that the policy of a selective checkpoint keeps."""
+    writes, save = overlapping(clobber) or clobber.writes, clobber.save
+    # A result may have a version counter of its own, apart from that of what it is a view of (a batched `matmul`).
+    writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in writes]
+    name = spelled(save.tensor, save.site) if save.tensor.name else "what is computed"
+    saved = save.site and label("save", save.site, f"the policy of the checkpoint keeps {name} here")
+    silent = (
+        "the write moves another version counter than the one that checkpoint compares, or checkpoint compares none"
+    )
+    return story(
+        (CODE, NAME, SEVERITY),
+        "in-place write to a tensor that a selective checkpoint keeps for backward",
+        clobber,
+        writes,
+        notes=[_TAKEN, *[f"PyTorch raises nothing: {silent}"] * (not clobber.raised)],
+        suggestions=cures(replace(clobber, writes=tuple(writes))),
+        saved=(saved,) if saved else (),
+    )
+
+
+def _kept_unseen(refusal: Refusal) -> Finding:
+    """The finding for the same where noclobber saw no save: checkpoint itself noticed the write."""
+    return finding(
+        (CODE, NAME, SEVERITY),
+        "a tensor that a selective checkpoint keeps for backward was written in place",
+        refusal,
+        told="the operator that made the tensor runs here, and takes it as it was kept",
+        notes=[_TAKEN],
+        suggestions=[Suggestion("write out of place in the checkpointed function, and in what gets its tensors")],
     )
 
 

@@ -30,7 +30,6 @@ class RegionFrame(Protocol):
     recompute_fn: Callable[..., object]
     early_stop: bool
     forward_completed: bool
-    is_recomputed: Mapping[int, bool]
     recomputed: Mapping[int, Mapping[object, torch.Tensor]]
     weak_holders: Sequence[ref[object]]
 

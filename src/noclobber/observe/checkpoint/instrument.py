@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.utils.checkpoint
 
-from noclobber.observe.checkpoint import arguments, non_reentrant, reentrant
+from noclobber.observe.checkpoint import arguments, non_reentrant, reentrant, selective
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.detectors import user_save_hooks
@@ -23,3 +23,4 @@ def arm(context: Context, way: Way) -> None:
         )
     arguments.arm(context, way)
     reentrant.arm(context, way)
+    selective.arm(context, way)

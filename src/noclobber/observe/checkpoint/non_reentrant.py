@@ -15,12 +15,12 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import forward_bytes
-from noclobber.observe.core import captured_tensors
 from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
+from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import OnDevice
-from noclobber.observe.core.records import here, moment
+from noclobber.observe.core.records import here
 from noclobber.observe.core.save_hooks import Suspect
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
@@ -43,10 +43,11 @@ def arm(context: Context, way: Way) -> None:
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
             function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
-            outside = captured_tensors.tensors_read(function, args, kwargs)
-            region = CheckpointRegion(context, way, place_of(caller), outside)
+            read = reads.read_by(function, args, kwargs)
+            region = CheckpointRegion(context, way, place_of(caller), read)
             if context.keeping:
-                _preserve(region, frame, function, args, kwargs)
+                region.past = _past(region, frame, read)
+            _watch_second_run(region, frame, function, kwargs)
             _watch(region, hooks, frame)
 
     def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
@@ -57,31 +58,39 @@ def arm(context: Context, way: Way) -> None:
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
 
 
-def _preserve(
-    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, args: Any, kwargs: object
-) -> None:
-    """Make a region that is not reentrant run again with the bytes that it read in forward."""
-    weak, native = ref(frame), frame.recompute_fn
+def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
+    """Return what makes a region run again with the bytes that it read in forward."""
+    weak = ref(frame)
 
     def in_forward() -> bool:
         record = weak()
         return record is not None and not record.forward_completed
 
-    reached = captured_tensors.tensors_read(
-        function, kwargs, [argument for argument in args if not isinstance(argument, torch.Tensor)]
-    )
-    region.past = past = forward_bytes.Past(region.context, region.way, region.place, in_forward, reached)
+    return forward_bytes.Past(region.context, region.way, region.place, in_forward, read.tensors)
+
+
+def _watch_second_run(
+    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, kwargs: dict[str, object]
+) -> None:
+    """Note when a region runs again, and let it read the bytes from forward where they are preserved."""
+    weak, native, guarded = ref(frame), frame.recompute_fn, region.way.guarded
+
+    def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
+        record: Any = weak()
+        region.begins_again(stack, reads.read_by(function, args, kwargs))
+        if region.past is None:
+            return True
+        if region.unfilled():
+            record.early_stop = False
+        return region.past.enter_for(stack, record)
 
     def recompute_fn(*args: object) -> None:
-        stack = ExitStack()
+        stack, past = ExitStack(), region.past
         leave = region.way.entry(stack.close, also_off=True)
-        record: Any = weak()
-        if region.way.guarded(region.unfilled):
-            record.early_stop = False
         try:
-            if not region.way.guarded(lambda: past.enter_for(stack, record)):
+            if not guarded(lambda: begins(stack, args)):
                 leave()
-                if any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
+                if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
                     raise ClobberError(forward_bytes.LOST)
             native(*args)
         finally:
@@ -107,9 +116,14 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
         return holder
 
     def unpack_hook(holder: object) -> torch.Tensor:
-        before = guarded(lambda: (moment(), context.bus.told, len(frame.is_recomputed)))
-        tensor: torch.Tensor = unpack(holder)
-        read = before and guarded(lambda: _read(region, frame, holder, tensor, *before))
+        told = context.bus.told
+        try:
+            tensor: torch.Tensor = unpack(holder)
+        except Exception as error:
+            raised = error
+            guarded(lambda: region.failed(raised))
+            raise
+        read = guarded(lambda: _read(region, frame, holder, tensor, told))
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)
         return tensor if read is None else read
@@ -122,20 +136,16 @@ def _read(
     frame: forward_bytes.RegionFrame,
     holder: object,
     tensor: torch.Tensor,
-    now: int,
     told: int,
-    runs: int,
 ) -> torch.Tensor:
     """Return the tensor that backward reads of a region, which may just have run again.
 
-    `now`, `told` and `runs` are the moment, the clobbers reported and the runs of the region before the read. Raises
-    ClobberError where bytes that noclobber had to preserve are lost.
+    `told` is how many clobbers had been reported before the read. Raises ClobberError where bytes that noclobber had to
+    preserve are lost.
     """
     context = region.context
-    if len(frame.is_recomputed) > runs:
-        region.again = now
-        # If a clobber of the region's arguments was reported, the drift that follows from it is not reported as well.
-        region.told |= context.bus.told > told
+    # If a clobber of the region's arguments was reported, the drift that follows from it is not reported as well.
+    region.told |= context.bus.told > told
     if region.past is not None:
         tensor = region.past.saved(holder, tensor)
     if (context.bus.listeners or region.past is not None) and not region.told:

@@ -19,8 +19,8 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import forward_bytes, taint
-from noclobber.observe.core import captured_tensors
 from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
+from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import moment
@@ -66,11 +66,13 @@ def arm(context: Context, way: Way) -> None:
     ) -> _Begun | None:
         if not context.thread.watched:
             return None
-        outside = captured_tensors.tensors_read(run_function, args)
-        region = CheckpointRegion(context, way, place_of(caller), outside)
-        before = taint.Before(run_function, args) if context.contents is not None else None
+        read = reads.read_by(run_function, args)
+        region = CheckpointRegion(context, way, place_of(caller), read)
+        before = taint.Before(read) if context.contents is not None else None
         if context.keeping and any(ctx.needs_input_grad):
-            region.past = _past(region, run_function, args, lambda: bool(under_way))
+            region.past = forward_bytes.Past(
+                context, way, region.place, lambda: bool(under_way), read.tensors, args, reentrant=True
+            )
         return region, before
 
     def ended(
@@ -104,15 +106,6 @@ def arm(context: Context, way: Way) -> None:
 
 
 _Begun = tuple[CheckpointRegion, "taint.Before | None"]
-
-
-def _past(
-    region: CheckpointRegion, run: object, args: tuple[object, ...], in_forward: Callable[[], bool]
-) -> forward_bytes.Past:
-    reached = captured_tensors.tensors_read(
-        run, [argument for argument in args if not isinstance(argument, torch.Tensor)]
-    )
-    return forward_bytes.Past(region.context, region.way, region.place, in_forward, reached, args, reentrant=True)
 
 
 @passed_over
@@ -172,8 +165,10 @@ def _followed(
         region.past.enter(following, ctx, args)
     if told is not None:
         region.told |= region.context.bus.told > told
-    region.again = moment()
-    now = _now(region, before, ctx, run, args) if before is not None else None
+    given = [argument if kept is None else kept for argument, kept in zip(args, ctx.inputs, strict=True)]
+    read = reads.read_by(run, given)
+    region.begins_again(following, read)
+    now = before.now(read) if before is not None and not region.told else None
     standing_in = region.past.standing_in() if region.past is not None else nullcontext()
     changed, moved = None, None
     if now is not None and now.calls_for_a_look(region.statistics()):
@@ -187,14 +182,6 @@ def _followed(
 def _tensors(outputs: object) -> list[torch.Tensor]:
     several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     return [output for output in several if isinstance(output, torch.Tensor)]
-
-
-def _now(
-    region: CheckpointRegion, before: taint.Before, ctx: _Ctx, run: object, args: tuple[object, ...]
-) -> taint.Now | None:
-    """Return what a region reads in its second run; None if that cannot be known or the region is reported already."""
-    given = [argument if kept is None else kept for argument, kept in zip(args, ctx.inputs, strict=True)]
-    return None if region.told else before.now(run, given)
 
 
 def _compare_outputs(

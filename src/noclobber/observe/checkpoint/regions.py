@@ -6,23 +6,28 @@ A region drifts if its second run, in backward, computes something else than for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Write
+from noclobber.model.events import Read, Save, Tensor, Write
 from noclobber.model.silent import Drift
+from noclobber.model.source import Owner, owner_of
 from noclobber.observe.checkpoint import forward_bytes
+from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, differ, fingerprint, same_but_for_zeros
+from noclobber.observe.core.fingerprints import Digest, all_known, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.core.history import Reread
 from noclobber.observe.core.records import Backward, moment, reading
 from noclobber.observe.core.sites import Place, site_of
-from noclobber.observe.describe import clobbers, write_history
+from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
@@ -54,14 +59,14 @@ class CheckpointRegion:
     Only fingerprints of its saves are kept, because the purpose of a checkpoint is to free their memory.
     """
 
-    def __init__(self, context: Context, way: Way, place: Place | None, outside: Iterable[torch.Tensor]) -> None:
+    def __init__(self, context: Context, way: Way, place: Place | None, read: reads.Reads) -> None:
         self.context, self.way = context, way
         self.memory = context.memory
         self.place = place
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when it made its last save, and when the second run began."""
         self.outside: dict[int, Reread] = {}
-        for tensor in outside:
+        for tensor in (*read.tensors, *read.given):
             key = private.storage_key(tensor)
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Reread(key, tensor)
@@ -76,8 +81,14 @@ class CheckpointRegion:
         """The saves of the node that saved last."""
         self.told = False
         """True once this region is reported."""
+        self.changed: list[clobbers.Later] = []
+        """What the policy of a selective checkpoint keeps, if its bytes are not as in forward."""
         self.past: forward_bytes.Past | None = None
         """What the region read in forward; None where bytes are not preserved."""
+        self.count_on: set[int | None] = set()
+        """The storages of what the policy keeps whose versions in the second run count on from those of forward."""
+        self.values, self.values_again = read.values, read.values
+        """What it could read when forward began, and when the second run began (reads.py)."""
         self._digests = context.contents is not None
 
     def output(self, tensor: torch.Tensor) -> RegionSave:
@@ -112,6 +123,14 @@ class CheckpointRegion:
         history.nodes.append(packed.node)
         history.places.append(place)
 
+    def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
+        """Note that a second run begins, and what it can read. It ends with `run`."""
+        self.again, self.values_again = moment(), read.values
+        self.changed.clear()
+        regions = self.context.thread.again
+        regions.append(self)
+        run.callback(regions.pop)
+
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
         computes them only after that (torch 2.13; tests/observe/core/test_filled.py)."""
@@ -127,7 +146,7 @@ class CheckpointRegion:
         if packed.digest is not None:
             return differ(self.digest(tensor), packed.digest)
         current, key = private.version_of(tensor) or 0, private.storage_key(tensor)
-        if current <= packed.version or key is None:
+        if current <= packed.version or key is None or key in self.count_on:
             return False
         reread = self.source(tensor)
         if reread is not None:
@@ -196,20 +215,42 @@ class CheckpointRegion:
 
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
         """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
-        that the region has saves on, else to all outside memory. Writes of the region's own forward count only if there
-        are no later ones."""
+        that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
+        if there are no others (`_repeats`)."""
         own = self.source(tensor)
         used = self.used | {reread.alias for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
-        for begin in (self.end, self.begin):
-            records = write_history.since(self.memory, begin, self.again)
+        made, again = write_history.since(self.memory, self.begin, self.again), self._again()
+        for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
             for group in groups:
                 found = write_history.writes_to_any(group, weighty) or write_history.writes_to_any(group, records)
                 if found:
                     return found
         return ()
+
+    def _again(self) -> set[Place | None]:
+        """Return where the second run has written."""
+        return {noted.place for noted in write_history.since(self.memory, self.again)}
+
+    def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
+        """Return the drift of this region, with the plain values that differ."""
+        again = {site_of(place) for place in self._again()}
+        repeated = bool(writes) and all(write.site in again for write in writes)
+        moved = reads.moved(self.values, self.values_again)
+        sources = _sources(self.place) if moved else ()
+        return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources)
+
+    def failed(self, error: Exception) -> None:
+        """Remember what may be why the second run raised an error: the plain values that differ."""
+        if self.told or isinstance(error, torch.OutOfMemoryError) or refusals.remembered(error) is not None:
+            return
+        backward = reading()
+        read = Read("", site_of(backward.place), clobbers.call_of(backward))
+        drift = self._drift(Save("", "", Tensor(), 0), (), read)
+        if drift.moved:
+            refusals.remember(error, replace(drift, raised=type(error).__name__))
 
     def tell(
         self,
@@ -238,9 +279,18 @@ class CheckpointRegion:
         if clobbered and key is not None:
             writes = self._writes_to(Reread(key, tensor), tensor, packed.version)
             self.context.bus.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
+        elif unfilled:
+            self.context.bus.notice(Drift(site_of(self.place), save, (), read, reentrant, unfilled))
+        elif (found := self._changed()) is not None:
+            self.context.bus.tell([found], None)
         else:
-            causes = () if unfilled else self.causes(tensor)
-            self.context.bus.notice(Drift(site_of(self.place), save, causes, read, reentrant, unfilled))
+            self.context.bus.notice(self._drift(save, self.causes(tensor), read, reentrant=reentrant))
+
+    def _changed(self) -> Clobber | None:
+        """Return the first clobber of what the policy keeps; None where there is none."""
+        differ = all_known([later.differs for later in self.changed])
+        found = (later.tell() for later, other in zip(self.changed, differ, strict=True) if other)
+        return next((clobber for clobber in found if clobber is not None), None)
 
     def ask_later(
         self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor
@@ -261,7 +311,7 @@ class CheckpointRegion:
             save = Save(name, field, described(), packed.version, site_of(packed.place), is_output)
             causes = () if still is None else self.causes(still)
             read = Read(name, site_of(call.place), clobbers.call_of(call))
-            self.context.bus.notice(Drift(site_of(self.place), save, causes, read))
+            self.context.bus.notice(self._drift(save, causes, read))
 
         other = clobbers.is_other_later(node, field, tensor, digest, packed.digest)
         call.later.append(clobbers.Later(other, tell, packed.order))
@@ -269,6 +319,13 @@ class CheckpointRegion:
     def must_raise(self) -> bool:
         """Return True if an error must be raised for what was reported: bytes had to be preserved, and are lost."""
         return self.told and (self.context.keeping or self.past is not None)
+
+
+def _sources(place: Place | None) -> tuple[str, ...]:
+    """Return the files of the user's code that have run, that of `place` first."""
+    paths = [place[0].co_filename] if place is not None else []
+    paths += [path for one in list(sys.modules.values()) if isinstance(path := vars(one).get("__file__"), str)]
+    return tuple(dict.fromkeys(path for path in paths if owner_of(path) is Owner.USER))
 
 
 def _is_now_at(reread: Reread, key: int) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from noclobber.observe.core import captured_tensors
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.fingerprints import (
     Digest,
@@ -21,6 +20,7 @@ from noclobber.observe.core.fingerprints import (
     numbers,
     same_but_for_zeros,
 )
+from noclobber.observe.core.reads import Reads
 from noclobber.observe.core.records import Geometry, geometry
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.write_kernels import Written, move_versions, tensors, versions_of_lists, written_by
@@ -39,22 +39,19 @@ Parts = dict[int, list[Geometry]]
 class Before:
     """What a region read when its forward began, as weak references and fingerprints.
 
-    That is each argument that is a tensor, and the tensors that `function` and its other arguments can reach.
+    That is each argument that is a tensor, and the tensors that the function and its other arguments can reach.
     """
 
-    def __init__(self, function: object, args: Iterable[object]) -> None:
-        args = list(args)
-        self._reached = [(private.Weak(tensor), _digest(tensor)) for tensor in _reached(function, args)]
-        self._nodes = [node_of(tensor) for tensor in _reached(function, args)]
-        self._given = [_digest(argument) for argument in args if isinstance(argument, torch.Tensor)]
+    def __init__(self, read: Reads) -> None:
+        self._reached = [(private.Weak(tensor), _digest(tensor)) for tensor in read.tensors]
+        self._nodes = [node_of(tensor) for tensor in read.tensors]
+        self._given = [_digest(argument) for argument in read.given]
         # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
-        self._leads_back = [argument.grad_fn is not None for argument in args if isinstance(argument, torch.Tensor)]
+        self._leads_back = [argument.grad_fn is not None for argument in read.given]
 
-    def now(self, function: object, args: Iterable[object]) -> Now | None:
+    def now(self, read: Reads) -> Now | None:
         """Return what has changed since forward began; None if the region reaches other tensors now."""
-        args = list(args)
-        reached = _reached(function, args)
-        given = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        reached, given = read.tensors, read.given
         if len(reached) != len(self._reached) or len(given) != len(self._given):
             return None
         if any(tensor is not was() for tensor, (was, _) in zip(reached, self._reached, strict=True)):
@@ -70,12 +67,6 @@ class Before:
             tensor for tensor, led in zip(given, self._leads_back, strict=True) if led and not tensor.requires_grad
         ]
         return Now(list(zip(reached + given, digests, strict=True)), moved)
-
-
-def _reached(function: object, args: Iterable[object]) -> list[torch.Tensor]:
-    return captured_tensors.tensors_read(
-        function, [argument for argument in args if not isinstance(argument, torch.Tensor)]
-    )
 
 
 def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:

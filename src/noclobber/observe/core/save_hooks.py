@@ -79,8 +79,8 @@ class Handle(private.Weak[torch.Tensor]):
     moment: int
     field: str = ""
     """The name of what is saved, "ctx.x", if the node does not know it; else empty."""
-    unchecked: Literal["", "hooks", "ctx"] = ""
-    """Why PyTorch does not check the version; empty if it does."""
+    unchecked: Literal["", "hooks", "ctx", "policy"] = ""
+    """Why autograd does not check the version; empty if it does."""
     applied: Place | None = None
     """Where the Function was called that keeps the tensor on its ctx; None for other saves."""
 

@@ -62,6 +62,8 @@ class Thread(threading.local):
         """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""
         self.packed: deque[ref[PackedSave]] = deque(maxlen=8)
         """The latest saves that the program's hooks packed."""
+        self.again: list[Any] = []
+        """The checkpointed regions that run again in this thread, innermost last (regions.py)."""
         self.preserving = 0
         """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
         self.backwards: list[Backward] = []

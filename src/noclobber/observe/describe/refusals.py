@@ -11,6 +11,7 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal, Tensor
+from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
@@ -51,19 +52,19 @@ class Witness:
 
     __slots__ = ("event",)
 
-    def __init__(self, event: Refusal | Clobber | None = None) -> None:
+    def __init__(self, event: Refusal | Clobber | Drift | None = None) -> None:
         self.event = event
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Witness, ())
 
 
-def remember(error: BaseException, event: Refusal | Clobber) -> None:
+def remember(error: BaseException, event: Refusal | Clobber | Drift) -> None:
     """Keep on an exception what it is about. The program may still catch it, and then nothing is reported."""
     error._noclobber = Witness(event)  # type: ignore[attr-defined]
 
 
-def remembered(error: BaseException) -> Refusal | Clobber | None:
+def remembered(error: BaseException) -> Refusal | Clobber | Drift | None:
     """Return what `remember` kept on an exception; None if there is nothing."""
     witness: Witness | None = getattr(error, "_noclobber", None)
     return None if witness is None else witness.event
@@ -209,7 +210,7 @@ def _carrying(roots: list[Node], boundary: int | None, memory: Memory) -> Record
     return next((record for record in reversed(memory.recent) if record.node in numbers), None)
 
 
-def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | None:
+def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drift | None:
     """Return what an exception that left the program is about; None if it is not about writing.
 
     This is what is remembered on the exception, else what its text and frames say.

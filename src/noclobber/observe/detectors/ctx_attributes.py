@@ -53,7 +53,7 @@ class CtxSave(Handle):
     """
 
     __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
-    unchecked: Literal["", "hooks", "ctx"] = "ctx"
+    unchecked: Literal["", "hooks", "ctx", "policy"] = "ctx"
     follows = True
 
     ctx: ref[Node]

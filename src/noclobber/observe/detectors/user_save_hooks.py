@@ -18,10 +18,10 @@ from noclobber.model.events import Read, Save, Write
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.captured_tensors import tensors_read
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, OnDevice, differs, fingerprint, same, stored_like
 from noclobber.observe.core.history import Reread
+from noclobber.observe.core.reads import read_by
 from noclobber.observe.core.records import Geometry, geometry, here, moment, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, place_of, site_of
@@ -249,7 +249,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
     kept.geometry, kept.moment = geometry(tensor), moment()
     kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
-    tensors = tensors_read(value, states=False)
+    found = read_by(None, [value], states=False)
+    tensors = [*found.given, *found.tensors]
     kept.in_sight, kept.spare = bool(tensors), None
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
     if not tensors or any(private.storage_key(part) == key for part in tensors):

@@ -109,8 +109,11 @@ def of_checkpoints() -> None:
         frame = private.lookup("utils.checkpoint._CheckpointFrame")(None, True, None, None)
     except TypeError as failure:
         raise UnsupportedTorch(f"torch {torch.__version__} has changed `_CheckpointFrame`: {failure}") from None
-    for field in ("recompute_fn", "weak_holders", "recomputed", "is_recomputed", "early_stop", "forward_completed"):
+    for field in ("recompute_fn", "weak_holders", "recomputed", "early_stop", "forward_completed"):
         _holds(field in vars(frame), f"a record of a checkpointed region has `{field}`")
+    tensor = torch.empty(0, device="cpu")
+    kept = private.lookup("utils.checkpoint._VersionWrapper")(tensor)
+    _holds(kept.val is tensor and kept.get_val(False) is tensor, "a selective checkpoint keeps a tensor as `val`")
 
 
 def _holds(fact: bool, what: str) -> None:

@@ -11,7 +11,17 @@ from noclobber.rules.shared.writetext import form
 from noclobber.syntax.writes import Form
 
 Cause = Literal[
-    "stale", "disjoint", "step", "sync", "unchecked", "foreign", "unversioned", "undeclared", "backward", "silent"
+    "policy",
+    "stale",
+    "disjoint",
+    "step",
+    "sync",
+    "unchecked",
+    "foreign",
+    "unversioned",
+    "undeclared",
+    "backward",
+    "silent",
 ]
 _PARALLEL = ("distributed", "parallel", "c10d")
 COUNTED = ("operator", "step")
@@ -21,6 +31,8 @@ _FOREIGN = ("foreign", "process")
 
 def cause(clobber: Clobber) -> Cause | None:
     """Return the cause; None if no known write changed saved bytes and PyTorch raises nothing."""
+    if clobber.save.unchecked == "policy":
+        return "policy"
     writes = overlapping(clobber)
     if clobber.writes and not writes:
         return "disjoint" if clobber.raised else None

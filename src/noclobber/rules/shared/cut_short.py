@@ -126,7 +126,7 @@ TEXTS: tuple[tuple[str, str], ...] = (
     ("NC399", "Calling register_hooks on a saved tensor whose hooks have already been set."),
     ("NC399", "Calling register_hooks on a saved tensor after it has been freed."),
     ("NC399", "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."),
-    ("NC399", "Tensor cached during selective activation checkpoint has been mutated"),
+    ("NC205", "Tensor cached during selective activation checkpoint has been mutated"),
     ("NC399", "data set to a tensor that requires gradients must be floating point or complex dtype"),
     ("NC399", f"In-place leakyReLu {_SLOPE}"),
     ("NC399", f"In-place elu {_SLOPE}"),

@@ -141,12 +141,6 @@ TEXTS = (
         "write to a clone of the view, or register a derivative for the operator",
     ),
     _text(
-        "Tensor cached during selective activation checkpoint has been mutated",
-        "a tensor that a selective checkpoint keeps is written in place",
-        "backward would compute again from changed bytes",
-        "write out of place inside of the checkpointed function",
-    ),
-    _text(
         "Gradient became undefined between|gradients should not be modified during backward",
         "a gradient changed while backward was under way",
         "distributed training relies on the gradient that autograd has accumulated",

@@ -1,0 +1,383 @@
+"""What a function can read, as a checkpointed region does: the tensors that it reaches, and the plain values.
+
+Values are read without calling the program's code: no property, no `__getattr__`, no `__len__` of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from noclobber.model.silent import Moved
+from noclobber.model.source import Owner, owner_of
+
+_DEEPEST = 5
+"""How many levels are followed: a closure's cell, the trainer in it, its dict of modules, a module, its contents."""
+_MOST = 2000
+"""How many values of one container are visited."""
+_MOST_ITEMS = 64
+"""How many plain values of one list or dict are noted."""
+_LONGEST = 200
+"""Longer texts are not noted."""
+_PLAIN = frozenset((int, float, complex, bool, str, bytes, NoneType, range, torch.dtype, torch.device, torch.Size))
+_PASSED_BY = (type, ModuleType, BuiltinFunctionType)
+_LISTS = (list, tuple, set, frozenset, deque)
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+_COUNT = "num_batches_tracked"
+"""A buffer of batch norm. Batch norm reads it only if its momentum is None."""
+
+Path = tuple[Any, object] | None
+"""The way to a value: that to its owner, and the attribute, key, index or variable. None is the region's function."""
+
+
+_Thing = tuple[str, int, int | None]
+"""What is noted of a value that is not plain: its type, its `id`, and the number of its items."""
+_TENSOR = "tensor"
+Value = tuple[Path, object, object]
+"""What is noted of one value: the path of its owner, its attribute, key, index or variable, and a plain value or _Thing."""
+
+
+class Reads:
+    """What a region can read at one moment. Only `tensors` holds what it names, so keep no Reads: keep its `values`."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        """The tensors that it reaches, each once, except those that are arguments themselves."""
+        self.given: list[torch.Tensor] = []
+        """The arguments that are tensors."""
+        self.values: list[Value] = []
+        """The plain values, and what is noted of others."""
+
+
+def read_by(
+    function: object, args: Iterable[object] = (), kwargs: dict[str, object] | None = None, *, states: bool = True
+) -> Reads:
+    """Return what a function can read, called with these arguments.
+
+    Unless `states`, the parameters, buffers and children of modules are left out: of a module only attributes count.
+    """
+    found = Reads()
+    seen: dict[int, object] = {}
+    waiting: list[tuple[object, int, Path]] = []
+    names = _parameters(function)
+    first: list[tuple[object, object]] = []
+    for index, argument in enumerate(args):
+        if issubclass(type(argument), torch.Tensor):
+            found.given.append(argument)  # type: ignore[arg-type]
+        else:
+            first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
+    rows: Iterable[tuple[object, object]] = [*first, *(kwargs or {}).items()]
+    values, tensors, path, depth = found.values, found.tensors, None, _DEEPEST
+    waiting.append((function, _DEEPEST, None))
+    while True:
+        for key, value in rows:
+            kind = type(value)
+            if kind in _PLAIN:
+                if kind not in (str, bytes) or len(value) <= _LONGEST:  # type: ignore[arg-type]
+                    values.append((path, key, value))
+            elif issubclass(kind, torch.Tensor):
+                values.append((path, key, (_TENSOR, id(value), None)))
+                if id(value) not in seen:
+                    seen[id(value)] = value
+                    tensors.append(value)  # type: ignore[arg-type]
+            elif kind is itertools.count:
+                values.append((path, key, repr(value)))
+            elif issubclass(kind, Enum):
+                values.append((path, key, value))
+            elif not issubclass(kind, _PASSED_BY):
+                values.append((path, key, (kind.__name__, id(value), _length(value))))
+                if depth and id(value) not in seen:
+                    waiting.append((value, depth - 1, (path, key)))
+        value, depth = None, 0
+        while waiting:
+            value, depth, path = waiting.pop()
+            if id(value) not in seen:
+                break
+        else:
+            return found
+        seen[id(value)] = value
+        rows = list(_inside(value, states))
+        if issubclass(type(value), torch.nn.Module):
+            depth += 1  # a module in a module is on the level of its owner
+
+
+def _inside(value: object, states: bool) -> Iterator[tuple[object, object]]:
+    """Yield the values that a value leads to directly, each with its attribute, key, index or variable."""
+    kind = type(value)
+    if issubclass(kind, torch.nn.Module):
+        yield from _of_module(value, states)
+    elif issubclass(kind, dict):
+        rows = list(itertools.islice(dict.items(value), _MOST))  # type: ignore[arg-type]
+        yield from _few_plain((_Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
+    elif issubclass(kind, _LISTS):
+        iterate = next(one for one in _LISTS if issubclass(kind, one)).__iter__
+        items = list(itertools.islice(iterate(value), _MOST))  # type: ignore[arg-type]
+        yield from _few_plain((_Key(index), item) for index, item in enumerate(items))
+    elif kind is FunctionType:
+        yield from _of_function(value)  # type: ignore[arg-type]
+    elif kind is MethodType:
+        yield "self", value.__self__  # type: ignore[attr-defined]
+        yield "", value.__func__  # type: ignore[attr-defined]
+    elif issubclass(kind, functools.partial):
+        yield "", functools.partial.func.__get__(value)  # type: ignore[attr-defined]
+        yield "args", functools.partial.args.__get__(value)  # type: ignore[attr-defined]
+        yield "keywords", functools.partial.keywords.__get__(value)  # type: ignore[attr-defined]
+    elif _is_users(kind) or str(kind.__module__).partition(".")[0] not in _NOT_FOLLOWED:
+        yield from _of_object(value)
+
+
+class _Key(NamedTuple):
+    """The key or index of an item, unlike the name of an attribute."""
+
+    key: object
+
+
+_NOT_FOLLOWED = sys.stdlib_module_names - {"__main__", "types", "dataclasses", "argparse"} | {"torch", "builtins"}
+
+
+def _few_plain(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[object, object]]:
+    left = _MOST_ITEMS
+    for key, item in rows:
+        if type(item) in _PLAIN:
+            left -= 1
+            if left < 0:
+                continue
+        yield key, item
+
+
+def _length(value: object) -> int | None:
+    kind = next((one for one in (dict, *_LISTS) if issubclass(type(value), one)), None)
+    return None if kind is None else kind.__len__(value)  # type: ignore[arg-type]
+
+
+def _of_module(module: Any, states: bool) -> Iterator[tuple[object, object]]:
+    """Yield the parameters, buffers, modules and other attributes of a module, and what its class reads."""
+    held = object.__getattribute__(module, "__dict__")
+    counts = held.get("momentum", 0) is None
+    if states:
+        yield from list(held.get("_parameters", {}).items())
+        yield from [(name, value) for name, value in held.get("_buffers", {}).items() if counts or name != _COUNT]
+    yield from [(name, value) for name, value in held.items() if name not in _OF_EVERY_MODULE]
+    if states:
+        yield from list(held.get("_modules", {}).items())
+    yield from _of_class(type(module), held)
+
+
+def _of_object(value: object) -> Iterator[tuple[object, object]]:
+    """Yield what an object holds in its `__dict__` and its slots, and what its class reads."""
+    held: dict[str, object] = {}
+    for one, name in _layout(type(value)):
+        try:
+            content = vars(one)[name].__get__(value)
+        except AttributeError:  # nothing was assigned to the slot
+            continue
+        if name == "__dict__":
+            held = content
+        else:
+            yield name, content
+    yield from list(itertools.islice(held.items(), _MOST))
+    yield from _of_class(type(value), held)
+
+
+def _layout(kind: type) -> list[tuple[type, str]]:
+    """Return where an object holds its attributes: CPython's own descriptors, as a class and a name in it."""
+    return [
+        (one, name)
+        for one in kind.__mro__[:-1]
+        for name in ("__dict__", *_slots(one))
+        if type(vars(one).get(name)) in (MemberDescriptorType, GetSetDescriptorType)
+    ]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    named = vars(kind).get("__slots__", ())
+    return (named,) if isinstance(named, str) else tuple(named) if isinstance(named, (tuple, list)) else ()
+
+
+def _of_class(kind: type, held: dict[str, object]) -> Iterator[tuple[object, object]]:
+    """Yield the plain values that are attributes of a user's class, and the globals that its methods name."""
+    for one in kind.__mro__:
+        if not _is_users(one):
+            continue
+        for name, value in vars(one).items():
+            if type(value) in _PLAIN and name not in held and not name.startswith("__"):
+                yield name, value
+        for method, names in _globals_of(one).items():
+            function = vars(one).get(method)
+            scope = function.__globals__ if type(function) is FunctionType else {}
+            for name in names:
+                value = scope.get(name)
+                if name in scope and (type(value) in _PLAIN or issubclass(type(value), (torch.Tensor, Enum))):
+                    yield _Variable(name), value
+
+
+class _Variable(NamedTuple):
+    """The name of a variable, which is no attribute of the value that leads to it."""
+
+    name: str
+
+
+_users: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+_scopes: WeakKeyDictionary[type, dict[str, list[str]]] = WeakKeyDictionary()
+
+
+def _is_users(kind: type) -> bool:
+    """Return True if a class is defined in the user's code."""
+    known = _users.get(kind)
+    if known is None:
+        codes = (value.__code__ for value in vars(kind).values() if type(value) is FunctionType)
+        _users[kind] = known = any(owner_of(code.co_filename) is Owner.USER for code in codes)
+    return known
+
+
+def _globals_of(kind: type) -> dict[str, list[str]]:
+    """Return the names that the methods of a class may look up among the globals, under one method for each module."""
+    known = _scopes.get(kind)
+    if known is None:
+        methods = {name: value for name, value in vars(kind).items() if type(value) is FunctionType}
+        first = {id(method.__globals__): name for name, method in reversed(methods.items())}
+        names = {name: set[str]() for name in first.values()}
+        for method in methods.values():
+            names[first[id(method.__globals__)]] |= _names(method.__code__) & method.__globals__.keys()
+        _scopes[kind] = known = {name: sorted(found) for name, found in names.items()}
+    return known
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[object, object]]:
+    """Yield what a function reads from its closure, its defaults and its globals."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield _Variable(name), cell.cell_contents
+        except ValueError:  # the name is not bound yet
+            continue
+    defaults = function.__defaults__ or ()
+    code = function.__code__
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    scope = function.__globals__
+    for name in _names(code):
+        if name in scope:
+            value = scope[name]
+            yield _Variable(name), value
+            if issubclass(type(value), type) and _is_namespace(value, scope):
+                yield from (
+                    (_Variable(f"{name}.{key}"), one) for key, one in vars(value).items() if type(one) in _PLAIN
+                )
+
+
+def _is_namespace(value: Any, scope: dict[str, object]) -> bool:
+    """Return True if a class is defined beside the function that names it. Its plain attributes may be a state."""
+    return bool(type.__dict__["__module__"].__get__(value) == scope.get("__name__"))
+
+
+def _parameters(function: object) -> tuple[str, ...]:
+    """Return the names of the parameters that positional arguments of a call bind; empty where they are not known."""
+    skipped = 0
+    if issubclass(type(function), torch.nn.Module):
+        function, skipped = (
+            next((vars(one).get("forward") for one in type(function).__mro__ if "forward" in vars(one)), None),
+            1,
+        )
+    elif type(function) is MethodType:
+        function, skipped = function.__func__, 1
+    code = function.__code__ if type(function) is FunctionType else None
+    return code.co_varnames[skipped : code.co_argcount] if code is not None else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names that code, and the functions defined in it, may look up among the globals."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*(_names(constant) for constant in inner))
+
+
+# -- what differs between two runs -------------------------------------------------------------------------------------
+
+MOST_MOVED = 8
+"""Values that are reported for one region."""
+
+
+def moved(before: list[Value], now: list[Value]) -> tuple[Moved, ...]:
+    """Return the values that differ, numbers and flags first, then sizes, then other tensors under the same name.
+
+    Only what both runs can read is compared. What lies in an object that was replaced is compared with what lies in the
+    new object at the same place. Of several equal changes of one attribute (`training`) only the first is returned.
+    """
+    old = {(owner, key): value for owner, key, value in before}
+    new = {(owner, key): value for owner, key, value in now}
+    found: dict[tuple[str, str, str], tuple[int, Moved]] = {}
+    for path, value in new.items():
+        was = old.get(path, value)
+        rank = _rank(was, value)
+        if rank is not None:
+            owner, key = path
+            one, other = (rows.get(owner) if owner is not None else None for rows in (old, new))
+            kind = other[0] if type(other) is tuple else ""
+            replaced = type(one) is tuple and type(other) is tuple and one[1] != other[1]
+            said = _in_words(was, value)
+            name = "" if isinstance(key, _Key) else str(key.name if isinstance(key, _Variable) else key)
+            told = Moved(_name(path), name, *said, isinstance(key, _Variable), kind, replaced)
+            found.setdefault((name or told.name, *said), (rank, told))
+    return tuple(one for _, one in sorted(found.values(), key=lambda entry: entry[0])[:MOST_MOVED])
+
+
+def _rank(was: object, value: object) -> int | None:
+    """Return how telling the change of a value is, 0 most; None if it has not changed."""
+    if type(was) is tuple and type(value) is tuple:
+        if was[0] != value[0]:
+            return 0
+        if was[2] != value[2]:
+            return 1
+        return 2 if was[1] != value[1] and value[0] in (_TENSOR, FunctionType.__name__) else None
+    if was is value or (type(was) is type(value) and (was == value or repr(was) == repr(value))):
+        return None
+    return 0
+
+
+def _in_words(was: Any, value: Any) -> tuple[str, str]:
+    """Return a value in the first and in the second run: "0" and "8", "a tensor" and "another tensor"."""
+    if type(was) is tuple and type(value) is tuple and was[0] == value[0]:
+        if was[2] != value[2]:
+            return f"{was[2]} long", f"{value[2]} long"
+        return f"a {was[0]}", f"another {was[0]}"
+    one, other = (f"a {each[0]}" if type(each) is tuple else _shortened(repr(each)) for each in (was, value))
+    return one, other
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:36]} ..."
+
+
+def _name(path: Path) -> str:
+    """Return the name of a value as the region's code may spell it: "cache.pos", "self.steps['train']"."""
+    keys: list[object] = []
+    while path is not None:
+        path, key = path
+        keys.insert(0, key)
+        if isinstance(key, _Variable):
+            break
+    text = ""
+    for key in keys:
+        if isinstance(key, _Key):
+            text += f"[{key.key!r}]"
+        elif name := key.name if isinstance(key, _Variable) else str(key):
+            text += f".{name}" if text else name
+    return text

@@ -1,0 +1,92 @@
+"""Where the source sets a plain attribute or variable, and whether anything reads it there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from noclobber.model.silent import Moved
+from noclobber.model.source import Span
+from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
+
+_MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
+"""Methods that give an attribute its first value. The object was there in forward, so they have run before."""
+
+
+def is_read(moved: Moved, sources: Sequence[str]) -> bool:
+    """Return False if a class only counts or keeps the value, as for a log: no function in these files reads it."""
+    if not moved.attribute:
+        return True
+    kept = False
+    for file in _files(moved, sources):
+        for node in _named(file, moved):
+            if isinstance(node.ctx, ast.Load) and file.nearest(node, *FUNCTION) is not None:
+                return True
+            kept |= isinstance(node, ast.Name) or _is_self(node)
+    return not kept
+
+
+def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
+    """Return the statement that sets the value after its first value; None unless there is exactly one in the source."""
+    if not moved.attribute or moved.replaced:
+        return None
+    found: list[Span | None] = []
+    for file in _files(moved, sources):
+        stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
+        rows = [node for node in stores if not _makes(file, node, moved)]
+        if moved.is_variable and len(rows) > 1 and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
+            rows = rows[1:]  # its first value
+        found += [_span(file, node) for node in rows]
+        found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
+    return found[0] if len(found) == 1 else None
+
+
+def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
+    for path in sources:
+        file = file_at(path)
+        if file is not None and moved.attribute in file.text:
+            yield file
+
+
+def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
+    last = moved.attribute.rpartition(".")[2]
+    if moved.is_variable and last == moved.attribute:
+        yield from (node for node in walk(file.tree, ast.Name) if node.id == last)
+    else:
+        yield from (node for node in walk(file.tree, ast.Attribute) if node.attr == last)
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def _makes(file: File, node: ast.AST, moved: Moved) -> bool:
+    """Return True if an assignment gives a first value, or belongs to another class than that of the value's owner."""
+    if moved.is_variable:
+        return False
+    function, owner = file.nearest(node, *FUNCTION), file.class_of(node)
+    if _is_self(node) and owner is not None and moved.owner and moved.owner not in _descended(file, owner.name):
+        return True
+    return _is_self(node) and isinstance(function, FUNCTION) and getattr(function, "name", "") in _MAKES
+
+
+def _descended(file: File, name: str) -> set[str]:
+    """Return the name of a class and those of the classes in its file that descend from it."""
+    names = {name}
+    for one in walk(file.tree, ast.ClassDef):  # a class comes after its bases
+        if any(isinstance(base, ast.Name) and base.id in names for base in one.bases):
+            names.add(one.name)
+    return names
+
+
+def _span(file: File, node: ast.Name | ast.Attribute) -> Span | None:
+    statement = file.statement(node)
+    return file.span(statement if isinstance(statement, Placed) else node)
+
+
+def _sets_by_name(call: ast.Call, moved: Moved) -> bool:
+    """Return True for `setattr(cache, "pos", 8)`."""
+    name = (
+        call.args[1] if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) > 1 else None
+    )
+    return isinstance(name, ast.Constant) and name.value == moved.attribute
