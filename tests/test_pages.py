@@ -125,7 +125,7 @@ def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, served_run: Run, tmp
     begins = WHOLE.match(recipe)
     assert begins
     codes = re.findall(r"^(?:error|warning)\[(NC\d+)\]", printed, re.MULTILINE)
-    assert codes == [begins[1]] if begins[1] else "noclobber: nothing found: " in printed, printed
+    assert codes == [begins[1]] if begins[1] else "noclobber: nothing found in " in printed, printed
 
 
 def test_the_cells_of_the_recipes_show_what_stands_below_them() -> None:

@@ -173,7 +173,8 @@ def _parser() -> argparse.ArgumentParser:
         "-c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
-        "or 1 if the program ended well but noclobber found an error.",
+        "or 1 if the program ended well but noclobber found an error. If the program is killed, what was found stays, "
+        "and the next command of noclobber says once how to show it.",
         epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
         allow_abbrev=False,
     )
@@ -268,8 +269,9 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         help="show a saved report",
         description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
-        "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The exit status is 0 if "
-        "the report can be shown, whatever it holds.",
+        "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The files of a run that "
+        "was killed are removed once they are shown. The exit status is 0 if the report can be shown, whatever it "
+        "holds.",
         epilog="example: noclobber report -f html -o report.html report.json",
         allow_abbrev=False,
     )

@@ -74,7 +74,7 @@ CELLS = {
 }
 
 
-NOTHING = "noclobber: nothing found: no in-place write made a gradient wrong"
+NOTHING = "noclobber: nothing found in 1 backward call"
 
 
 @pytest.fixture(scope="module")

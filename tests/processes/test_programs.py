@@ -90,7 +90,7 @@ def test_nothing_is_called_clean_that_was_not_watched(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "import torch, subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', ''])"})
     ended = noclobber(["run", "main.py"], tmp_path)
     first, second = ended.stderr.splitlines()
-    assert first == "noclobber: nothing found in what was watched (1 of 2 processes)"
+    assert first == "noclobber: in what was watched, no backward ran: nothing was checked"
     assert second.startswith(f"not watched: `{sys.executable} -S -c` (pid ")
     assert ended.status == 0
 
