@@ -118,6 +118,38 @@ def test_a_program_without_a_finding(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
+NONE = "no backward ran: nothing was checked"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("import no_such_module", 1), ("import sys; sys.exit(3)", 3), ("import os; os._exit(4)", 4), ("", 0)],
+    ids=["import", "exit", "_exit", "end"],
+)
+@pytest.mark.parametrize("format", ["full", "concise", "github", "sarif", "junit", "html"])
+def test_a_program_that_ran_no_backward_was_not_checked(tmp_path: Path, format: str, end: str, status: int) -> None:
+    text = f"import torch\nloss = torch.ones(3, requires_grad=True).exp().sum()\n{end}\n"
+    write(tmp_path, {"main.py": text})
+    ended = noclobber(["run", "--format", format, "main.py"], tmp_path)
+    assert (ended.stderr.count(NONE), ended.status) == (1, status)
+
+
+def test_what_was_checked_before_a_failure_is_said(tmp_path: Path) -> None:
+    text = """
+        import torch
+        for _ in range(3):
+            torch.ones(3, requires_grad=True).exp().sum().backward()
+        raise SystemExit(2)
+        """
+    write(tmp_path, {"main.py": text})
+    ended = noclobber(["run", "-o", "report.json", "-f", "json", "main.py"], tmp_path)
+    said = "noclobber: nothing found in 3 backward calls, until the program failed"
+    assert ended.stderr == f"{said}; the report is in report.json\n"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["coverage"]["backwards"], report["coverage"]["raised"]) == (3, 0)
+    assert noclobber(["report", "report.json"], tmp_path).stdout == f"{said}\n"
+
+
 def test_a_torch_that_is_not_pytorch(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "import torch", "torch.py": ""})
     ended = noclobber(["run", "main.py"], tmp_path)

@@ -111,6 +111,5 @@ def test_a_child_that_was_not_watched_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "import torch, subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', ''])\n"})
     ended = noclobber(["fix", "train.py"], tmp_path)
     assert ended.stderr == (
-        "noclobber: nothing to fix: no backward ran: nothing was checked (not watched: "
-        f"`{sys.executable} -S -c`)\n"
+        f"noclobber: nothing to fix: no backward ran: nothing was checked (not watched: `{sys.executable} -S -c`)\n"
     )

@@ -107,6 +107,18 @@ def test_a_process_that_was_killed_has_what_it_had_found_until_then(tmp_path: Pa
     other.ended()
 
 
+def test_backward_calls_are_summed_and_those_of_a_killed_process_are_at_least_what_it_wrote(tmp_path: Path) -> None:
+    killed = Written(tmp_path, 2**22 + 1, parent="p").watched()
+    for backwards in range(1, 7):
+        killed.journal.checked(backwards, 1)
+    other = Written(tmp_path, 11, parent="p").watched()
+    other.journal.checked(1, 0)
+    other.journal.write(backwards=-1, raised=0)
+    other.journal.write(end=0, coverage=coverage_out(Coverage(backwards=10)), crashes=[])
+    coverage = report_of(str(tmp_path)).coverage
+    assert (coverage.backwards, coverage.raised) == (10 + 3, 1), "they are written at 1, 2, 4, 8 ... calls"
+
+
 def test_the_server_of_forks_ends_after_the_report(tmp_path: Path) -> None:
     server = ["python", "-c", "from multiprocessing.forkserver import main; main()"]
     Written(tmp_path, os.getppid(), parent="p", command=server).watched()

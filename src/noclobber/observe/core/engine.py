@@ -22,6 +22,8 @@ from noclobber.observe.torch_api import graph, private
 
 _COMPILED = "CompiledFunctionBackward"
 """The node that AOTAutograd makes for a whole graph (torch 2.13; tests/observe/core/test_checked_calls.py)."""
+_TRACED = "torch._subclasses."
+"""Where the classes of tensors without bytes are, of which torch.compile asks gradients itself to trace a backward."""
 _LINES = 64
 """The number of lines for which `Thread.boundaries` holds when they last ran a backward."""
 
@@ -151,8 +153,10 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
 
 def _saves_were_seen(context: Context, call: Backward) -> bool:
     """Return True if noclobber has seen the saves at the top of the graph. Where it has not, the coverage says so."""
+    if private.transforms_active() or any(type(one).__module__.startswith(_TRACED) for one in call.outputs):
+        return False
     roots = graph.roots_of(call.outputs)
-    if private.transforms_active() or (roots and all(node.name() == _COMPILED for node in roots)):
+    if roots and all(node.name() == _COMPILED for node in roots):
         return False
     if roots and all(node._sequence_nr() < context.thread.first_node for node in roots):
         context.bus.not_seen("backward calls of graphs that were made before watching began")
