@@ -163,8 +163,11 @@ class watch:
         return watched
 
     def __repr__(self) -> str:
-        found = len(self.findings)
-        return f"<noclobber.watch: {found} finding{'s' * (found != 1)}>"
+        from noclobber.render.judged import calls_in_words
+
+        report = self.report
+        found, calls = len(report.findings), calls_in_words(report.coverage.backwards)
+        return f"<noclobber.watch: {found} finding{'s' * (found != 1)} in {calls}>"
 
     def _repr_html_(self) -> str:
         """Show the report, as the value of a notebook's cell."""

@@ -186,7 +186,7 @@ def test_on_watches_from_cell_to_cell_and_tells_once(outputs):
 
 def test_a_block_and_its_findings_show_themselves(outputs):
     (seen,) = (one for one in outputs["block"] if one.output_type == "execute_result")
-    assert seen.data["text/plain"] == "<noclobber.watch: 1 finding>"
+    assert seen.data["text/plain"] == "<noclobber.watch: 1 finding in 1 backward call>"
     assert "error[NC201]" in seen.data["text/html"]
     (findings,) = values(outputs["findings"])
     assert findings.startswith(f"(<error NC201 [silent-write] at line 4 of Cell In[{number('block')}]: silent ")

@@ -226,7 +226,7 @@ def test_an_error_that_a_test_expects_does_not_fail_it(pytester: pytest.Pytester
     """
     done = suite(pytester, expecting, "--noclobber")
     done.assert_outcomes(passed=2)
-    done.stdout.fnmatch_lines(["noclobber: watched 2 tests: nothing found"])
+    done.stdout.fnmatch_lines(["noclobber: watched 2 tests: nothing found in 1 backward call; 1 more raised an error"])
 
 
 def test_the_fixture_gives_what_was_found_and_fails_nothing(pytester: pytest.Pytester) -> None:
@@ -310,7 +310,7 @@ def test_a_test_without_torch_imports_none(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noclobber")
     done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines(["noclobber: watched 1 test: nothing found"])
+    done.stdout.fnmatch_lines(["noclobber: watched 1 test: no backward ran: nothing was checked"])
 
 
 def test_a_failure_before_torch_is_imported_stays_as_it_is_and_imports_none(pytester: pytest.Pytester) -> None:
@@ -427,7 +427,7 @@ def test_an_expected_error_matches_as_without_noclobber_and_is_no_reason(pyteste
     done = suite(pytester, expecting, "--noclobber")
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.no_fnmatch_line("*NC*")
-    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found"])
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found in 1 backward call; 2 more raised an error"])
 
 
 def test_unittest_shows_why_an_error_was_raised(pytester: pytest.Pytester) -> None:
@@ -498,7 +498,10 @@ def test_the_summary_names_what_was_not_watched(pytester: pytest.Pytester) -> No
     done = suite(pytester, unseen, "--noclobber")
     done.assert_outcomes(passed=3)
     done.stdout.fnmatch_lines(
-        ["noclobber: watched 3 tests: nothing found", "not watched: *; processes that tests fork"]
+        [
+            "noclobber: watched 3 tests: nothing found in what was watched (1 backward call)",
+            "not watched: *; processes that tests fork",
+        ]
     )
     assert str(done.stdout).count("not watched") == 1
 
@@ -522,7 +525,10 @@ def test_the_summary_names_python_programs_that_tests_start(pytester: pytest.Pyt
     done = suite(pytester, starting, "--noclobber")
     done.assert_outcomes(passed=3)
     done.stdout.fnmatch_lines(
-        ["noclobber: watched 3 tests: nothing found", "not watched: Python programs that tests start"]
+        [
+            "noclobber: watched 3 tests: nothing found in what was watched (1 backward call)",
+            "not watched: Python programs that tests start",
+        ]
     )
     assert native == (multiprocessing.util.spawnv_passfds, subprocess._fork_exec, os.system)  # type: ignore[attr-defined]
 

@@ -44,6 +44,11 @@ def reentrant() -> None:
     checkpoint(torch.exp, x, use_reentrant=True).sum().backward()
 
 
+def vjp_afterwards() -> None:
+    _, pull = torch.func.vjp(torch.exp, torch.ones(3))
+    pull(torch.ones(3))
+
+
 def of_a_leaf() -> None:
     torch.ones((), requires_grad=True).backward()
 
@@ -58,6 +63,7 @@ CALLS = {
     "one within another": (reentrant, 1, 0),
     "raises": (raise_in_backward, 0, 1),
     "a transform": (lambda: torch.func.grad(lambda x: x.exp().sum())(torch.ones(3)), 0, 0),
+    "the function that a transform returns": (vjp_afterwards, 0, 0),
     "a transform of a transform": (lambda: torch.func.hessian(lambda x: x.exp().sum())(torch.ones(3)), 0, 0),
     "under no_grad": (torch.no_grad()(lambda: torch.ones(3).exp_()), 0, 0),
 }

@@ -153,7 +153,7 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
 
 def _saves_were_seen(context: Context, call: Backward) -> bool:
     """Return True if noclobber has seen the saves at the top of the graph. Where it has not, the coverage says so."""
-    if private.transforms_active() or any(type(one).__module__.startswith(_TRACED) for one in call.outputs):
+    if private.transforms_active() or any(map(_is_inside_a_transform, call.outputs)):
         return False
     roots = graph.roots_of(call.outputs)
     if roots and all(node.name() == _COMPILED for node in roots):
@@ -162,6 +162,11 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
         context.bus.not_seen("backward calls of graphs that were made before watching began")
         return False
     return True
+
+
+def _is_inside_a_transform(output: object) -> bool:
+    traced = type(output).__module__.startswith(_TRACED)
+    return traced or (isinstance(output, torch.Tensor) and private.unwrapped(output) is not output)
 
 
 def _share_reads(context: Context, sharing: bool) -> None:
