@@ -72,7 +72,7 @@ def test_what_a_session_is_asked(tmp_path: Path) -> None:
         "session stop",
         "session report ['main.py', 'x'] 1 0.0",
     ]
-    assert ended.stderr.startswith(OWN_END + "noclobber: nothing found")
+    assert ended.stderr.startswith(OWN_END + "noclobber: no backward ran: nothing was checked")
     assert drive(tmp_path, "nowhere", "--raise").stdout.startswith("session init raise\n")
 
 

@@ -35,7 +35,7 @@ def test_a_comment_is_used_or_told(tmp_path: Path) -> None:
     ended = noclobber(["run", "train.py"], tmp_path)
     assert ended.status == 0
     first, second = ended.stderr.splitlines()
-    assert first == "noclobber: nothing found that counts (1 suppressed)"
+    assert first == "noclobber: nothing found that counts in 1 backward call (1 suppressed)"
     assert second == "note: `noclobber: ignore[NC104]` at train.py:4 kept nothing out in this run"
 
 

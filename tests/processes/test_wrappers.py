@@ -22,7 +22,7 @@ def test_legal_training_has_the_same_bits_and_no_finding(tmp_path: Path) -> None
     ended = noclobber(["run", *TORCHRUN, program], tmp_path)
     assert len(bare.stdout.splitlines()) == 10
     assert sorted(ended.stdout.splitlines()) == sorted(bare.stdout.splitlines())
-    assert "noclobber: nothing found in what was watched (3 processes)" in ended.stderr
+    assert "noclobber: nothing found in what was watched (30 backward calls, 3 processes)" in ended.stderr
 
 
 def test_what_is_wrong_on_a_rank_is_blamed_there(tmp_path: Path) -> None:
