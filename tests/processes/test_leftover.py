@@ -53,9 +53,7 @@ def told(ended: Ended) -> list[str]:
     [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("ctypes.string_at(0)", -signal.SIGSEGV)],
     ids=["killed", "segmentation fault"],
 )
-def test_the_next_command_says_where_the_report_is(
-    tmp_path: Path, env: dict[str, str], end: str, status: int
-) -> None:
+def test_the_next_command_says_where_the_report_is(tmp_path: Path, env: dict[str, str], end: str, status: int) -> None:
     write(tmp_path, {"train.py": KILLED.format(end), "other.py": "print(1)"})
     assert noclobber(["run", "train.py"], tmp_path, env=env).status == status
     (folder,) = of(env).iterdir()
