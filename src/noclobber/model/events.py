@@ -82,7 +82,10 @@ class Write:
     since: Site | None = None
     handed: Handed | None = None
     in_forward: bool = True
-    """False where the write ran while a backward was under way (a hook, a custom Function's backward, accumulation)."""
+    """False where the write ran while a backward was under way: in a hook, a custom Function's backward, accumulation.
+    True in a checkpointed region that backward ran again."""
+    again: bool = False
+    """True where such a region made it in its second run."""
     untracked: bool = False
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
 

@@ -29,6 +29,8 @@ class Moved:
     """The name of the class of the object that holds the attribute, if known."""
     replaced: bool = False
     """True if that object is another one now."""
+    rebound: bool = True
+    """False if the attribute or variable still holds the same object, which itself has changed."""
 
 
 @dataclass(frozen=True, slots=True)

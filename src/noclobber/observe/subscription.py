@@ -10,6 +10,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.report import Coverage
+from noclobber.model.silent import Drift
 from noclobber.observe import recorder
 from noclobber.observe.core import boundary, threads
 from noclobber.observe.core.context import Subscriber
@@ -113,6 +114,6 @@ def _compiled() -> int:
     return int(counters.get("frames", {}).get("ok", 0))
 
 
-def event_of(error: BaseException) -> Refusal | Clobber | None:
+def event_of(error: BaseException) -> Refusal | Clobber | Drift | None:
     """Return what an exception is about, if it may concern writing in place; else None."""
     return refusals.refusal_of(error, CONTEXT.memory)

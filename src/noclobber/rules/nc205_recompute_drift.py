@@ -36,7 +36,8 @@ Instead
 
 Notes
     If you rebind a name that the region closes over (`scale = new`), the second run reads the new tensor. Pass
-    tensors as arguments instead.
+    tensors as arguments instead. The same is true of plain values: a position, a step counter, a flag such as
+    `training`, an attribute that is None the first time. The report names the value that differs, and what it was.
     Writes that the region itself makes happen twice, such as the statistics of a batch norm. They do no harm if the
     region does not read them back.
     `preserve_rng_state=True`, the default, restores torch's random state, so that dropout drops the same elements.
@@ -62,7 +63,7 @@ from noclobber.model.finding import Finding, Severity, Suggestion, label, label_
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.assigned import assignment, is_read
-from noclobber.rules.shared.causes import cause, is_step, overlapping
+from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
 from noclobber.rules.shared.refusing import finding, messages, recognised, says
@@ -105,7 +106,7 @@ def find(event: Event) -> Finding | None:
     if event.unfilled:
         return _stopped(event)
     moved = [one for one in event.moved if is_read(one, event.sources)]
-    if event.raised or (moved and (event.repeated or not event.writes)):
+    if event.raised or (moved and (event.repeated or all(map(is_statistics, event.writes)))):
         return _differs(event, moved) if moved else None
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
@@ -145,7 +146,7 @@ def _differs(drift: Drift, moved: list[Moved]) -> Finding:
     if drift.raised:
         headline = f"a checkpointed region raises {drift.raised} {again}: `{one.name}` is {one.now}, and was {one.was}"
     labels = [
-        *[label("create", drift.region, "the region is checkpointed here")] * (drift.region is not None),
+        *([label("create", drift.region, "the region is checkpointed here")] if drift.region else ()),
         *([label_at("write", span, f"`{one.name}` changes here: {one.was} in forward, {one.now} now")] if span else ()),
         *read_label(drift.read, verb="runs the region again"),
     ]
@@ -173,9 +174,9 @@ _PLAIN = (
 
 def _kept(clobber: Clobber) -> Finding:
     """The finding for a write to a tensor that the policy of a selective checkpoint keeps."""
-    writes, save = overlapping(clobber) or clobber.writes, clobber.save
+    save, found = clobber.save, overlapping(clobber) or clobber.writes
     # A result may have a version counter of its own, apart from that of what it is a view of (a batched `matmul`).
-    writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in writes]
+    writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in found]
     name = spelled(save.tensor, save.site) if save.tensor.name else "what is computed"
     saved = save.site and label("save", save.site, f"the policy of the checkpoint keeps {name} here")
     silent = (
@@ -260,7 +261,7 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     # The help is about the tensor that was written, which is not the tensor that differs.
     about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
     if is_step(write):
-        return step_cures(about, write)
+        return step_cures(about, write) if write.in_forward else _stepped_in_backward(drift)
     if write.tensor.kind == "parameter":
         return cures(about)
     # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
@@ -271,6 +272,16 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
         ),
         Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
     )
+
+
+def _stepped_in_backward(drift: Drift) -> tuple[Suggestion, ...]:
+    """For a step in a hook: it ran before backward had run every region that reads the weights."""
+    after = "step after `backward()` has returned, not in a hook"
+    once = (
+        "checkpoint with `use_reentrant=False`: a hook on a weight that several regions share then runs once, after "
+        "all of them"
+    )
+    return (Suggestion(once), Suggestion(f"or {after}")) if drift.reentrant else (Suggestion(after),)
 
 
 def _forgets_random_state(region: Site | None) -> bool:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from noclobber.rules import explain
 from tests.observe.hearing import bare, hear, is_marked
 
 MODES = pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
@@ -179,3 +180,46 @@ def test_rrelu_reads_noise_that_the_region_stopped_before():
 
     (drift,) = hear(program)[0].events
     assert drift.save.field == "noise"
+
+
+@MODES
+def test_a_write_of_the_second_run_is_known_as_that(reentrant):
+    scale, x, w = torch.ones(3), leaf(), leaf()
+
+    def region(t):
+        scale.mul_(0.5)  # written
+        return t.exp()
+
+    def program():
+        y = checkpoint(region, x, use_reentrant=reentrant)
+        z = w * scale  # saved
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+
+    heard, _ = hear(program)
+    (clobber,) = heard.clobbers
+    assert is_marked(clobber.save.site, "saved")
+    assert [(write.again, write.in_forward) for write in clobber.writes] == [(True, True)]
+    assert is_marked(clobber.writes[0].site, "written")
+    found = explain(clobber)
+    assert "write out of place" in found.suggestions[0].message
+    assert any("ran a checkpointed region again" in note for note in found.notes)
+
+
+def test_a_step_in_a_hook_of_a_shared_weight_is_helped_by_regions_that_are_not_reentrant():
+    def program(reentrant):
+        net, x = nn.Linear(3, 3), leaf(1, 3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        y = checkpoint(net, checkpoint(net, x, use_reentrant=reentrant).tanh(), use_reentrant=reentrant)
+        y.sum().backward()
+        return x.grad
+
+    heard, _ = hear(lambda: program(True))
+    (drift,) = heard.events
+    assert not drift.writes[0].in_forward
+    assert "`use_reentrant=False`" in explain(drift).suggestions[0].message
+    heard, gradient = hear(lambda: program(False))
+    assert heard.events == heard.clobbers == []
+    assert torch.equal(gradient, bare(lambda: program(False)))

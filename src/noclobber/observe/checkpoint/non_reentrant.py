@@ -42,7 +42,8 @@ def arm(context: Context, way: Way) -> None:
 
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
-            function, args, kwargs = (caller.f_locals.get(name) for name in ("fn", "args", "kwargs"))
+            given = caller.f_locals
+            function, args, kwargs = given["fn"], given["args"], given["kwargs"]
             read = reads.read_by(function, args, kwargs)
             region = CheckpointRegion(context, way, place_of(caller), read)
             if context.keeping:

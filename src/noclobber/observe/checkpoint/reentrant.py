@@ -133,7 +133,12 @@ def _run_anew(
             leave()
             if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
                 raise ClobberError(forward_bytes.LOST)
-        outputs = run(*args)
+        try:
+            outputs = run(*args)
+        except Exception as error:
+            raised = error
+            guarded(lambda: region.failed(raised))
+            raise
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
         if region.told and (region.context.keeping or past is not None):

@@ -25,7 +25,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, all_known, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.core.history import Reread
-from noclobber.observe.core.records import Backward, moment, reading
+from noclobber.observe.core.records import Backward, moment, reading, second_runs
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import graph, private
@@ -129,7 +129,12 @@ class CheckpointRegion:
         self.changed.clear()
         regions = self.context.thread.again
         regions.append(self)
-        run.callback(regions.pop)
+
+        def ended() -> None:
+            regions.remove(self)
+            second_runs.append((self.again, moment()))
+
+        run.callback(ended)
 
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator

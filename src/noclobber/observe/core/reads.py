@@ -52,7 +52,7 @@ _Thing = tuple[str, int, int | None]
 """What is noted of a value that is not plain: its type, its `id`, and the number of its items."""
 _TENSOR = "tensor"
 Value = tuple[Path, object, object]
-"""What is noted of one value: the path of its owner, its attribute, key, index or variable, and a plain value or _Thing."""
+"""What is noted of a value: the path of its owner, its attribute, key, index or variable; a plain value or _Thing."""
 
 
 class Reads:
@@ -86,6 +86,7 @@ def read_by(
             first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
     rows: Iterable[tuple[object, object]] = [*first, *(kwargs or {}).items()]
     values, tensors, path, depth = found.values, found.tensors, None, _DEEPEST
+    values.append((None, "", (type(function).__name__, id(function), None)))
     waiting.append((function, _DEEPEST, None))
     while True:
         for key, value in rows:
@@ -99,7 +100,7 @@ def read_by(
                     seen[id(value)] = value
                     tensors.append(value)  # type: ignore[arg-type]
             elif kind is itertools.count:
-                values.append((path, key, repr(value)))
+                values.append((path, key, (repr(value), id(value), None)))
             elif issubclass(kind, Enum):
                 values.append((path, key, value))
             elif not issubclass(kind, _PASSED_BY):
@@ -119,27 +120,27 @@ def read_by(
             depth += 1  # a module in a module is on the level of its owner
 
 
-def _inside(value: object, states: bool) -> Iterator[tuple[object, object]]:
+def _inside(value: Any, states: bool) -> Iterator[tuple[object, object]]:
     """Yield the values that a value leads to directly, each with its attribute, key, index or variable."""
     kind = type(value)
     if issubclass(kind, torch.nn.Module):
         yield from _of_module(value, states)
     elif issubclass(kind, dict):
-        rows = list(itertools.islice(dict.items(value), _MOST))  # type: ignore[arg-type]
+        rows = list(itertools.islice(dict.items(value), _MOST))
         yield from _few_plain((_Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
     elif issubclass(kind, _LISTS):
         iterate = next(one for one in _LISTS if issubclass(kind, one)).__iter__
-        items = list(itertools.islice(iterate(value), _MOST))  # type: ignore[arg-type]
+        items = list(itertools.islice(iterate(value), _MOST))
         yield from _few_plain((_Key(index), item) for index, item in enumerate(items))
     elif kind is FunctionType:
-        yield from _of_function(value)  # type: ignore[arg-type]
+        yield from _of_function(value)
     elif kind is MethodType:
-        yield "self", value.__self__  # type: ignore[attr-defined]
-        yield "", value.__func__  # type: ignore[attr-defined]
+        yield "self", value.__self__
+        yield "", value.__func__
     elif issubclass(kind, functools.partial):
-        yield "", functools.partial.func.__get__(value)  # type: ignore[attr-defined]
-        yield "args", functools.partial.args.__get__(value)  # type: ignore[attr-defined]
-        yield "keywords", functools.partial.keywords.__get__(value)  # type: ignore[attr-defined]
+        yield "", functools.partial.func.__get__(value)
+        yield "args", functools.partial.args.__get__(value)
+        yield "keywords", functools.partial.keywords.__get__(value)
     elif _is_users(kind) or str(kind.__module__).partition(".")[0] not in _NOT_FOLLOWED:
         yield from _of_object(value)
 
@@ -265,9 +266,10 @@ def _of_function(function: FunctionType) -> Iterator[tuple[object, object]]:
     """Yield what a function reads from its closure, its defaults and its globals."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield _Variable(name), cell.cell_contents
+            value = cell.cell_contents
         except ValueError:  # the name is not bound yet
             continue
+        yield from _of_variable(name, value, function)
     defaults = function.__defaults__ or ()
     code = function.__code__
     yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
@@ -275,17 +277,14 @@ def _of_function(function: FunctionType) -> Iterator[tuple[object, object]]:
     scope = function.__globals__
     for name in _names(code):
         if name in scope:
-            value = scope[name]
-            yield _Variable(name), value
-            if issubclass(type(value), type) and _is_namespace(value, scope):
-                yield from (
-                    (_Variable(f"{name}.{key}"), one) for key, one in vars(value).items() if type(one) in _PLAIN
-                )
+            yield from _of_variable(name, scope[name], function)
 
 
-def _is_namespace(value: Any, scope: dict[str, object]) -> bool:
-    """Return True if a class is defined beside the function that names it. Its plain attributes may be a state."""
-    return bool(type.__dict__["__module__"].__get__(value) == scope.get("__name__"))
+def _of_variable(name: str, value: Any, function: FunctionType) -> Iterator[tuple[object, object]]:
+    """Yield a variable of a function. Of a class from the same module the plain attributes may be a state."""
+    yield _Variable(name), value
+    if type(value) is type and value.__module__ == function.__module__:
+        yield from [(_Variable(f"{name}.{key}"), one) for key, one in vars(value).items() if type(one) in _PLAIN]
 
 
 def _parameters(function: object) -> tuple[str, ...]:
@@ -329,14 +328,18 @@ def moved(before: list[Value], now: list[Value]) -> tuple[Moved, ...]:
         rank = _rank(was, value)
         if rank is not None:
             owner, key = path
-            one, other = (rows.get(owner) if owner is not None else None for rows in (old, new))
+            one, other = (rows.get(owner or (None, "")) for rows in (old, new))
             kind = other[0] if type(other) is tuple else ""
             replaced = type(one) is tuple and type(other) is tuple and one[1] != other[1]
             said = _in_words(was, value)
             name = "" if isinstance(key, _Key) else str(key.name if isinstance(key, _Variable) else key)
-            told = Moved(_name(path), name, *said, isinstance(key, _Variable), kind, replaced)
+            told = Moved(_name(path), name, *said, isinstance(key, _Variable), kind, replaced, _is_rebound(was, value))
             found.setdefault((name or told.name, *said), (rank, told))
     return tuple(one for _, one in sorted(found.values(), key=lambda entry: entry[0])[:MOST_MOVED])
+
+
+def _is_rebound(was: object, value: object) -> bool:
+    return not (type(was) is tuple and type(value) is tuple and was[1] == value[1])
 
 
 def _rank(was: object, value: object) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,6 +41,15 @@ def count_with(following: Callable[[], int]) -> None:
     """Let the native part give the numbers from now on."""
     global _next
     _next = following
+
+
+second_runs: deque[tuple[int, int]] = deque(maxlen=1024)
+"""The latest second runs of checkpointed regions: the moments before and after each."""
+
+
+def in_second_run(record: Record) -> bool:
+    """Return True if a checkpointed region made a write while backward ran it again."""
+    return record.in_backward and any(begin < record.moment < end for begin, end in second_runs)
 
 
 def moment() -> int:

@@ -23,7 +23,17 @@ from noclobber.observe.core.fingerprints import (
     same_but_for_zeros,
 )
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Geometry, Record, geometry, region, shape_of, strided, tensor_on
+from noclobber.observe.core.records import (
+    Backward,
+    Geometry,
+    Record,
+    geometry,
+    in_second_run,
+    region,
+    shape_of,
+    strided,
+    tensor_on,
+)
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.write_kernels import Written
@@ -323,6 +333,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
     for index, (record, before) in enumerate(entries):
         after = entries[index + 1][1] if index + 1 < len(entries) else current
         where = region(record.geometry)
+        again = in_second_run(record)
         touches = where is None or tensor.region is None or overlap(where, tensor.region)
         written = Tensor(where.shape if where else (), tensor.dtype, tensor.device, tensor.name, tensor.kind, where)
         made.append(
@@ -336,8 +347,9 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 written,
                 touches,
                 record.step,
-                in_forward=not record.in_backward,
+                in_forward=again or not record.in_backward,
                 untracked=record.untracked and not record.in_backward,
+                again=again,
             )
         )
     return tuple(made)

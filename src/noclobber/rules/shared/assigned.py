@@ -20,6 +20,8 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
     kept = False
     for file in _files(moved, sources):
         for node in _named(file, moved):
+            if _of_another(file, node, moved):
+                continue
             if isinstance(node.ctx, ast.Load) and file.nearest(node, *FUNCTION) is not None:
                 return True
             kept |= isinstance(node, ast.Name) or _is_self(node)
@@ -27,14 +29,14 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
 
 
 def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
-    """Return the statement that sets the value after its first value; None unless there is exactly one in the source."""
-    if not moved.attribute or moved.replaced:
+    """Return the statement that sets the value after its first value; None unless the source has exactly one."""
+    if not moved.attribute or moved.replaced or not moved.rebound:
         return None
     found: list[Span | None] = []
     for file in _files(moved, sources):
         stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
-        rows = [node for node in stores if not _makes(file, node, moved)]
-        if moved.is_variable and len(rows) > 1 and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
+        rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
+        if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
             rows = rows[1:]  # its first value
         found += [_span(file, node) for node in rows]
         found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
@@ -51,7 +53,8 @@ def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
 def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
     last = moved.attribute.rpartition(".")[2]
     if moved.is_variable and last == moved.attribute:
-        yield from (node for node in walk(file.tree, ast.Name) if node.id == last)
+        names = (node for node in walk(file.tree, ast.Name) if node.id == last)
+        yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
     else:
         yield from (node for node in walk(file.tree, ast.Attribute) if node.attr == last)
 
@@ -61,13 +64,15 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _makes(file: File, node: ast.AST, moved: Moved) -> bool:
-    """Return True if an assignment gives a first value, or belongs to another class than that of the value's owner."""
-    if moved.is_variable:
-        return False
-    function, owner = file.nearest(node, *FUNCTION), file.class_of(node)
-    if _is_self(node) and owner is not None and moved.owner and moved.owner not in _descended(file, owner.name):
-        return True
-    return _is_self(node) and isinstance(function, FUNCTION) and getattr(function, "name", "") in _MAKES
+    """Return True if an assignment gives an attribute its first value."""
+    function = file.nearest(node, *FUNCTION)
+    return not moved.is_variable and _is_self(node) and getattr(function, "name", "") in _MAKES
+
+
+def _of_another(file: File, node: ast.AST, moved: Moved) -> bool:
+    """Return True for `self.pos` in another class than that of the value's owner and its bases."""
+    owner = file.class_of(node) if _is_self(node) else None
+    return owner is not None and bool(moved.owner) and moved.owner not in _descended(file, owner.name)
 
 
 def _descended(file: File, name: str) -> set[str]:

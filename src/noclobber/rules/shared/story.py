@@ -46,6 +46,8 @@ def story(
     if clobber.stopped:
         notes = ("noclobber stopped this write before it happened", *notes)
     blamed = writes[0] if writes else None
+    if blamed is not None and blamed.again:
+        notes = (*notes, "backward ran a checkpointed region again, which made this write a second time")
     written = write_label(blamed, clobber.save, verb=verb) if blamed else ()
     saved = saved or save_label(clobber.save)
     after = line_to_show(blamed) if blamed else None
