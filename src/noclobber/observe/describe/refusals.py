@@ -219,13 +219,13 @@ def _carrying(roots: list[Node], boundary: int, memory: Memory) -> Record | None
 
 
 def _made(record: Record, node: Node) -> bool:
-    """Return True if a write made a node. The node of a write through a view comes after two others (torch 2.13;
-    tests/observe/describe/test_freed.py)."""
+    """Return True if a write to a tensor in the graph made a node. Where it was through a view, PyTorch makes the node
+    of the operator first (torch 2.13; tests/observe/describe/test_freed.py)."""
     number, name = node._sequence_nr(), node.name()
-    if name == "CopySlices":
-        return record.node == number - 2
+    if name.endswith("CopySlices"):
+        return record.in_graph and record.node == number - 1
     op = record.written.op.partition("::")[2].replace("_", "")
-    return record.node == number and _OF_NODE.sub("", name).lower() == op
+    return record.in_graph and record.node == number and _OF_NODE.sub("", name).lower() == op
 
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drift | None:
