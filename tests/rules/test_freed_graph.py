@@ -48,7 +48,8 @@ def test_a_carried_state_is_detached_and_retain_graph_is_no_cure() -> None:
     finding = found(False)
     assert finding.message == "backward reaches into a graph of an earlier iteration, which is already freed"
     assert [one.message for one in finding.suggestions] == [
-        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`, and of a tuple each "
+        "part, `h = tuple(part.detach() for part in h)`"
     ]
     assert finding.notes[0].startswith("`retain_graph=True` does not fix")
 
@@ -77,8 +78,8 @@ def test_a_state_that_is_written_in_place_is_named_as_it_is_spelled() -> None:
     assert finding is not None
     assert told(finding, "write").text == "`self.centre` is written in place here and carries the old graph over"
     assert [one.message for one in finding.suggestions] == [
-        "detach the state before it is written: `h = h.detach()`; or, if no gradient should flow through it, write it "
-        "inside `with torch.no_grad():`"
+        "detach the state before it is written: `self.centre = self.centre.detach()`; or, if no gradient should flow "
+        "through it, write it inside `with torch.no_grad():`"
     ]
 
 
@@ -178,7 +179,8 @@ def test_a_state_that_a_loop_carries_is_detached(inside: str, built: str) -> Non
     finding = looped(LOOP.format(before="h = zeros(3)", inside=inside, after="opt.step()"), built)
     assert finding.message == CARRIED
     assert [one.message for one in finding.suggestions] == [
-        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
+        "detach the state that is carried over, at the end of each iteration: `h = h.detach()`, and of a tuple each "
+        "part, `h = tuple(part.detach() for part in h)`"
     ]
 
 

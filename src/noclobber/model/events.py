@@ -100,6 +100,21 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """A state that carries an older graph along. `name` is what the program calls it: `net.cell.mem`, `states['v'][0]`.
+
+    `kind` says what holds it last: a name, an attribute, an item of a list or dict, a tuple. `scopes` are where the
+    functions begin whose text may assign it.
+    """
+
+    name: str
+    kind: Literal["name", "attribute", "item", "tuple"] = "name"
+    scopes: tuple[Site, ...] = ()
+    variable: str = ""
+    """A plain variable that holds it too; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """PyTorch raised an error about an in-place operation. `message` is PyTorch's own, complete."""
 
@@ -123,3 +138,5 @@ class Refusal:
     is of an earlier iteration: a carried state."""
     freed: Site | None = None
     """The backward that freed it, when known."""
+    carried: tuple[Carried, ...] = ()
+    """The states that carry the freed graph into this iteration, when known."""

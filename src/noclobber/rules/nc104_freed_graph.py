@@ -26,8 +26,9 @@ Instead
     (h.sum() + h.prod()).backward()
 
 Notes
-    For a carried state, write `h = h.detach()` at the end of each iteration. `retain_graph=True` does not help
-    there: the graph grows with every iteration, and once an optimizer has stepped the error turns into NC103.
+    For a carried state, write `h = h.detach()` at the end of each iteration; for the tuple of an LSTM,
+    `state = tuple(part.detach() for part in state)`. `retain_graph=True` does not help there: the graph grows with
+    every iteration, and once an optimizer has stepped the error turns into NC103.
     A forward before a loop that calls `backward` and `step`: move the forward into the loop, so that each turn
     computes its loss with the current weights.
     If one graph really serves two backwards, pass `retain_graph=True` to the first.
@@ -43,10 +44,12 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
+from noclobber.rules.shared import carrying
 from noclobber.rules.shared.built_once import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.rules.shared.writetext import form, target_of
+from noclobber.syntax.names import dotted
 from noclobber.syntax.writes import Form
 
 CODE = "NC104"
@@ -71,11 +74,8 @@ _STEPPED = (
     "; `retain_graph=True` does not help here, because the step changes the weights that the graph was built with"
 )
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
-_DETACH = "detach the state that is carried over, at the end of each iteration: `h = h.detach()`"
-_STATE = (
-    "detach the state before it is written: `h = h.detach()`; or, if no gradient should flow through it, write it "
-    "inside `with torch.no_grad():`"
-)
+_DETACH = "detach the state that is carried over, at the end of each iteration: "
+_UNKNOWN = "`h = h.detach()`, and of a tuple each part, `h = tuple(part.detach() for part in h)`"
 _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
@@ -102,11 +102,12 @@ def find(event: Event) -> Finding | None:
     if repeated is False and event.shared:
         return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
     if repeated is False and event.written is not None:
-        return _finding(event, _HEADLINES[repeated], [_STATE], _note(repeated))
+        return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated))
+    detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     helps = {
         True: [_SUM, _RETAIN],
-        False: [_DETACH, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None)],
-        None: [f"for a carried state: {_DETACH}", f"for two losses: {_SUM}"],
+        False: [detach, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None and not event.carried)],
+        None: [f"for a carried state: {detach}", f"for two losses: {_SUM}"],
     }[repeated]
     return _finding(event, _HEADLINES[repeated], helps, _note(repeated))
 
@@ -129,8 +130,14 @@ def _note(repeated: bool | None) -> str:
 
 def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Finding:
     suggestions = tuple(Suggestion(one) for one in helps)
-    notes = (note,) if note else ()
+    notes = (*carrying.notes(event), *([note] if note else []))
     return Finding(CODE, NAME, SEVERITY, headline, _labels(event), notes=notes, suggestions=suggestions)
+
+
+def _before_write(event: Refusal) -> str:
+    name = dotted(target_of(event.written)) or "h"
+    cut = f"detach the state before it is written: `{name} = {name}.detach()`"
+    return f"{cut}; or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
 
 
 def _carries(event: Refusal) -> str:
@@ -149,6 +156,8 @@ def _labels(event: Refusal) -> tuple[Label, ...]:
         )
     if event.written is not None:
         labels.append(label("write", event.written, _carries(event)))
+    else:
+        labels += carrying.labels(event)
     if event.freed is not None and event.freed != event.site:
         labels.append(label("read", event.freed, "this backward frees it"))
     if event.site is not None:

@@ -67,6 +67,21 @@ def a_buffer_later():
         (centre * w).sum().backward()
 
 
+def a_row_of_a_buffer():
+    w, memory = torch.ones(3, requires_grad=True), torch.zeros(2, 3)
+    for _ in range(2):
+        memory[0] = (memory[0] + w).exp()
+        (memory * 2).sum().backward()
+
+
+def a_state_and_a_write_beside_it():
+    w, h, count = torch.ones(3, requires_grad=True), torch.zeros(3), torch.zeros(())
+    for _ in range(2):
+        count.add_(1)
+        h = (h + w).exp()
+        h.sum().backward()
+
+
 WHICH = {
     twice: SAME,
     both_losses_made_before: SAME,
@@ -76,6 +91,8 @@ WHICH = {
     a_state_and_two_heads: EARLIER,
     a_buffer: EARLIER,
     a_buffer_later: EARLIER,
+    a_row_of_a_buffer: EARLIER,
+    a_state_and_a_write_beside_it: EARLIER,
 }
 
 
@@ -104,12 +121,12 @@ def test_the_backward_that_frees_is_shown(program, frees):
     assert line == program.__code__.co_firstlineno + frees
 
 
-@pytest.mark.parametrize("program", [a_buffer, a_buffer_later])
+@pytest.mark.parametrize("program", [a_buffer, a_buffer_later, a_row_of_a_buffer])
 def test_a_write_that_carries_is_shown(program):
     (line,) = (one.span.line for one in finding_of(program).labels if one.role == "write")
     assert line == program.__code__.co_firstlineno + 3
 
 
-@pytest.mark.parametrize("program", [a_state, two_heads, a_state_and_two_heads])
+@pytest.mark.parametrize("program", [a_state, two_heads, a_state_and_two_heads, a_state_and_a_write_beside_it])
 def test_nothing_is_blamed_where_nothing_was_written(program):
     assert not [one for one in finding_of(program).labels if one.role == "write"]

@@ -81,6 +81,8 @@ class Record(NamedTuple):
     """The sequence number of the thread's next autograd node."""
     moment: int
     """When the record was made."""
+    in_graph: bool
+    """Whether the tensor requires a gradient when the write begins."""
     untracked: bool = False
     """Whether autograd does not see the write although the tensor is in the graph."""
 
@@ -104,7 +106,9 @@ class Stepped(NamedTuple):
     def records(self) -> list[Record]:
         """Return a Record for each parameter that has a storage."""
         return [
-            Record(self.written, self.place, key, version, one, self.step, self.in_backward, self.node, self.moment)
+            Record(
+                self.written, self.place, key, version, one, self.step, self.in_backward, self.node, self.moment, True
+            )
             for key, version, one in zip(self.keys, self.versions, self.where, strict=True)
             if key is not None
         ]
@@ -293,4 +297,5 @@ def record(
         version: int | None = tensor._version
     except Exception:
         where, version = geometry(tensor), private.version_of(tensor)
-    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), untracked))
+    in_graph = tensor.requires_grad
+    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), in_graph, untracked))

@@ -54,8 +54,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
 
     A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
     version will lead to it. A tensor made from `.data` may have a version counter of its own. With gradients on, a
-    write to a tensor outside of the graph is remembered too: it may bring the tensor into the graph, and PyTorch then
-    refuses views that were made before.
+    write to a tensor outside of the graph is remembered too if other tensors share the memory: it may bring the tensor
+    into the graph, and PyTorch then refuses views that were made before.
 
     Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
     and nothing in Python holds the tensor. No save can lie on it. To tell so costs less than to file the saves that
@@ -116,7 +116,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 if memory.is_reread(key):
                     recent.append(noted)
                 return after
-            if not in_graph and (untracked or is_inside()) and not memory.is_reread(key):
+            if not in_graph and (untracked or is_inside() or is_only_holder(tensor)) and not memory.is_reread(key):
                 return after
         noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
         recent.append(noted)

@@ -303,7 +303,12 @@ def _written_by(node: Node | None, handle: Handle, key: int | None, version: int
         return []
     written = Written(f"{op}_" if op else "", ((0, "self"),), uncounted=False)
     where = geometry(handle.alias)
-    return [(Record(written, handle.place, key or 0, version, where, None, False, handle.node, handle.moment), version)]
+    return [
+        (
+            Record(written, handle.place, key or 0, version, where, None, False, handle.node, handle.moment, True),
+            version,
+        )
+    ]
 
 
 def _from_recent(memory: Memory, key: int | None, version: int, current: int) -> list[tuple[Record, int]]:
@@ -322,7 +327,7 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
     """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, True, 0, when), version + index)
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, True, 0, when, False), version + index)
         for index, (when, place) in enumerate(since)
     ]
 

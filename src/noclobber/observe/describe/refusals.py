@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from noclobber.observe.core.records import Backward, Record, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.write_kernels import Written, tensors
-from noclobber.observe.describe import stale_views
+from noclobber.observe.describe import carried_states, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
@@ -37,6 +38,7 @@ _ABOUT_WRITING = re.compile(
     re.IGNORECASE,
 )
 
+_OF_NODE = re.compile(r"Backwards?\d*$")
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
 """The operators that an error about a slope may mean (torch 2.13; tests/observe/describe/test_sloped.py)."""
@@ -157,16 +159,22 @@ def _refusal_of_detached(message: str, backward: Backward, saved: Place | None, 
 def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
     """Return the refusal of a backward that reached a freed graph.
 
-    It says where the newest freed node saved, and whether the root itself is from before the last backward.
+    It says where the newest freed node saved, and whether the root itself is from before the last backward: of this
+    line, if it has run one.
     """
-    boundary = memory.thread.boundary
+    boundaries = memory.thread.boundaries
+    _, last = boundaries.get(identity(backward.place), (None, 0))
+    boundary = last or memory.thread.boundary
     numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
     repeated = None if not boundary or not numbers else max(numbers) < boundary
+    edges = carried_states.edges_into_freed(roots, boundary)
+    # What this call itself has run is freed too, and may be from before the last backward, but of this turn of a loop.
+    before = boundary if last and edges else memory.thread.boundary
     freed = [
         node
         for node in graph.walk(roots)
         if node._sequence_nr() != graph.UNNUMBERED
-        and (not boundary or node._sequence_nr() < boundary)
+        and (not before or node._sequence_nr() < before)
         and graph.released(node)
     ]
     newest = max(freed, key=lambda node: int(node._sequence_nr()), default=None)
@@ -174,40 +182,50 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     if newest is not None:
         number = newest._sequence_nr()
         place = memory.place_of(number)
-        boundaries = memory.thread.boundaries
-        _, last = boundaries.get(identity(backward.place), (None, 0))
         shared = repeated is False and number >= last
         ends = ((end, line) for line, end in boundaries.values() if end > number)
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
-    carrying = _carrying(roots, boundary, memory)
+    is_state = repeated is False and not shared
+    carrying = _carrying(roots, boundary, memory) if is_state or repeated is not False else None
+    states = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else []
     return Refusal(
         message,
         site_of(backward.place),
         saved=site_of(place),
-        written=site_of(carrying.place) if carrying and not shared else None,
+        written=site_of(carrying.place) if carrying else None,
         saved_node=newest.name() if newest is not None else None,
         call="grad" if backward.call == "grad" else "backward",
         repeated_root=repeated,
         shared=shared,
         freed=site_of(freeing),
+        carried=tuple(states),
     )
 
 
-def _carrying(roots: list[Node], boundary: int | None, memory: Memory) -> Record | None:
+def _carrying(roots: list[Node], boundary: int, memory: Memory) -> Record | None:
     """Return the write that carries a state from an older graph into the newest graph; None if none is known.
 
-    It is at either end of the edge between the graphs. At the first write to a buffer the buffer is outside of the
-    graph, and that write may not be on record.
+    It made a node at either end of the edge between the graphs.
     """
-    numbers = {
-        number
-        for node in graph.walk(roots)
-        if boundary and boundary <= node._sequence_nr() < graph.UNNUMBERED
-        for older, _ in node.next_functions
+    ends = {
+        node
+        for newer in graph.walk(roots)
+        if boundary and boundary <= newer._sequence_nr() < graph.UNNUMBERED
+        for older, _ in newer.next_functions
         if older is not None and older._sequence_nr() < boundary
-        for number in (node._sequence_nr(), older._sequence_nr())
+        for node in (newer, older)
     }
-    return next((record for record in reversed(memory.recent) if record.node in numbers), None)
+    return next((one for one in reversed(memory.recent) if any(_made(one, node) for node in ends)), None)
+
+
+def _made(record: Record, node: Node) -> bool:
+    """Return True if a write to a tensor in the graph made a node. Where it was through a view, PyTorch makes the node
+    of the operator first (torch 2.13; tests/observe/describe/test_freed.py)."""
+    number, name = node._sequence_nr(), node.name()
+    if name.endswith("CopySlices"):
+        return record.in_graph and record.node == number - 1
+    op = record.written.op.partition("::")[2].replace("_", "")
+    return record.in_graph and record.node == number and _OF_NODE.sub("", name).lower() == op
 
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drift | None:

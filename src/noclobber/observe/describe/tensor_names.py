@@ -49,7 +49,7 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
         other = region(geometry(value))
         return bytes_of is None or other is None or overlap(bytes_of, other)
 
-    for user_frame in _user_frames(frame):
+    for user_frame in user_frames(frame):
         for label, value in _values(user_frame):
             if isinstance(value, torch.nn.Module):
                 found = _in_module(label, value, is_on)
@@ -73,7 +73,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
     return None if known is None else known[:2]
 
 
-def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the program's frames, innermost first. From a thread of the engine it goes on at the backward call."""
     count, call = 0, backward_call()
     while frame is not None and count < _MOST_FRAMES:

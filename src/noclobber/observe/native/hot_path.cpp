@@ -122,7 +122,7 @@ py::list take_records() {
     auto step = one.step == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one.step);
     rows.append(py::make_tuple(py::reinterpret_borrow<py::object>(one.written), shown(one.place), one.key, one.version,
                                py::make_tuple(one.offset, shown(one.sizes), shown(one.strides), dtype), step, one.in_backward, one.node,
-                               one.moment));
+                               one.moment, one.in_graph));
   }
   return rows;
 }

@@ -35,6 +35,7 @@ struct Record {
   at::ScalarType dtype;
   bool in_backward;
   int64_t node, moment;
+  bool in_graph;
 };
 
 struct ManyViews {
@@ -138,7 +139,7 @@ inline void note(PyObject *written, PyObject *step, const Place *place, const at
     records.push_back(Record{written, step, place, key, (int64_t)version_of(impl), impl->storage_offset(),
                              at::DimVector(sizes.begin(), sizes.end()), at::DimVector(strides.begin(), strides.end()),
                              tensor.scalar_type(), torch::autograd::get_current_graph_task_id() != -1, (int64_t)at::sequence_number::peek(),
-                             next_moment()});
+                             next_moment(), tensor.requires_grad()});
     full = records.size() > records_limit;
   }
   if (full) {
@@ -164,6 +165,12 @@ inline bool is_counted(const Operator &op, const at::Tensor &tensor) {
   return tensor.requires_grad() && !op.uncounted && !op.detaches && is_plain(tensor.unsafeGetTensorImpl(), false);
 }
 
+// Returns what `private.is_only_holder` returns. The Python object of a storage, where there is one, holds it too.
+inline bool is_only_holder(const c10::Storage &storage) {
+  const bool in_python = storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr;
+  return storage.use_count() <= 1 + (size_t)in_python && storage.resizable();
+}
+
 inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   auto *impl = tensor.unsafeGetTensorImpl();
   if (!is_usual(impl)) {
@@ -185,10 +192,13 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if ((counted ? may_clobber(key, impl) : is_saved(key)) || (python_has_saves() && answers(may_hold, key))) {
     return FOR_PYTHON;
   }
-  if (!in_graph && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
-    return flags.rereads ? FOR_PYTHON : IGNORED; // it moves no version
+  if (in_graph) {
+    return NOTED;
   }
-  return NOTED;
+  // No view of the memory is there that PyTorch could refuse, or no version moves.
+  const bool alone = is_only_holder(tensor.storage()) ||
+                     c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+  return !alone ? NOTED : flags.rereads ? FOR_PYTHON : IGNORED;
 }
 
 inline bool is_for_python(const Thread &mine) {

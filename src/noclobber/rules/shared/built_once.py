@@ -33,6 +33,12 @@ def built_once(read: Site | None, saved: Site | None) -> bool | None:
     return any(one.id in names and not loop.lineno <= one.lineno for one in walk(place.file.scope(loop), ast.Name))
 
 
+def is_carried(read: Site | None, name: str) -> bool:
+    """Return True if the loop around a backward hands a variable from turn to turn."""
+    loop = _loop_of(place_of(read))
+    return loop is not None and _is_carried(loop, name)
+
+
 def steps_in_loop(read: Site | None) -> bool:
     """Return True if the loop around a backward calls `step`, as of an optimizer."""
     loop = _loop_of(place_of(read))
