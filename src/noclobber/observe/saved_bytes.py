@@ -31,17 +31,20 @@ class _Storage:
     place: Place | None
     module: str
     parameter: bool
-    saver: int
-    """The identity of the handle that came first."""
+    saver: _Held
+    """The handle that came first."""
+    reference: private.StorageRef
+    """Tells whether the storage is still there, and its key means it."""
     holders: int = 1
     node: str = ""
 
 
 class _Held(ref[Handle]):
-    """A reference to a handle, which knows the storage that the handle keeps."""
+    """A reference to a handle, which knows the storage that the handle keeps, and its key."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "storage")
     key: int
+    storage: _Storage
 
 
 class SavedBytes:
@@ -57,7 +60,7 @@ class SavedBytes:
         """Whether the bytes are at their most so far, and nobody has written down who keeps them."""
         self._where: Place | None = None
         self._begun = self._backwards = 0
-        self._names: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = WeakKeyDictionary()
+        self._names: WeakKeyDictionary[torch.nn.Module, WeakKeyDictionary[torch.nn.Module, str]] = WeakKeyDictionary()
         unlocked_in_child(self)
 
     def unlock(self) -> None:
@@ -74,12 +77,15 @@ class SavedBytes:
         with self._lock:
             self._held[id(held)] = held
             known = self._storages.get(key)
-            if known is not None:
+            if known is not None and not known.reference.expired():
                 known.holders += 1
+                held.storage = known
                 return
             size = private.storage(handle.alias).nbytes()
             module, parameter = self._path(*_modules(frame, self._call)), _is_parameter(handle.tensor())
-            one = self._storages[key] = _Storage(size, handle.place, module, parameter, id(handle))
+            reference = private.storage_ref(handle.alias)
+            one = _Storage(size, handle.place, module, parameter, held, reference)
+            held.storage = self._storages[key] = one
             if not one.parameter:
                 self._now += size
             if self._now > self._most:
@@ -90,15 +96,14 @@ class SavedBytes:
         assert isinstance(held, _Held)
         with self._lock:
             self._held.pop(id(held), None)
-            one = self._storages.get(held.key)
-            if one is None:
-                return
+            one = held.storage
             one.holders -= 1
             if one.holders:
                 return
             if self._rising:
                 self._write_down()
-            del self._storages[held.key]
+            if self._storages.get(held.key) is one:
+                del self._storages[held.key]
             self._now -= 0 if one.parameter else one.bytes
 
     def _write_down(self) -> None:
@@ -115,7 +120,7 @@ class SavedBytes:
                 handle = graph.content(saved)
                 if isinstance(handle, Handle):
                     one = self._storages.get(private.storage_key(handle.alias) or 0)
-                    if one is not None and (not one.node or id(handle) == one.saver):
+                    if one is not None and (not one.node or one.saver() is handle):
                         one.node = node.name()
 
     def ledger(self) -> Ledger:
@@ -141,8 +146,8 @@ class SavedBytes:
         root, inner = modules[0], modules[-1]
         names = self._names.get(root)
         if names is None:
-            names = self._names[root] = {id(one): name for name, one in root.named_modules()}
-        name = names.get(id(inner), type(inner).__name__)
+            names = self._names[root] = WeakKeyDictionary({one: name for name, one in root.named_modules()})
+        name = names.get(inner, type(inner).__name__)
         return f"{type(root).__name__}.{name}" if name else type(root).__name__
 
 

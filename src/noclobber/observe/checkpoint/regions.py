@@ -117,7 +117,7 @@ class CheckpointRegion:
             self._of_last = []
         self._of_last.append(packed)
         self.context.thread.packed.append(ref(packed))
-        if packed.key in self.outside:
+        if packed.key is not None and self._outside_at(packed.key) is not None:
             self.used.add(packed.key)
         history = self.context.thread.history
         history.nodes.append(packed.node)
@@ -164,7 +164,13 @@ class CheckpointRegion:
         key = private.storage_key(tensor)
         if key is None:
             return None
-        return self.outside.get(key) or next((known for known in self.outside.values() if _is_now_at(known, key)), None)
+        moved = (known for known in self.outside.values() if _is_now_at(known, key))
+        return self._outside_at(key) or next(moved, None)
+
+    def _outside_at(self, key: int) -> Reread | None:
+        """Return the outside memory that still has this key. Once it is gone, the region itself may get the address."""
+        known = self.outside.get(key)
+        return None if known is None or known.storage.expired() else known
 
     def _writes_to(self, reread: Reread, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.unnamed(tensor)

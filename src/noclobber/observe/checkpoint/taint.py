@@ -193,6 +193,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._wiped_out.update(private.storage_key(tensor) for tensor in read if self._is(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
+        into = list[int | None]()
         if written is not None and not written.is_statistics:
             into = [private.storage_key(tensor) for tensor in tensors(written, *given)]
             self._written.update(into)
@@ -204,6 +205,9 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._changed.add(key)
             elif key not in before:
                 self._changed.discard(key)
+            if key not in before and key not in into:  # new memory, at the address of some that is gone
+                self._written.discard(key)
+                self._wiped_out.discard(key)
         self._known.update(key for key in made if key is not None)
 
     def _is(self, tensor: torch.Tensor) -> bool:

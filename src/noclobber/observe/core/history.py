@@ -29,14 +29,14 @@ RECENT = 8192
 class Reread:
     """Memory that the program's own hooks or a checkpoint will read again.
 
-    It keeps the storage's key (`alias`), the version, and a weak reference to the tensor, which returns None once the
-    program has dropped the tensor.
+    It keeps the storage's key (`alias`), which says nothing once the `storage` is gone, the version, and a weak
+    reference to the tensor, which returns None once the program has dropped the tensor.
     """
 
-    __slots__ = ("__weakref__", "alias", "tensor", "version")
+    __slots__ = ("__weakref__", "alias", "storage", "tensor", "version")
 
     def __init__(self, key: int, tensor: torch.Tensor) -> None:
-        self.alias = key
+        self.alias, self.storage = key, private.storage_ref(tensor)
         self.tensor = private.Weak(tensor)
         self.version = private.version_of(tensor) or 0
 

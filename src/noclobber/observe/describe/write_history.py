@@ -41,9 +41,11 @@ def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current
 
 def _of(reread: Reread, records: Iterable[Record]) -> list[Record]:
     """Return the records of writes to this memory. The last is where the tensor got other memory (`t.data = u`): after
-    that the address may belong to another tensor."""
+    that the address may belong to another tensor, as after the memory is gone."""
     found = [record for record in records if record.key == reread.alias]
     tensor = reread.tensor()
+    if tensor is None and reread.storage.expired():
+        return []
     if tensor is not None and private.storage_key(tensor) != reread.alias:
         moves = [index for index, record in enumerate(found) if record.written.only_moves]
         return found[: moves[-1] + 1] if moves else found

@@ -40,6 +40,8 @@ class _Changed(NamedTuple):
 
     noted: Record
     leaf: private.Weak[torch.Tensor] | None
+    storage: private.StorageRef
+    """Tells whether the memory is still there: another leaf may get its address."""
 
 
 class _Stale(NamedTuple):
@@ -103,7 +105,7 @@ class StaleCasts:
         if known is not None and (known.leaf is None or _is_older(_cast_of(known.leaf()), known.noted)):
             return
         if len(self._changed) < _MOST:
-            self._changed[noted.key] = _Changed(noted, leaf)
+            self._changed[noted.key] = _Changed(noted, leaf, private.storage_ref(tensor))
 
     def clearing(self) -> None:
         """Look once more at what the region has kept, before autocast drops it."""
@@ -133,7 +135,9 @@ class StaleCasts:
 
     def _know_leaves(self, nodes: list[Any]) -> None:
         """Find the leaves in a graph whose memory was written through another tensor."""
-        unknown = {key for key, changed in self._changed.items() if changed.leaf is None}
+        unknown = {
+            key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()
+        }
         for node in nodes if unknown else ():
             leaf = getattr(node, "variable", None)
             if leaf is not None and (key := private.storage_key(leaf)) in unknown and _is_cached(leaf):
@@ -142,7 +146,7 @@ class StaleCasts:
     def _find(self) -> None:
         """Find the changed leaves of which autocast holds an older cast with other values."""
         found = []
-        for key, (noted, known) in list(self._changed.items()):
+        for key, (noted, known, _) in list(self._changed.items()):
             leaf = known() if known is not None else None
             cast = _cast_of(leaf)
             if leaf is None or known is None or not _is_older(cast, noted):

@@ -42,10 +42,10 @@ Unpack = Callable[[Any], Any]
 class _Packed:
     """Memory that the program's pack hook returned in place of that of the saved tensor, as it was then."""
 
-    __slots__ = ("digest", "geometry", "memory", "original", "spare", "storage")
+    __slots__ = ("digest", "geometry", "memory", "original", "spare")
 
     def __init__(self, tensor: torch.Tensor, key: int) -> None:
-        self.memory, self.storage, self.geometry = Reread(key, tensor), private.storage_ref(tensor), geometry(tensor)
+        self.memory, self.geometry = Reread(key, tensor), geometry(tensor)
         self.digest: Digest = None
         """None where only the version tells: contents are not watched, or a device may still be copying."""
         self.original: Digest = None
@@ -56,7 +56,7 @@ class _Packed:
     def tensor(self) -> torch.Tensor | None:
         """Return the tensor that was returned; None if it is gone, or shows other memory now."""
         tensor = self.memory.tensor()
-        if tensor is None or self.storage.expired() or private.storage_key(tensor) != self.memory.alias:
+        if tensor is None or self.memory.storage.expired() or private.storage_key(tensor) != self.memory.alias:
             return None
         return tensor if geometry(tensor) == self.geometry else None
 
@@ -70,14 +70,13 @@ class UserSave:
 
     __slots__ = (
         "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "packed",
-        "place", "spare", "storage", "value",
+        "place", "spare", "value",
     )  # fmt: skip
 
     value: object
     memory: Reread | None
     """The memory that backward will read. None where the hooks moved the data elsewhere, so that writes do no harm."""
     key: int | None
-    storage: private.StorageRef
     geometry: Geometry
     digest: Digest
     node: int
@@ -255,7 +254,6 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
     if not tensors or any(private.storage_key(part) == key for part in tensors):
         kept.memory = Reread(key, tensor)
-        kept.storage = private.storage_ref(tensor)
         context.memory.expect(kept.memory)
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
@@ -369,7 +367,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     if memory is None:
         return
     original = memory.tensor()
-    moved = kept.storage.expired() or private.storage_key(tensor) != memory.alias
+    moved = memory.storage.expired() or private.storage_key(tensor) != memory.alias
     if tensor is not original and (moved or geometry(tensor) != kept.geometry):
         if not kept.in_sight:
             context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
