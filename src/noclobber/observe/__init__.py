@@ -9,7 +9,7 @@ measured_peak   the peak of memory by PyTorch's allocators, with which `fix` che
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
 core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
 native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/
-describe/       from records to the model: clobbers, refusals, names of tensors, PyTorch's own words
+describe/       from records to the model: clobbers, refusals, names of tensors and states, PyTorch's own words
 detectors/      the ways of going wrong, one file each
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children

@@ -98,7 +98,7 @@ def find(event: Event) -> Finding | None:
         if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
             helps.insert(len(helps) if repeated else 0, _KEEP)
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
-        return _finding(event, _ONCE, told, _EACH + _STEPPED * stepped)
+        return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped)
     if repeated is False and event.shared:
         return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
     if repeated is False and event.written is not None:
