@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.history import Memory, Reread
+from noclobber.observe.core.history import Memory
 from noclobber.observe.core.sites import Place, caller
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
 
@@ -82,10 +82,6 @@ class _Calls(threading.local):
         self.under_way: list[ForwardCall] = []
 
 
-_MARK = "noclobber: view"
-"""The entry of a node's `metadata` that has writes to the memory of the node's view remembered."""
-
-
 def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memory: Memory) -> None:
     """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
     native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
@@ -108,9 +104,8 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
         for one in result if isinstance(result, tuple) else (result,):
             if isinstance(one, torch.Tensor) and one.requires_grad and private.is_view_of_function(one):
                 key, base = private.storage_key(one), one._base
-                if key is not None and base is not None and not base.requires_grad and not memory.is_reread(key):
-                    expected = graph.metadata(one.grad_fn).setdefault(_MARK, Reread(key, base))
-                    memory.expect(cast(Reread, expected))
+                if key is not None and base is not None and not base.requires_grad:
+                    memory.returned_as_view(key, one)
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
         begun = way.guarded(lambda: began(cls, args))

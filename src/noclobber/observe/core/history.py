@@ -25,6 +25,9 @@ from noclobber.observe.torch_api import private
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
 
+_MOST_VIEWS = 256
+"""Storages of views that custom Functions returned: more are not remembered at a time."""
+
 
 class Reread:
     """Memory that the program's own hooks or a checkpoint will read again.
@@ -69,6 +72,9 @@ class Memory:
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Reread] = LiveSaves(int)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
+        self.returned: dict[int, private.StorageRef] = {}
+        """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
+        are remembered with gradients off too. It is always the same object, so callers may keep it."""
         self.foreign_writers: ForeignWriters | None = None
         """What watches saves whose memory foreign code may hold; None if contents are not watched."""
         self.thread = Thread()
@@ -143,6 +149,14 @@ class Memory:
         if len(self.rereads.unsorted) > self.rereads.limit:
             self.rereads.sweep()
 
+    def returned_as_view(self, key: int, view: torch.Tensor) -> None:
+        """Remember the writes to the memory of a view that a custom Function returned, while it is there."""
+        if (known := self.returned.get(key)) is None or known.expired():
+            for other in [one for one, storage in self.returned.copy().items() if storage.expired()]:
+                self.returned.pop(other, None)
+            if len(self.returned) < _MOST_VIEWS:
+                self.returned[key] = private.storage_ref(view)
+
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
         return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
@@ -154,6 +168,7 @@ class Memory:
         self.steps.clear()
         self.several.clear()
         self.accumulated.clear()
+        self.returned.clear()
 
 
 def _nothing(_: int) -> bool:

@@ -70,6 +70,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken, unseen = untracked_writes.taken, context.unseen
     rereads, is_inside, is_only_holder = memory.rereads, private.below_versions, private.is_only_holder
+    returned = memory.returned
     references = write_kernels.references_of_new() if context.by_key else -1
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
@@ -116,7 +117,11 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 if memory.is_reread(key):
                     recent.append(noted)
                 return after
-            if not in_graph and (untracked or is_inside() or is_only_holder(tensor)) and not memory.is_reread(key):
+            if (
+                not in_graph
+                and ((untracked and key not in returned) or is_inside() or is_only_holder(tensor))
+                and not memory.is_reread(key)
+            ):
                 return after
         noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
         recent.append(noted)

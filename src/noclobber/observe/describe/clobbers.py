@@ -76,8 +76,11 @@ def _touch(apart: int, one: Layout, other: Layout) -> bool:
 
 def unnamed(alias: torch.Tensor) -> Tensor:
     """Return a tensor without its name. To look for a name in the user's variables keeps these alive for longer."""
-    dtype = str(alias.dtype).removeprefix("torch.")
-    return Tensor(shape_of(alias), dtype, str(alias.device), region=region(geometry(alias)))
+    return _unnamed(shape_of(alias), geometry(alias), alias.device)
+
+
+def _unnamed(shape: tuple[int, ...], where: Geometry, device: torch.device) -> Tensor:
+    return Tensor(shape, str(where[3]).removeprefix("torch."), str(device), region=region(where))
 
 
 def tensor_of(alias: torch.Tensor) -> Tensor:
@@ -93,12 +96,12 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
 
     It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
     """
-    known, shown = unnamed(tensor), weak(tensor)
+    shape, where, device, shown = shape_of(tensor), geometry(tensor), tensor.device, weak(tensor)
 
     def described() -> Tensor:
         with private.aside():
             still = shown()
-            return known if still is None else tensor_of(still)
+            return _unnamed(shape, where, device) if still is None else tensor_of(still)
 
     return described
 
