@@ -186,7 +186,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   if (!in_graph && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
-    return flags.rereads ? FOR_PYTHON : IGNORED; // it moves no version
+    return flags.rereads && answers(is_needed, key) ? FOR_PYTHON : IGNORED; // it moves no version
   }
   return NOTED;
 }
