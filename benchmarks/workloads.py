@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 Step = Callable[[], None]
 
@@ -138,6 +139,38 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with an adapter of rank 4 beside it, as LoRA has them."""
+
+    def __init__(self, inward: int, outward: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(inward, outward).requires_grad_(False)
+        self.down, self.up = nn.Linear(inward, 4, bias=False), nn.Linear(4, outward, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(x) + 2 * self.up(self.down(x))
+
+
+def lora_checkpoint() -> Step:
+    """Six blocks whose linear layers are adapted, each checkpointed without a re-entrant backward."""
+    blocks = [Block(16, 2) for _ in range(6)]
+    for block in blocks:
+        for name, layer in list(block.named_modules()):
+            if isinstance(layer, nn.Linear):
+                parent, _, last = name.rpartition(".")
+                setattr(block.get_submodule(parent), last, Adapted(layer.in_features, layer.out_features))
+    model = nn.ModuleList(blocks)
+    x = torch.randn(2, 8, 16)
+
+    def loss() -> Tensor:
+        h = x.clone().requires_grad_()
+        for block in blocks:
+            h = checkpoint(block, h, use_reentrant=False)
+        return h.square().mean()
+
+    return training_step(model, loss)
+
+
 def resnet50(width: int, pixels: int, batch: int, classes: int) -> Step:
     """3, 4, 6 and 3 bottlenecks of once, twice, four and eight times `width`."""
     layers: list[nn.Module] = [
@@ -167,6 +200,14 @@ WORKLOADS = (
         (1.12, 1.05),
         (1.35, 1.1),
         (1.45, 1.17),
+    ),
+    Workload(
+        "lora-checkpoint",
+        "LoRA on 6 checkpointed blocks, tiny tensors",
+        lora_checkpoint,
+        (1.1, 1.05),
+        (1.6, 1.25),
+        (1.9, 1.25),
     ),
     Workload(
         "resnet-tiny", "ResNet-50, tiny tensors", lambda: resnet50(2, 32, 2, 10), (1.3, 1.05), (1.55, 1.12), (1.6, 1.15)

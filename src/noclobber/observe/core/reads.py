@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import (
@@ -39,6 +39,8 @@ _LONGEST = 200
 """Longer texts are not noted."""
 _PLAIN = frozenset((int, float, complex, bool, str, bytes, NoneType, range, torch.dtype, torch.device, torch.Size))
 _PASSED_BY = (type, ModuleType, BuiltinFunctionType)
+_SIZED = frozenset((dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict))
+"""Types whose `len` runs no code of the program."""
 _LISTS = (list, tuple, set, frozenset, deque)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _COUNT = "num_batches_tracked"
@@ -77,12 +79,13 @@ def read_by(
     found = Reads()
     seen: dict[int, object] = {}
     waiting: list[tuple[object, int, Path]] = []
-    names = _parameters(function)
+    names: tuple[str, ...] | None = None
     first: list[tuple[object, object]] = []
     for index, argument in enumerate(args):
         if issubclass(type(argument), torch.Tensor):
             found.given.append(argument)  # type: ignore[arg-type]
         else:
+            names = _parameters(function) if names is None else names
             first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
     rows: Iterable[tuple[object, object]] = [*first, *(kwargs or {}).items()]
     values, tensors, path, depth = found.values, found.tensors, None, _DEEPEST
@@ -104,7 +107,7 @@ def read_by(
             elif issubclass(kind, Enum):
                 values.append((path, key, value))
             elif not issubclass(kind, _PASSED_BY):
-                values.append((path, key, (kind.__name__, id(value), _length(value))))
+                values.append((path, key, (kind.__name__, id(value), len(value) if kind in _SIZED else None)))  # type: ignore[arg-type]
                 if depth and id(value) not in seen:
                     waiting.append((value, depth - 1, (path, key)))
         value, depth = None, 0
@@ -115,17 +118,21 @@ def read_by(
         else:
             return found
         seen[id(value)] = value
-        rows = list(_inside(value, states))
-        if issubclass(type(value), torch.nn.Module):
+        kind = type(value)
+        if issubclass(kind, torch.nn.Module):
+            rows = _of_module(value, states)
             depth += 1  # a module in a module is on the level of its owner
+        else:
+            rows = list(_inside(value))
+        if id(kind) not in seen and (users := _users_of(kind)):
+            seen[id(kind)] = kind
+            rows += [row for one in users for row in _of_class(kind.__mro__[one], rows)]
 
 
-def _inside(value: Any, states: bool) -> Iterator[tuple[object, object]]:
+def _inside(value: Any) -> Iterator[tuple[object, object]]:
     """Yield the values that a value leads to directly, each with its attribute, key, index or variable."""
     kind = type(value)
-    if issubclass(kind, torch.nn.Module):
-        yield from _of_module(value, states)
-    elif issubclass(kind, dict):
+    if issubclass(kind, dict):
         rows = list(itertools.islice(dict.items(value), _MOST))
         yield from _few_plain((_Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
     elif issubclass(kind, _LISTS):
@@ -141,7 +148,7 @@ def _inside(value: Any, states: bool) -> Iterator[tuple[object, object]]:
         yield "", functools.partial.func.__get__(value)
         yield "args", functools.partial.args.__get__(value)
         yield "keywords", functools.partial.keywords.__get__(value)
-    elif _is_users(kind) or str(kind.__module__).partition(".")[0] not in _NOT_FOLLOWED:
+    elif _users_of(kind) or str(kind.__module__).partition(".")[0] not in _NOT_FOLLOWED:
         yield from _of_object(value)
 
 
@@ -164,38 +171,30 @@ def _few_plain(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[object, 
         yield key, item
 
 
-def _length(value: object) -> int | None:
-    kind = next((one for one in (dict, *_LISTS) if issubclass(type(value), one)), None)
-    return None if kind is None else kind.__len__(value)  # type: ignore[arg-type]
-
-
-def _of_module(module: Any, states: bool) -> Iterator[tuple[object, object]]:
-    """Yield the parameters, buffers, modules and other attributes of a module, and what its class reads."""
+def _of_module(module: Any, states: bool) -> list[tuple[object, object]]:
+    """Return the attributes of a module, and its parameters, buffers and modules if `states`."""
     held = object.__getattribute__(module, "__dict__")
-    counts = held.get("momentum", 0) is None
+    rows = [row for row in list(held.items()) if row[0] not in _OF_EVERY_MODULE]
     if states:
-        yield from list(held.get("_parameters", {}).items())
-        yield from [(name, value) for name, value in held.get("_buffers", {}).items() if counts or name != _COUNT]
-    yield from [(name, value) for name, value in held.items() if name not in _OF_EVERY_MODULE]
-    if states:
-        yield from list(held.get("_modules", {}).items())
-    yield from _of_class(type(module), held)
+        rows += held.get("_parameters", {}).items()
+        if held.get("_buffers"):
+            counts = held.get("momentum", 0) is None
+            rows += [row for row in list(held["_buffers"].items()) if counts or row[0] != _COUNT]
+        rows += held.get("_modules", {}).items()
+    return rows
 
 
 def _of_object(value: object) -> Iterator[tuple[object, object]]:
-    """Yield what an object holds in its `__dict__` and its slots, and what its class reads."""
-    held: dict[str, object] = {}
+    """Yield what an object holds in its `__dict__` and its slots."""
     for one, name in _layout(type(value)):
         try:
             content = vars(one)[name].__get__(value)
         except AttributeError:  # nothing was assigned to the slot
             continue
         if name == "__dict__":
-            held = content
+            yield from list(itertools.islice(content.items(), _MOST))
         else:
             yield name, content
-    yield from list(itertools.islice(held.items(), _MOST))
-    yield from _of_class(type(value), held)
 
 
 def _layout(kind: type) -> list[tuple[type, str]]:
@@ -213,21 +212,20 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named) if isinstance(named, (tuple, list)) else ()
 
 
-def _of_class(kind: type, held: dict[str, object]) -> Iterator[tuple[object, object]]:
-    """Yield the plain values that are attributes of a user's class, and the globals that its methods name."""
-    for one in kind.__mro__:
-        if not _is_users(one):
-            continue
-        for name, value in vars(one).items():
-            if type(value) in _PLAIN and name not in held and not name.startswith("__"):
-                yield name, value
-        for method, names in _globals_of(one).items():
-            function = vars(one).get(method)
-            scope = function.__globals__ if type(function) is FunctionType else {}
-            for name in names:
-                value = scope.get(name)
-                if name in scope and (type(value) in _PLAIN or issubclass(type(value), (torch.Tensor, Enum))):
-                    yield _Variable(name), value
+def _of_class(kind: type, rows: list[tuple[object, object]]) -> Iterator[tuple[object, object]]:
+    """Yield the plain values that are attributes of a user's class and not in `rows`, those of an object; and the
+    globals that its methods name."""
+    own = [(name, value) for name, value in list(vars(kind).items()) if type(value) in _PLAIN and name[:2] != "__"]
+    if own:
+        held = {key for key, _ in rows}
+        yield from [row for row in own if row[0] not in held]
+    for method, names in _globals_of(kind).items():
+        function = vars(kind).get(method)
+        scope = function.__globals__ if type(function) is FunctionType else {}
+        for name in names:
+            value = scope.get(name)
+            if name in scope and (type(value) in _PLAIN or issubclass(type(value), (torch.Tensor, Enum))):
+                yield _Variable(name), value
 
 
 class _Variable(NamedTuple):
@@ -236,17 +234,21 @@ class _Variable(NamedTuple):
     name: str
 
 
-_users: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+_users: WeakKeyDictionary[type, tuple[int, ...]] = WeakKeyDictionary()
 _scopes: WeakKeyDictionary[type, dict[str, list[str]]] = WeakKeyDictionary()
 
 
-def _is_users(kind: type) -> bool:
-    """Return True if a class is defined in the user's code."""
+def _users_of(kind: type) -> tuple[int, ...]:
+    """Return which classes of a class's `__mro__` are defined in the user's code."""
     known = _users.get(kind)
     if known is None:
-        codes = (value.__code__ for value in vars(kind).values() if type(value) is FunctionType)
-        _users[kind] = known = any(owner_of(code.co_filename) is Owner.USER for code in codes)
+        _users[kind] = known = tuple(index for index, one in enumerate(kind.__mro__) if _is_users(one))
     return known
+
+
+def _is_users(kind: type) -> bool:
+    methods = [value for value in list(vars(kind).values()) if type(value) is FunctionType]
+    return any(owner_of(method.__code__.co_filename) is Owner.USER for method in methods)
 
 
 def _globals_of(kind: type) -> dict[str, list[str]]:

@@ -58,8 +58,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     into the graph, and PyTorch then refuses views that were made before.
 
     Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
-    and nothing in Python holds the tensor. No save can lie on it. To tell so costs less than to file the saves that
-    came since the last such write. It cannot be told of a tensor that Python holds: the program may have exported it
+    and nothing in Python holds the tensor. No save can lie on it, and nobody reads it again. To tell so costs less than
+    to file the saves that came since the last such write. It cannot be told of a tensor that Python holds: the program may have exported it
     (DLPack), and saved what lies on its memory in another storage.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
@@ -69,7 +69,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken, unseen = untracked_writes.taken, context.unseen
-    rereads, is_inside, is_only_holder = memory.rereads, private.below_versions, private.is_only_holder
+    is_inside, is_only_holder = private.below_versions, private.is_only_holder
     returned = memory.returned
     references = write_kernels.references_of_new() if context.by_key else -1
     contents = context.contents
@@ -78,8 +78,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
         if not in_graph and getrefcount(tensor) == references and is_plain and is_inside() and is_only_holder(tensor):
-            others_ask = attentive or taken or rereads.unsorted or rereads.by_storage
-            if not (others_ask or (context.keeping and written.only_moves)):
+            if not (attentive or taken or (context.keeping and written.only_moves)):
                 return None
         key = storage_key(tensor)
         if key is None:

@@ -198,7 +198,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   // No view of the memory is there that PyTorch could refuse, or no version moves.
   const bool alone = is_only_holder(tensor.storage()) ||
                      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
-  return !alone ? NOTED : flags.rereads ? FOR_PYTHON : IGNORED;
+  return !alone ? NOTED : flags.rereads && answers(is_needed, key) ? FOR_PYTHON : IGNORED;
 }
 
 inline bool is_for_python(const Thread &mine) {
