@@ -1,78 +1,14 @@
 """Tensors of every kind, written in every way: each in-place operator does under noclobber what it does bare."""
 
 import gc
-import re
 from functools import cache, partial
 
-import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.masked import masked_tensor
 from torch.nn import functional as F
-from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.observe.alike import MODES, outcome, outcome_in
-
-
-class Plain(torch.Tensor):
-    """A subclass that changes nothing."""
-
-
-def inference():
-    with torch.inference_mode():
-        return torch.ones(3)
-
-
-def fake():
-    with FakeTensorMode():
-        return torch.ones(3, requires_grad=True).clone()
-
-
-def nested(*, layout=torch.strided, requires_grad=False):
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout, requires_grad=requires_grad)
-
-
-def ones(*shape, **kwargs):
-    """Not a leaf."""
-    return torch.ones(*shape, requires_grad=True, **kwargs).clone()
-
-
-KINDS = {
-    "leaf": lambda: torch.ones(3, requires_grad=True),
-    "inner": lambda: ones(3),
-    "sparse": lambda: torch.eye(3).to_sparse(),
-    "sparse in the graph": lambda: torch.eye(3).to_sparse().requires_grad_().clone(),
-    "csr": lambda: torch.eye(3).to_sparse_csr(),
-    "csc": lambda: torch.eye(3).to_sparse_csc(),
-    "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-    "meta": lambda: ones(3, device="meta"),
-    "nested": nested,
-    "nested in the graph": lambda: nested(requires_grad=True).clone(),
-    "jagged": lambda: nested(layout=torch.jagged, requires_grad=True).clone(),
-    "conjugated": lambda: ones(3, dtype=torch.cfloat).conj(),
-    "negated": lambda: ones(3, dtype=torch.cfloat).conj().imag,
-    "expanded": lambda: ones(1).expand(3),
-    "one of several views": lambda: ones(2, 3).unbind()[1],
-    "overlapping": lambda: ones(3).as_strided((3, 2), (1, 1)),
-    "empty": lambda: ones(0),
-    "scalar": lambda: ones(()),
-    "half": lambda: ones(3, dtype=torch.half),
-    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
-    "bool": lambda: torch.ones(3, dtype=torch.bool),
-    "inference": inference,
-    "subclass": lambda: ones(3).as_subclass(Plain),
-    "two tensors": lambda: TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_().clone(),
-    "masked": lambda: masked_tensor(torch.ones(3), torch.tensor([True, False, True]), requires_grad=True).clone(),
-    "fake": fake,
-    "functional": lambda: torch._to_functional_tensor(torch.ones(3)),
-    "zero": lambda: torch._efficientzerotensor((3,)),
-    "read-only": lambda: torch.from_numpy(np.frombuffer(bytearray(12), dtype=np.float32)),
-    "lazy": torch.nn.UninitializedParameter,
-    "named": lambda: ones(3).refine_names("N"),
-}
+from tests.observe.kinds import KINDS, NUMBERED
 
 
 def backward_of(save, write):
@@ -143,12 +79,7 @@ def test_each_write_to_a_tensor_of_this_kind_is_as_without_noclobber(kind, mode)
 def all_writes(kind):
     """What comes of each write, by its name."""
     writes = WRITES | CLOBBERS
-    return {name: _NUMBERED.sub("", str(outcome(partial(_written, KINDS[kind], writes[name])))) for name in writes}
-
-
-_NUMBERED = re.compile(r"0x[0-9a-f]+|\bj[0-9]+|(?<=only available for these backends: ).*")
-"""Addresses, and the sizes of jagged tensors: each has a number of its own. A kernel of noclobber's is one more backend
-in PyTorch's list of those that an operator has."""
+    return {name: NUMBERED.sub("", str(outcome(partial(_written, KINDS[kind], writes[name])))) for name in writes}
 
 
 def _written(make, write):

@@ -104,7 +104,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
 def _may_be_detached(argument: object) -> bool:
     """Return True if an argument has a node that it can lose. A view cannot lose its node, and reading the node of a
     view can change a program."""
-    return isinstance(argument, torch.Tensor) and not argument._is_view() and not argument.is_leaf
+    return isinstance(argument, torch.Tensor) and not argument.is_leaf and not argument._is_view()
 
 
 def _from_nodes(context: Context, way: Way, function: Any) -> None:

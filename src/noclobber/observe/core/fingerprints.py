@@ -125,7 +125,9 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
     """Return the fingerprint that a tensor has with all its zeros set to `zero`; None if it has no real numbers."""
     if not _has_memory(type(tensor)) or tensor.is_nested or tensor.layout is not torch.strided:
         return None
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg() or tensor.is_meta:
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
+        return None
+    if not private.bytes_at(tensor) or not _has_all(tensor):
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     with private.aside():
@@ -142,17 +144,25 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
     if not _has_memory(type(tensor)):
         return None
     try:
-        if not tensor.is_cpu:
-            return _on_device(tensor)
-        address = private.address(tensor)
+        address = private.bytes_at(tensor)
         if not address:
             return 0 if 0 in tensor.shape else None
+        if not tensor.is_cpu:
+            return _on_device(tensor)
+        if not _has_all(tensor):
+            return None
         if tensor.is_contiguous():
             return hash_of(_viewer(tensor.nbytes)(address))
         plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
         return _scattered(tensor) if plan is None else digest_of((plan.at(address), address, plan.pieces))
     except _UNREADABLE:
         return None
+
+
+def _has_all(tensor: torch.Tensor) -> bool:
+    """Return True if the storage of a tensor reaches to its last element. A program may have made it smaller."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return private.storage(tensor).nbytes() >= (tensor.storage_offset() + last + 1) * tensor.itemsize
 
 
 def _on_device(tensor: torch.Tensor) -> Digest:
@@ -176,7 +186,7 @@ _small: dict[int, Callable[[int], View]] = {}
 def shown(tensor: torch.Tensor) -> Shown | None:
     """Return what shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
-        if type(tensor) not in _real or not tensor.is_cpu or not (begin := private.address(tensor)):
+        if type(tensor) not in _real or not tensor.is_cpu or not (begin := private.bytes_at(tensor)):
             return None
         size = tensor.nbytes
         if not tensor.is_contiguous():
@@ -434,7 +444,7 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
     try:
         if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
             return None
-        if not private.storage(tensor).resizable() or not (begin := private.address(tensor)):
+        if not private.storage(tensor).resizable() or not (begin := private.bytes_at(tensor)):
             return None
         return (begin, tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
     except _UNREADABLE:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet, ref
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
@@ -219,7 +220,7 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached alias; the tensor itself if its subclass cannot detach. Then it lives until the graph dies."""
     try:
         return tensor.detach()
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # the last of a lazy parameter
         return tensor
 
 
@@ -411,7 +412,8 @@ def hooks(
                 watch.saved(handle)
             return handle
         except Exception as failure:
-            failed(failure)
+            if not is_lazy(tensor):  # a parameter without memory, which refuses every question
+                failed(failure)
             return _versioned(tensor)
 
     def unpack(handle: Handle) -> torch.Tensor:
@@ -469,12 +471,9 @@ def of_view_outside(tensor: torch.Tensor) -> OfView:
 
 def _versioned(tensor: torch.Tensor) -> Handle:
     """Return a handle that knows only the version."""
-    try:
-        alias = tensor.detach()
-    except (RuntimeError, NotImplementedError, TypeError):
-        alias = tensor
-    handle = Handle(tensor)
-    handle.alias, handle.version, handle.digest, handle.shown = alias, alias._version, None, None
+    with private.plain():
+        handle, alias = Handle(tensor), alias_of(tensor)
+        handle.alias, handle.version, handle.digest, handle.shown = alias, alias._version, None, None
     handle.node, handle.place, handle.moment = -1, None, latest[0]
     return handle
 

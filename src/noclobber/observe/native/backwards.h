@@ -18,19 +18,6 @@ inline PyObject *context = nullptr, *local_state = nullptr, *watchers = nullptr;
 inline std::string call_key;         // under which PyTorch keeps the call of a thread
 inline Py_ssize_t lines_kept = 0;    // for how many lines `Thread.boundaries` holds an entry
 
-// A reference that this owns.
-class Owned {
-public:
-  explicit Owned(PyObject *object = nullptr) : object(object) {}
-  ~Owned() { Py_XDECREF(object); }
-  Owned(const Owned &) = delete;
-  Owned &operator=(const Owned &) = delete;
-  operator PyObject *() const { return object; }
-
-private:
-  PyObject *object;
-};
-
 // Returns whether anybody must be told of the call.
 inline bool anybody_waits() {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(watchers); i++) {
@@ -73,30 +60,12 @@ inline void set_call(const std::shared_ptr<c10::SafePyObject> &call) {
   at::impl::ThreadLocalPythonObjects::set(call_key, call);
 }
 
-// One Backward of a thread, which stands for each call that is taken here, one after another.
+// The call of a thread that was taken here and is under way. Each has a Backward of its own: somebody may keep it.
 struct PlainCall {
-  std::shared_ptr<c10::SafePyObject> kept, none;
+  std::shared_ptr<c10::SafePyObject> kept;
   PyObject *call = nullptr; // borrowed from `kept`
   const Place *place = nullptr;
   uint64_t era = 0; // of the place
-  bool taken = false;
-
-  bool make() {
-    PyObject *made = PyObject_CallNoArgs(make_call);
-    if (made == nullptr) {
-      return false;
-    }
-    kept = std::make_shared<c10::SafePyObject>(made, getPyInterpreter());
-    none = std::make_shared<c10::SafePyObject>(Py_NewRef(Py_None), getPyInterpreter());
-    call = made;
-    return true;
-  }
-
-  void drop() { // somebody else may hold the call
-    kept.reset();
-    call = nullptr;
-    taken = false;
-  }
 };
 
 inline PlainCall &plain_call() {
@@ -104,36 +73,49 @@ inline PlainCall &plain_call() {
   return mine;
 }
 
-inline bool describe(PlainCall &mine, PyObject *frame, PyObject *outputs, PyObject *args) {
-  static const Name place("place"), outputs_("outputs"), gradients("gradients"), inputs("inputs"), over("over"),
-      frame_("frame"), node("node");
-  mine.place = place_here();
-  mine.era = places_era.load(std::memory_order_relaxed);
-  Owned shown(shown_place(mine.place)), number(PyLong_FromUnsignedLongLong(at::sequence_number::peek()));
-  return place.set(mine.call, shown) && outputs_.set(mine.call, outputs) &&
-         gradients.set(mine.call, PyTuple_GET_ITEM(args, 0)) && inputs.set(mine.call, PyTuple_GET_ITEM(args, 3)) &&
-         frame_.set(mine.call, frame) && node.set(mine.call, number) && over.set(mine.call, Py_False);
+inline const std::shared_ptr<c10::SafePyObject> &no_call() {
+  static const auto none = std::make_shared<c10::SafePyObject>(Py_NewRef(Py_None), getPyInterpreter());
+  return none;
+}
+
+inline bool describe(PyObject *call, const Place *where, PyObject *frame, PyObject *outputs, PyObject *args) {
+  static const Name place("place"), outputs_("outputs"), gradients("gradients"), inputs("inputs"), frame_("frame"),
+      node("node");
+  Owned shown(shown_place(where)), number(PyLong_FromUnsignedLongLong(at::sequence_number::peek()));
+  return place.set(call, shown) && outputs_.set(call, outputs) && gradients.set(call, PyTuple_GET_ITEM(args, 0)) &&
+         inputs.set(call, PyTuple_GET_ITEM(args, 3)) && frame_.set(call, frame) && node.set(call, number);
 }
 
 // Takes a call that is about to begin. Returns null if it is for Python.
 inline PyObject *take_call(PyObject *frame, PyObject *outputs, PyObject *args, PyObject *kwargs) {
   static const Name backwards("backwards"), dict("__dict__");
-  PlainCall &mine = plain_call();
   unmute(thread()); // a step that raised is over
-  if (mine.taken || !is_plain_call(args, kwargs) || !c10::impl::tls_is_dispatch_key_included(KEY)) {
+  if (plain_call().call != nullptr || !is_plain_call(args, kwargs) || !c10::impl::tls_is_dispatch_key_included(KEY)) {
     return nullptr;
   }
   Owned state(dict.of(local_state));
   PyObject *under_way = state != nullptr ? backwards.in(state) : nullptr;
   if (under_way == nullptr || PyList_GET_SIZE(under_way) != 0 || !is_only_installed(state) || anybody_waits() ||
-      runs_python() || (mine.call == nullptr && !mine.make()) || !describe(mine, frame, outputs, args) ||
-      PyList_Append(under_way, mine.call) != 0) {
+      runs_python()) {
     return nullptr;
   }
+  PlainCall mine;
+  mine.place = place_here();
+  mine.era = places_era.load(std::memory_order_relaxed);
+  Owned call(PyObject_CallNoArgs(make_call));
+  if (call == nullptr || !describe(call, mine.place, frame, outputs, args)) {
+    return nullptr;
+  }
+  mine.call = call;
+  mine.kept = std::make_shared<c10::SafePyObject>(Py_NewRef(call), getPyInterpreter());
   set_call(mine.kept);
-  mine.taken = true;
+  if (PyList_Append(under_way, call) != 0) {
+    set_call(no_call());
+    return nullptr;
+  }
+  plain_call() = std::move(mine);
   c10::impl::tls_set_dispatch_key_included(KEY, false);
-  return Py_NewRef(mine.call);
+  return Py_NewRef(call);
 }
 
 // Returns whether nothing has happened in the call that its end must tell.
@@ -189,48 +171,50 @@ inline bool note_end(const Place *place, PyObject *state) {
 }
 
 // Ends a call that was taken. Returns false if its end is for Python.
-inline bool end_call(PlainCall &mine) {
-  static const Name backwards("backwards"), dict("__dict__"), outputs("outputs"), gradients("gradients"),
-      inputs("inputs"), frame("frame");
-  // Of the call: PyTorch's state of the thread, `backwards`, the function that calls, and the interpreter's stack.
-  constexpr Py_ssize_t HOLDERS = 4;
-  Owned state(dict.of(local_state)), nothing(PyTuple_New(0));
+inline bool end_call(const PlainCall &mine) {
+  static const Name backwards("backwards"), dict("__dict__"), frame("frame");
+  Owned state(dict.of(local_state));
   PyObject *under_way = state != nullptr ? backwards.in(state) : nullptr;
   if (under_way == nullptr || PyList_GET_SIZE(under_way) != 1 || PyList_GET_ITEM(under_way, 0) != mine.call ||
-      Py_REFCNT(mine.call) > HOLDERS || mine.place == nullptr || mine.era != places_era || !is_only_installed(state) ||
-      !nothing_happened(mine.call) || !note_end(mine.place, state)) {
+      mine.place == nullptr || mine.era != places_era || !is_only_installed(state) || !nothing_happened(mine.call) ||
+      !note_end(mine.place, state)) {
     return false;
   }
-  if (!outputs.set(mine.call, nothing) || !gradients.set(mine.call, nothing) || !inputs.set(mine.call, nothing) ||
-      !frame.set(mine.call, Py_None) || PyList_SetSlice(under_way, 0, 1, nullptr) != 0) {
+  if (!frame.set(mine.call, Py_None) || PyList_SetSlice(under_way, 0, 1, nullptr) != 0) {
     return false;
   }
   c10::impl::tls_set_dispatch_key_included(KEY, true);
-  set_call(mine.none);
-  mine.taken = false;
+  set_call(no_call());
   return true;
 }
 
 // What core/engine.py calls before and after each call.
 inline PyObject *begin_backward(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  PyObject *call = count == 4 ? take_call(arguments[0], arguments[1], arguments[2], arguments[3]) : nullptr;
-  if (call != nullptr) {
-    return call;
-  }
-  PyErr_Clear();
-  return PyObject_Vectorcall(begins_in_python, arguments, (size_t)count, nullptr);
+  auto taken = [&]() -> PyObject * {
+    return count == 4 ? take_call(arguments[0], arguments[1], arguments[2], arguments[3]) : nullptr;
+  };
+  return taken_or_by_python(taken, begins_in_python, arguments, count);
 }
 
 inline PyObject *end_backward(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  PlainCall &mine = plain_call();
-  if (count == 3 && mine.taken && arguments[0] == mine.call) {
+  auto in_python = [&] { return PyObject_Vectorcall(ends_in_python, arguments, (size_t)count, nullptr); };
+  if (count != 3 || arguments[0] != plain_call().call) {
+    return in_python();
+  }
+  const PlainCall mine = std::exchange(plain_call(), {});
+  try {
     if (arguments[2] == Py_None && end_call(mine)) {
       Py_RETURN_NONE;
     }
+    clear_error();
+  } catch (python_error &interrupted) { // the call is over all the same
+    Owned done(in_python());
+    interrupted.restore();
+    return nullptr;
+  } catch (const std::exception &) {
     PyErr_Clear();
-    mine.drop();
   }
-  return PyObject_Vectorcall(ends_in_python, arguments, (size_t)count, nullptr);
+  return in_python();
 }
 
 } // namespace noclobber

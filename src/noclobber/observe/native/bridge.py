@@ -79,11 +79,8 @@ class Bridge:
         return asked
 
     def unlock(self) -> None:
-        """Make new locks, which nobody holds, and leave everything to Python.
-
-        Called at the start, and in a forked child, where forked_children.py must see every write.
-        """
-        self._native.unlock()
+        """Leave everything to Python. Called at the start, and in a forked child, where forked_children.py must see
+        every write. The native part holds its own locks while this process forks."""
         self._native.end()
 
     def enroll(self, name: str, written: Written | str) -> None:

@@ -2,6 +2,7 @@
 // order of the addresses.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -16,11 +17,13 @@ namespace noclobber {
 
 constexpr size_t COPIED = 64 * 1024; // bytes of a tensor with gaps that are copied and hashed at once
 
-// Returns the fingerprint of a tensor in the CPU's memory; nothing if it has no bytes to read.
+// Returns the fingerprint of a tensor in the CPU's memory; nothing if it has no bytes to read. A storage may have lost its
+// memory, or some of it (`resize_`): a view into it has an address all the same.
 inline std::optional<uint64_t> fingerprint(const at::Tensor &tensor) {
   const size_t item = tensor.element_size();
   const char *begin = static_cast<const char *>(tensor.const_data_ptr());
-  if (begin == nullptr) {
+  if (begin == nullptr || tensor.storage().nbytes() < at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item,
+                                                                                       tensor.storage_offset())) {
     return std::nullopt;
   }
   if (tensor.is_contiguous()) {

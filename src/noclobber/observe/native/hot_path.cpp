@@ -3,7 +3,10 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <unordered_set>
+
+#include <pthread.h>
 
 #include "backwards.h"
 
@@ -19,8 +22,28 @@ void replace(PyObject *&kept, const py::object &by) {
   Py_XDECREF(old);
 }
 
+// No thread holds one of these while it takes another, or while it waits for the GIL.
+std::array<std::mutex *, 4> all_locks() { return {&places_lock, &table_lock, &log_lock, &reads_lock}; }
+
+// Holds all locks while this process forks, so that the child finds whole what they guard, and the locks free.
+void hold_locks_at_forks() {
+  auto lock = [] {
+    for (std::mutex *one : all_locks()) {
+      one->lock();
+    }
+  };
+  auto unlock = [] {
+    for (std::mutex *one : all_locks()) {
+      one->unlock();
+    }
+  };
+  static const int held = pthread_atfork(lock, unlock, unlock);
+  TORCH_CHECK(held == 0, "no memory");
+}
+
 void connect(uintptr_t moments, const py::object &parameter, const py::object &kinds, const py::object &place,
              const py::object &handles, const py::object &holds, const py::object &needed, const py::object &refused) {
+  hold_locks_at_forks();
   latest_moment = reinterpret_cast<std::atomic<int64_t> *>(moments);
   replace(parameter_type, parameter);
   replace(kind_of, kinds);
@@ -206,13 +229,6 @@ void forget(bool places) {
   }
 }
 
-// In a forked child: other threads of the parent may have held the locks.
-void unlock() {
-  for (std::mutex *lock : {&places_lock, &table_lock, &log_lock, &reads_lock}) {
-    new (lock) std::mutex();
-  }
-}
-
 // -- what runs in every training step ------------------------------------------------------------------------------------
 //
 // Functions of Python's own interface: a call through pybind11 costs several times as much as what these do.
@@ -235,11 +251,17 @@ PyObject *number_moment(PyObject *, PyObject *) { return PyLong_FromLongLong(nex
 
 // Hears that a step of this thread is over, also one that raised. Returns the place of the line that calls backward.
 PyObject *backward_begins(PyObject *, PyObject *) {
+  HANDLE_TH_ERRORS
   unmute(thread());
   return shown_place(place_here());
+  END_HANDLE_TH_ERRORS
 }
 
-PyObject *show_place_here(PyObject *, PyObject *) { return shown_place(place_here()); }
+PyObject *show_place_here(PyObject *, PyObject *) {
+  HANDLE_TH_ERRORS
+  return shown_place(place_here());
+  END_HANDLE_TH_ERRORS
+}
 
 PyMethodDef each_step[] = {
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
@@ -279,7 +301,6 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("place_of_node", &place_of_node);
   m.def("gradients_behind", &gradients_behind);
   m.def("forget", &forget);
-  m.def("unlock", &unlock);
   if (PyModule_AddFunctions(m.ptr(), each_step) != 0) {
     throw py::error_already_set();
   }

@@ -2,7 +2,7 @@
 // They are what `core/sites.place_of` returns, and Python decides whose code a file is (`core/sites.KINDS`).
 #pragma once
 
-#include <Python.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <atomic>
 #include <cstdint>
@@ -133,6 +133,30 @@ private:
   PyGILState_STATE state;
 };
 
+// A reference that this owns.
+class Owned {
+public:
+  explicit Owned(PyObject *object = nullptr) : object(object) {}
+  ~Owned() { Py_XDECREF(object); }
+  Owned(const Owned &) = delete;
+  Owned &operator=(const Owned &) = delete;
+  operator PyObject *() const { return object; }
+
+private:
+  PyObject *object;
+};
+
+// Clears Python's error, if there is one. Throws one that is no Exception: a signal handler has raised it, as
+// KeyboardInterrupt, and it is for the program. With the GIL.
+inline void clear_error() {
+  if (PyErr_Occurred() != nullptr && !PyErr_ExceptionMatches(PyExc_Exception)) {
+    python_error interrupted;
+    interrupted.persist();
+    throw interrupted;
+  }
+  PyErr_Clear();
+}
+
 inline void keep_code(PyObject *code) { // with the GIL
   Py_INCREF(code);
   std::lock_guard<std::mutex> guard(places_lock);
@@ -144,14 +168,13 @@ inline int8_t learned_kind(KnownPlaces &mine, void *code) {
   auto *object = (PyObject *)code;
   int8_t kind = SKIP;
   PyObject *path = ((PyCodeObject *)object)->co_filename;
-  PyObject *answer = PyObject_CallOneArg(kind_of, path);
+  Owned answer(PyObject_CallOneArg(kind_of, path));
   int number = SKIP, settled = 0;
   if (answer == nullptr || !PyArg_ParseTuple(answer, "ip", &number, &settled)) {
-    PyErr_Clear();
+    clear_error();
   } else {
     kind = (int8_t)number;
   }
-  Py_XDECREF(answer);
   if (settled) {
     keep_code(object);
     mine.kinds.put(CodeKey{code}, kind);
@@ -188,7 +211,7 @@ inline const Place *place_of_tuple(KnownPlaces &mine, PyObject *shown) { // with
   PyObject *code = nullptr, *inside = nullptr;
   int instruction = 0;
   if (shown == nullptr || shown == Py_None || !PyArg_ParseTuple(shown, "OiO", &code, &instruction, &inside)) {
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   return place_at(mine, code, instruction, place_of_tuple(mine, inside));
@@ -196,13 +219,11 @@ inline const Place *place_of_tuple(KnownPlaces &mine, PyObject *shown) { // with
 
 inline const Place *asked_place(KnownPlaces &mine) {
   Gil gil;
-  PyObject *shown = PyObject_CallNoArgs(place_in_python);
-  const Place *place = place_of_tuple(mine, shown);
-  Py_XDECREF(shown);
-  return place;
+  Owned shown(PyObject_CallNoArgs(place_in_python));
+  return place_of_tuple(mine, shown);
 }
 
-// Returns the place of the line that runs in this thread; null if nothing is known of it.
+// Returns the place of the line that runs in this thread; null if nothing is known of it. Throws an interrupt.
 inline const Place *place_here() {
   KnownPlaces &mine = known_places();
   const Place *inside = nullptr;

@@ -182,7 +182,8 @@ inline int64_t large = 0; // bytes from which on a tensor that is saved several 
 // Returns what tells bytes that cannot have changed by a counted write; empty for small tensors, and for memory that torch
 // did not allocate.
 inline Identity identity_of(const at::Tensor &tensor) {
-  if (tensor.numel() * (int64_t)tensor.element_size() < large || !tensor.storage().resizable()) {
+  if (tensor.numel() * (int64_t)tensor.element_size() < large || !tensor.storage().resizable() ||
+      tensor.storage().data() == nullptr) {
     return {};
   }
   return {tensor.const_data_ptr(), version_of(tensor.unsafeGetTensorImpl()), tensor.scalar_type(),

@@ -43,12 +43,11 @@ inline bool is_type_ours(PyObject *type) {
       return ours;
     }
   }
-  PyObject *answer = PyObject_CallOneArg(is_ours, type);
+  Owned answer(PyObject_CallOneArg(is_ours, type));
   if (answer == nullptr) {
     return false;
   }
   const bool ours = answer == Py_True;
-  Py_DECREF(answer);
   known_types.emplace_back(Py_NewRef(type), ours);
   return ours;
 }
@@ -64,26 +63,26 @@ inline const AboutStep *about(PyObject *type, bool fused) {
   if (known_steps.size() >= MOST_STEPS) {
     return nullptr; // a program that steps at ever new lines
   }
-  PyObject *shown = shown_place(place);
-  PyObject *answer = PyObject_CallFunction(about_step, "OOO", type, fused ? Py_True : Py_False, shown);
-  Py_DECREF(shown);
+  Owned shown(shown_place(place));
+  if (shown == nullptr) {
+    return nullptr;
+  }
+  Owned answer(PyObject_CallFunctionObjArgs(about_step, type, fused ? Py_True : Py_False, (PyObject *)shown, nullptr));
   PyObject *written = nullptr, *step = nullptr;
   if (answer == nullptr || !PyArg_ParseTuple(answer, "OO", &written, &step)) {
-    Py_XDECREF(answer);
     return nullptr;
   }
   known_steps.push_back({Py_NewRef(type), Py_NewRef(written), Py_NewRef(step), place, fused});
-  Py_DECREF(answer);
   return &known_steps.back();
 }
 
 // Collects the parameters that have a gradient. Returns false if Python must look at one of them.
 inline bool collect(PyObject *optimizer, c10::SmallVector<const at::Tensor *, 32> &parameters) {
   static const Name param_groups("param_groups"), params("params");
-  PyObject *groups = param_groups.of(optimizer);
+  Owned groups(param_groups.of(optimizer));
   bool usual = groups != nullptr && PyList_Check(groups);
-  for (Py_ssize_t i = 0; usual && i < PyList_GET_SIZE(groups); i++) {
-    PyObject *these = params.in(PyList_GET_ITEM(groups, i));
+  for (Py_ssize_t i = 0; usual && i < PyList_GET_SIZE((PyObject *)groups); i++) {
+    PyObject *these = params.in(PyList_GET_ITEM((PyObject *)groups, i));
     usual = these != nullptr && PyList_Check(these);
     for (Py_ssize_t k = 0; usual && k < PyList_GET_SIZE(these); k++) {
       PyObject *one = PyList_GET_ITEM(these, k);
@@ -93,7 +92,6 @@ inline bool collect(PyObject *optimizer, c10::SmallVector<const at::Tensor *, 32
       }
     }
   }
-  Py_XDECREF(groups);
   return usual;
 }
 
@@ -117,15 +115,11 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
     return false;
   }
   auto *type = (PyObject *)Py_TYPE(optimizer);
-  PyObject *table = is_type_ours(type) ? defaults.of(optimizer) : nullptr;
-  if (table == nullptr) {
+  Owned table(is_type_ours(type) ? defaults.of(optimizer) : nullptr);
+  if (table == nullptr || is_set(differentiable.in(table))) {
     return false;
   }
-  const bool is_plain = !is_set(differentiable.in(table)), is_fused = is_set(fused.in(table));
-  Py_DECREF(table);
-  if (!is_plain) {
-    return false;
-  }
+  const bool is_fused = is_set(fused.in(table));
   c10::SmallVector<const at::Tensor *, 32> parameters;
   const AboutStep *known = collect(optimizer, parameters) ? about(type, is_fused) : nullptr;
   if (known == nullptr) {
@@ -139,18 +133,31 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
   return true;
 }
 
-// The hooks on all optimizers.
-inline PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (count == 3 && PyTuple_Check(arguments[1]) && PyDict_Check(arguments[2])) {
-    try {
-      if (take_step(arguments[0], arguments[1], arguments[2])) {
-        Py_RETURN_NONE;
-      }
-    } catch (const std::exception &) { // no memory: Python decides
+// Returns what `taken` returns; what a function of Python's returns where that is null, or fails for want of memory. An
+// interrupt is the program's. No C++ exception may get into CPython.
+template <class Taken>
+PyObject *taken_or_by_python(Taken taken, PyObject *function, PyObject *const *arguments, Py_ssize_t count) {
+  try {
+    if (PyObject *result = taken()) {
+      return result;
     }
+    clear_error();
+  } catch (python_error &interrupted) {
+    interrupted.restore();
+    return nullptr;
+  } catch (const std::exception &) {
     PyErr_Clear();
   }
-  return PyObject_Vectorcall(before_in_python, arguments, (size_t)count, nullptr);
+  return PyObject_Vectorcall(function, arguments, (size_t)count, nullptr);
+}
+
+// The hooks on all optimizers.
+inline PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  auto taken = [&]() -> PyObject * {
+    const bool usual = count == 3 && PyTuple_Check(arguments[1]) && PyDict_Check(arguments[2]);
+    return usual && take_step(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
+  };
+  return taken_or_by_python(taken, before_in_python, arguments, count);
 }
 
 inline PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {

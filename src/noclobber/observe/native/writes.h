@@ -74,17 +74,10 @@ inline bool python_has_saves() { return flags.filed || PyList_GET_SIZE(python_un
 // True also where it fails: then Python decides. Throws what a signal handler raised meanwhile, as KeyboardInterrupt.
 inline bool answers(PyObject *function, uintptr_t key) {
   Gil gil;
-  PyObject *number = PyLong_FromUnsignedLongLong(key);
-  PyObject *answer = number != nullptr ? PyObject_CallOneArg(function, number) : nullptr;
-  bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
-  Py_XDECREF(number);
-  Py_XDECREF(answer);
-  if (PyErr_Occurred() != nullptr && !PyErr_ExceptionMatches(PyExc_Exception)) {
-    python_error interrupted;
-    interrupted.persist();
-    throw interrupted;
-  }
-  PyErr_Clear();
+  Owned number(PyLong_FromUnsignedLongLong(key));
+  Owned answer(number != nullptr ? PyObject_CallOneArg(function, number) : nullptr);
+  const bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
+  clear_error();
   return yes;
 }
 
@@ -233,13 +226,15 @@ inline void pass_to_python(const c10::OperatorHandle &handle, c10::DispatchKeySe
   PyErr_Fetch(&type, &error, &trace);
   PyErr_NormalizeException(&type, &error, &trace);
   if (error != nullptr && PyErr_GivenExceptionMatches(error, PyExc_RuntimeError)) {
-    PyObject *written = tensor.defined() ? THPVariable_Wrap(tensor) : Py_NewRef(Py_None);
-    PyObject *done = written != nullptr
-                         ? PyObject_CallFunctionObjArgs(failed, op.written, written, error, nullptr)
-                         : nullptr;
-    PyErr_Clear();
-    Py_XDECREF(written);
-    Py_XDECREF(done);
+    Owned written(tensor.defined() ? THPVariable_Wrap(tensor) : Py_NewRef(Py_None));
+    Owned done(written != nullptr ? PyObject_CallFunctionObjArgs(failed, op.written, (PyObject *)written, error, nullptr)
+                                  : nullptr);
+    try {
+      clear_error();
+    } catch (const python_error &) {
+      Owned first(type), second(error), third(trace);
+      throw;
+    }
   }
   PyErr_Restore(type, error, trace);
   python_error raised;

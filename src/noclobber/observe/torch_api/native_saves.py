@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
@@ -37,7 +38,7 @@ def make(tensor: torch.Tensor) -> Save:
 def connected(tensor: torch.Tensor) -> Save | None:
     """Return a save that keeps a tensor's place in the graph; None of a tensor whose memory was made in inference mode,
     of which PyTorch makes no save (torch 2.13; tests/observe/preserve/test_preserve_stashes.py)."""
-    return None if tensor.is_inference() else make(tensor)
+    return None if is_lazy(tensor) or tensor.is_inference() else make(tensor)
 
 
 def said_of_a_stale(tensor: torch.Tensor) -> str:

@@ -80,7 +80,8 @@ next_node: Callable[[], int] = _not_yet
 address: Callable[[torch.Tensor], int] = _not_yet
 """Returns what `tensor.data_ptr()` returns. The method itself may be replaced while noclobber is on
 (exported_saves.py)."""
-_storage: Callable[[torch.Tensor], torch.UntypedStorage] = _not_yet
+_has_storage: Callable[[torch.Tensor], bool] = _not_yet
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = _not_yet
 _storage_ref: Callable[[torch.UntypedStorage], StorageRef] = _not_yet
 _data = cast(GetSetDescriptorType, _not_yet)
 _cdata = cast(GetSetDescriptorType, _not_yet)
@@ -110,7 +111,8 @@ _aside: Callable[[str], object] = _not_yet
 _REQUIRED = {
     "next_node": "_C._autograd._get_sequence_nr",
     "address": "_C.TensorBase.data_ptr",
-    "_storage": "_C.TensorBase.untyped_storage",
+    "_has_storage": "_C._has_storage",
+    "_storage_of": "_C.TensorBase.untyped_storage",
     "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
     "_data": "_C.TensorBase.data",
     "_cdata": "_C.TensorBase._cdata",
@@ -304,6 +306,31 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
+
+
+def bytes_at(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first byte; 0 where its storage has no memory.
+
+    A program may take the memory of a storage away for a while (`untyped_storage().resize_(0)`, as FSDP does). A view
+    into it still has an address, but nothing lies there (torch 2.13; tests/observe/core/test_kinds.py). Raises
+    RuntimeError without a storage.
+    """
+    begin = address(tensor)
+    if begin and (offset := tensor.storage_offset()):
+        return begin if begin != offset * tensor.itemsize else 0
+    return begin
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor; every question about one comes through here. Raises NotImplementedError where
+    there is none.
+
+    PyTorch itself does not always look: a number on the lazy device has no storage, and what it gives in place of one
+    ends the process when it is asked anything (torch 2.13; tests/observe/core/test_kinds.py).
+    """
+    if not _has_storage(tensor):
+        raise NotImplementedError("this tensor has no storage")
+    return _storage_of(tensor)
 
 
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -1,0 +1,58 @@
+"""Every kind of tensor in every way of seeing: the program does what it does bare, and noclobber fails nowhere."""
+
+import json
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+from tests.observe.kinds import CLOBBERS, PROGRAMS
+from tests.observe.native.conftest import missing
+
+ENDS_OTHERWISE = {"raise": {*CLOBBERS, "restored", "first"}, "preserve": {*CLOBBERS}}
+"""Steps that overwrite what backward needs, by the ways that are there to change what comes of that."""
+
+
+@pytest.fixture(scope="module", params=["python", "native"])
+def found(request):
+    """What came of each kind, in each way."""
+    if request.param == "native" and (why := missing()):
+        pytest.skip(why)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "NOCLOBBER_PURE": "0" if request.param == "native" else "1"}
+    done = subprocess.run([sys.executable, "-m", "tests.observe.kinds"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert bool(said["why not native"]) == (request.param == "python")
+    return said["kinds"]
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_each_way_of_seeing_is_as_bare(found, kind):
+    bare = found[kind]["bare"]["steps"]
+    for way, came in found[kind].items():
+        assert isinstance(came, dict), (way, came)  # else the process died
+        assert came["lost"] == [], way
+        if (kind, way) == ("lazy", "hints"):
+            continue  # the test below
+        names = bare.keys() - ENDS_OTHERWISE.get(way, set())
+        assert {name: (bare[name], came["steps"][name]) for name in names if came["steps"][name] != bare[name]} == {}, (
+            way
+        )
+
+
+def test_no_dispatch_mode_sees_a_lazy_tensor():
+    """Any mode takes the lazy device its views away, also one of the program's; `hints` needs one (docs/limits.md)."""
+    script = """
+        import torch, torch._lazy.ts_backend
+        from torch.utils._python_dispatch import TorchDispatchMode
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+        torch._lazy.ts_backend.init()
+        with Mode():
+            torch.ones(4, device="lazy").view(2, 2)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True)
+    assert "has no implementation for the backend" in done.stderr
