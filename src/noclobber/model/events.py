@@ -89,6 +89,8 @@ class Write:
     True in a checkpointed region that backward ran again."""
     again: bool = False
     """True where such a region made it in its second run."""
+    nested: bool = False
+    """Whether that backward was called inside another, as a re-entrant checkpoint does."""
     untracked: bool = False
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
 

@@ -138,7 +138,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
             known[id(optimizer)] = found
         _, keys, where = found
         about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
-        in_backward, node = bool(thread.backwards), next_node()
+        in_backward, node = len(thread.backwards), next_node()
         memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
 
     return remember

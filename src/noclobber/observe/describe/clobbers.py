@@ -338,7 +338,7 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
     """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, True, 0, when, False), version + index)
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when, False), version + index)
         for index, (when, place) in enumerate(since)
     ]
 
@@ -364,6 +364,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 touches,
                 record.step,
                 in_forward=again or not record.in_backward,
+                nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
                 again=again,
             )
