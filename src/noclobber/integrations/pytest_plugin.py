@@ -556,8 +556,8 @@ class _Summary:
         if self._style not in ("no", "line"):
             for finding, _ in self._listed.values():
                 write(window(finding, color=terminalreporter.hasmarkup))
-        for (code, path, line), (finding, tests) in self._listed.items():
-            told = f"{finding.severity} {_in_tests(list(tests))}: {one_line(finding.message)}"
+        for (code, path, line), (finding, where) in self._listed.items():
+            told = f"{finding.severity} {_in_tests(list(where))}: {one_line(finding.message)}"
             write(f"{code} {place_of_line(path, line)}: {told}")
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)

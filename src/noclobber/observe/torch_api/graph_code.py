@@ -28,16 +28,18 @@ def traced_from(code: CodeType, instruction: int) -> str | None:
     graphs: Any = sys.modules.get("torch.fx.graph_module")
     for kind in _below(graphs.GraphModule) if graphs is not None else ():
         if getattr(vars(kind).get("forward"), "__code__", None) is code:
-            module = next((one for one in gc.get_referrers(kind) if type(one) is kind), None)
+            module: Any = next((one for one in gc.get_referrers(kind) if type(one) is kind), None)
             line = next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
-            lines = vars(module).get("_lineno_map") if module is not None else None
-            number = lines.get(line - code.co_firstlineno) if lines and line is not None else None
-            nodes = list(module.graph.nodes) if module is not None and number is not None else []
-            return nodes[number].stack_trace if number is not None and number < len(nodes) else None
+            if module is None or line is None:
+                return None
+            number = (getattr(module, "_lineno_map", None) or {}).get(line - code.co_firstlineno)
+            found = (one for index, one in enumerate(module.graph.nodes) if index == number)
+            return next((one.stack_trace for one in found), None)
     return None
 
 
 def _below(kind: type) -> Iterator[type]:
+    one: type
     for one in kind.__subclasses__():
         yield one
         yield from _below(one)
