@@ -29,7 +29,10 @@ def no_hooks_and_modes_left():
     if (torch := sys.modules.get("torch")) is None:
         return
     if (compiled := sys.modules.get("torch._dynamo.utils")) is not None:
+        from noclobber.observe.torch_api.compile_guard import FRAMES
+
         compiled.counters.clear()  # coverage tells of all that the process has compiled
+        vars(FRAMES).update(vars(type(FRAMES)()))
     left = 0
     while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()

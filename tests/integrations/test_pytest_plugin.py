@@ -635,6 +635,28 @@ def test_only_what_is_watched_and_shown_is_counted(pytester: pytest.Pytester) ->
     )
 
 
+def test_a_silent_step_of_shards_fails_its_test(pytester: pytest.Pytester) -> None:
+    tests = """
+    def test_shards(tmp_path):
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        first, second = net(torch.ones(2, 3)).sum(), net(torch.ones(2, 3)).square().sum()
+        first.backward()
+        optimizer.step()
+        second.backward()
+        dist.destroy_process_group()
+    """
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["error[[]NC103[]]: *", "*optimizer.step()*"])
+
+
 LIBRARY = """
 import torch
 

@@ -19,7 +19,7 @@ from noclobber.processes.journal import FORMAT, SUFFIX, Journal
 from noclobber.processes.merging import report_of
 from noclobber.render import FORMATS, render
 
-COVERED = coverage_out(Coverage(contents=True, unseen=("the inside of compiled regions (2 times)",)))
+COVERED = coverage_out(Coverage(contents=True, unseen=("the inside of compiled regions (2 compiled frames)",)))
 HERE = platform.node()
 
 
@@ -76,7 +76,7 @@ def test_equal_findings_of_several_processes_are_one(tmp_path: Path) -> None:
     assert nine.processes == (report.processes[1].id,)
     assert [one.findings for one in report.processes] == [1, 2, 1]
     assert report.coverage.unseen == (
-        "the inside of compiled regions (6 times)",
+        "the inside of compiled regions (6 compiled frames)",
         "rank 3 of 4: no report of theirs is here",
     )
 

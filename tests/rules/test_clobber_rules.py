@@ -69,6 +69,46 @@ def test_a_step_between_two_losses() -> None:
     assert finding.writes[0]["optimizer"] == "Adam"
 
 
+def in_library(text: str, kind: str, op: str = "aten::add_", via: Via = "data") -> list[str]:
+    program = Program(f"loss = net(x)\n{text}\nloss.backward()\n")
+    library = Program("work()\n", f"/venv/lib/site-packages/merging/{kind}{len(text)}.py")
+    piece = text.partition(" = ")[2] or text
+    change = write(op, program.at(piece, inside=library.at("work()")), via=via, version_after=0)
+    kept = save("MmBackward0", "mat2", program.at("net(x)"), name="h", kind=kind)
+    finding = explain(clobber(kept, change, read=program.at("loss.backward()"), raised=False))
+    assert finding is not None
+    return [one.message for one in finding.suggestions]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("net.merge_adapter()", "parameter", "move `net.merge_adapter()` below line 3"),
+        ("net.reset()", "buffer", "move `net.reset()` below line 3"),
+        ("other = net(x + 1)", "buffer", "run the backward that needs the old values before `net(x + 1)`"),
+        ("scale(h)", "tensor", "give `scale(h)` a clone, or keep one for the forward: `h.clone()`"),
+    ],
+)
+def test_a_write_in_a_library_is_helped_at_the_call(text: str, kind: str, words: str) -> None:
+    assert in_library(text, kind)[0] == words
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_inside_a_backward_is_helped_by_where_it_runs(nested: bool) -> None:
+    program = Program("loss = net(x)\nopt.step()\nloss.backward()\n")
+    site = program.at("opt.step()")
+    kept = save("AddmmBackward0", "mat2", program.at("net(x)"), name="fc.weight", kind="parameter")
+    for step in (Step("Adam", site), None):
+        change = write(
+            "aten::sub_", site, via="step" if step else "operator", step=step, in_forward=False, nested=nested
+        )
+        finding = explain(clobber(kept, change, read=program.at("loss.backward()")))
+        assert finding is not None
+        assert ("use_reentrant=False" in finding.suggestions[0].message) == nested
+        assert "has returned, not in a hook that runs inside it" in finding.suggestions[-1].message
+        assert "run every backward before the steps" not in helped(finding)
+
+
 def test_weights_that_were_put_back_are_said_to_be() -> None:
     change = write("aten::_foreach_add_", PAIR.at("opt.step()"), via="step", step=Step("Adam", PAIR.at("opt.step()")))
     kept = save("AddmmBackward0", "mat2", PAIR.at("critic(fake)"), name="fc.weight", kind="parameter")

@@ -179,7 +179,8 @@ def _started(pid: int | None, command: list[str]) -> None:
 
 def _is_silent_error(finding: Finding) -> bool:
     """Return True for an error of which PyTorch itself raises nothing."""
-    return finding.severity == "error" and not finding.code.startswith(("NC1", "NC3"))
+    gathered = any(write["via"] == "gathered" for write in finding.writes)  # of what NC1 tells, FSDP2 alone is silent
+    return finding.severity == "error" and (gathered or not finding.code.startswith(("NC1", "NC3")))
 
 
 _WATCHED = pytest.StashKey[Watched]()
@@ -555,8 +556,8 @@ class _Summary:
         if self._style not in ("no", "line"):
             for finding, _ in self._listed.values():
                 write(window(finding, color=terminalreporter.hasmarkup))
-        for (code, path, line), (finding, tests) in self._listed.items():
-            told = f"{finding.severity} {_in_tests(list(tests))}: {one_line(finding.message)}"
+        for (code, path, line), (finding, where) in self._listed.items():
+            told = f"{finding.severity} {_in_tests(list(where))}: {one_line(finding.message)}"
             write(f"{code} {place_of_line(path, line)}: {told}")
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)

@@ -9,10 +9,13 @@ from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 
 Kind = Literal["parameter", "buffer", "tensor"]
-Via = Literal["operator", "step", "data", "set_data", "swap", "unversioned", "undeclared", "foreign", "process"]
-"""How bytes changed: a counted operator, an optimizer step, a write through `.data` or another alias with its own
-version counter, `t.data = u`, `swap_tensors`, an operator that bumps no counter, an operator whose schema does not say
-that it writes, code that torch never saw (numpy, a kernel), or another process."""
+Via = Literal[
+    "operator", "step", "gathered", "data", "set_data", "swap", "unversioned", "undeclared", "foreign", "process"
+]
+"""How bytes changed: a counted operator, an optimizer step, a step of shards that were then gathered, a write through
+`.data` or another alias with its own version counter, `t.data = u`, `swap_tensors`, an operator that bumps no counter,
+an operator whose schema does not say that it writes, code that torch never saw (numpy, a kernel), or another
+process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class Write:
     True in a checkpointed region that backward ran again."""
     again: bool = False
     """True where such a region made it in its second run."""
+    nested: bool = False
+    """Whether that backward was called inside another, as a re-entrant checkpoint does."""
     untracked: bool = False
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
 

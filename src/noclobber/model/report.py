@@ -40,6 +40,14 @@ class Lost:
     trace: str = ""
 
 
+COMPILED = "the inside of compiled regions"
+
+
+def unseen_in_words(what: str, count: int) -> str:
+    """ "the inside of compiled regions (37 compiled frames)", "writes to tensors without a storage (3 times)"."""
+    return f"{what} ({count} {'compiled frames' if what == COMPILED else 'times'})" if count > 1 else what
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """What the run could see. `unseen` lists in words what it could not see, and so never calls clean. `notes` say what

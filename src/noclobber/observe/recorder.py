@@ -67,6 +67,8 @@ def _warnings(context: Context, way: Way) -> None:
 
 def _compiled(context: Context, way: Way) -> None:
     way.at_end(compile_guard.skip_ours(way.patches))
+    way.at_end(compile_guard.FRAMES.disarm)
+    compile_guard.FRAMES.arm(way.patches)
 
 
 def _operators(context: Context, way: Way) -> None:

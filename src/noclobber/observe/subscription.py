@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import AbstractContextManager
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
-from noclobber.model.report import Coverage
+from noclobber.model.report import COMPILED, Coverage, unseen_in_words
 from noclobber.model.silent import Drift
 from noclobber.observe import recorder
 from noclobber.observe.core import boundary, threads
 from noclobber.observe.core.context import Subscriber
 from noclobber.observe.describe import refusals
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import releases
+from noclobber.observe.torch_api import compile_guard, releases
 
 _subscribers: list[Subscriber] = []
 
@@ -82,11 +81,11 @@ def coverage() -> Coverage:
     counts = CONTEXT.bus.unseen.copy()
     if unread:
         counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
-    if regions := _compiled():
-        counts["the inside of compiled regions"] = regions
+    if regions := compile_guard.FRAMES.not_seen():
+        counts[COMPILED] = regions
     for one in _subscribers:
         counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
-    unseen = tuple(f"{what} ({count} times)" if count > 1 else what for what, count in counts.items())
+    unseen = tuple(unseen_in_words(what, count) for what, count in counts.items())
     by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
     if CONTEXT.native is not None:
         by += ", native"
@@ -106,12 +105,6 @@ def apart() -> AbstractContextManager[None]:
 def begin_again() -> None:
     """Drop what was counted until now: in a forked child."""
     CONTEXT.bus.forget()
-
-
-def _compiled() -> int:
-    """Return how many frames torch.compile has compiled in this process. Their inside dispatches no operators."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(counters.get("frames", {}).get("ok", 0))
 
 
 def event_of(error: BaseException) -> Refusal | Clobber | Drift | None:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.process import Process, ranks_of, together
-from noclobber.model.report import Coverage, Lost, Made, Report, ReportError, checked, coverage_in, finding_in, json_in
+from noclobber.model.report import (
+    Coverage,
+    Lost,
+    Made,
+    Report,
+    ReportError,
+    checked,
+    coverage_in,
+    finding_in,
+    json_in,
+    unseen_in_words,
+)
 from noclobber.processes.alive import state_of
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
     from noclobber.session import Session
 
 _NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, `-S`, or `os.exec`)"
-_TIMES = re.compile(r"(.*) \(([0-9]{1,15}) times\)")
+_TIMES = re.compile(r"(.*) \(([0-9]{1,15}) (?:times|compiled frames)\)")
 _KEYS = re.compile(rb'\{"finding": "(\w+)", "same": "(\w+)", "count": (\d{1,15}),')
 MOST_PIDS = 2**31
 MOST_RANKS = 10**6
@@ -337,7 +348,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         for what in coverage.unseen:
             many = _TIMES.fullmatch(what)
             unseen[many[1] if many else what] += int(many[2]) if many else 1
-    lines = [f"{what} ({times} times)" if times > 1 else what for what, times in unseen.items()]
+    lines = [unseen_in_words(what, times) for what, times in unseen.items()]
     lines += [f"{_named(one)}: {one.why}" for one in processes if one.why]
     lines += _missing(processes)
     notes = list(dict.fromkeys(note for coverage in covered for note in coverage.notes))

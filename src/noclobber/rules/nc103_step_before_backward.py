@@ -35,7 +35,8 @@ Notes
     the step of the first network, or detach what the second loss should not reach (`critic(fake.detach())`).
     A state carried from one iteration to the next (`h`, a memory, a running loss) also carries the old graph: use
     `h = h.detach()` after the step. `retain_graph=True` only turns one error into this one.
-    With `fused=True` no version is counted and nothing is raised: see NC203.
+    With `fused=True` no version is counted and nothing is raised: see NC203. Under FSDP2 (`fully_shard`) nothing is
+    raised either: the step writes shards, which are gathered into the saved memory when backward begins.
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ SEVERITY: Severity = "error"
 MESSAGES = ()
 
 
+_GATHERED = (
+    "FSDP gathers the parameters again for backward, into the memory that is saved, and counts no version, so PyTorch "
+    "raises nothing"
+)
+
+
 def find(event: Event) -> Finding | None:
-    """The finding for a clobber that PyTorch raises and that the step of an optimizer caused."""
+    """The finding for a clobber that the step of an optimizer caused, and that PyTorch raises, or FSDP2 hides."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None
     writes = sorted(overlapping(event), key=lambda write: not is_step(write))
@@ -65,6 +72,6 @@ def find(event: Event) -> Finding | None:
         f"{writer_in_words(writes[0])} changes {weight} before a backward that still needs it",
         event,
         writes,
-        notes=[step_note(event, writes[0])],
+        notes=[step_note(event, writes[0]), *[_GATHERED] * (writes[0].via == "gathered")],
         suggestions=step_cures(event, writes[0]),
     )

@@ -4,10 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo import graph_break
 
+import noclobber
+from noclobber.model.report import COMPILED
 from tests.observe.hearing import bare, hear, is_marked
 
 
@@ -93,3 +98,111 @@ def test_torch_compile_warns_of_no_function_of_noclobber():
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     warned = dict(line.split(" ", 1) for line in printed.splitlines())
     assert warned == dict.fromkeys(("bare", "install", "watch", "contents", "preserve"), warned["bare"])
+
+
+def halved(h):
+    h.data.mul_(0.5)  # written
+    return h
+
+
+def in_another_function(x, w):
+    h = (x @ w).exp()  # saved
+    return halved(h)
+
+
+def in_a_loop(x, w):
+    for _ in range(2):
+        h = (x @ w).exp()  # saved
+        h.data.mul_(0.5)  # written
+    return h
+
+
+def between_graph_breaks(x, w):
+    h = x @ w
+    graph_break()
+    h = h.exp()  # saved
+    graph_break()
+    h.data.mul_(0.5)  # written
+    graph_break()
+    return h * 1
+
+
+def in_one_graph_after_a_break(x, w):
+    h = x @ w
+    graph_break()
+    h = h.exp()  # saved
+    h.data.mul_(0.5)  # written
+    return h
+
+
+def back(graph, inputs):
+    return graph
+
+
+@pytest.mark.parametrize("backend", ["eager", back], ids=["eager", "the graph itself"])
+@pytest.mark.parametrize("function", [in_another_function, in_a_loop, between_graph_breaks, in_one_graph_after_a_break])
+def test_statements_of_a_region_that_runs_as_python(function, backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend)
+
+    def program():
+        w = nn.Parameter(torch.ones(4, 4))
+        compiled(torch.ones(2, 4), w).sum().backward()
+        return w.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, bare(program))
+    clobber = heard.clobbers[-1]
+    assert is_marked(clobber.save.site, "saved")
+    assert is_marked(clobber.writes[-1].site, "written")
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+
+    def forward(self, x):
+        h = self.layers(x)  # saved
+        h.data.mul_(2)  # written
+        return h
+
+
+def test_statements_of_a_compiled_module():
+    torch._dynamo.reset()
+    net = torch.compile(Layers(), backend="eager")
+    heard, _ = hear(lambda: net(torch.ones(2, 4)).sum().backward())
+    clobber = heard.clobbers[-1]
+    assert is_marked(clobber.save.site, "saved")
+    assert is_marked(clobber.writes[-1].site, "written")
+
+
+def test_a_graph_that_is_gone_leaves_the_function():
+    torch._dynamo.reset()
+    compiled = torch.compile(in_another_function, backend="eager")
+
+    def program():
+        y = compiled(torch.ones(2, 4), nn.Parameter(torch.ones(4, 4)))
+        torch._dynamo.reset()
+        y.sum().backward()
+
+    heard, _ = hear(program)
+    (write,) = heard.clobbers[-1].writes
+    assert write.site.code.co_name in ("halved", "in_another_function")
+
+
+def not_watched(backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(halved, backend=backend)
+    with warnings.catch_warnings(), noclobber.watch() as seen:
+        warnings.simplefilter("ignore")
+        compiled(torch.ones(3))
+    unseen = "".join(seen.report.coverage.unseen)
+    return int(unseen.partition(f"{COMPILED} (")[2].partition(" ")[0] or COMPILED in unseen)
+
+
+def test_only_a_region_that_does_not_run_as_python_is_not_watched():
+    before = not_watched("aot_eager")
+    assert before
+    assert not_watched("eager") == not_watched(back) == before
+    assert not_watched("aot_eager") == before + 1

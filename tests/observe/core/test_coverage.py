@@ -31,7 +31,7 @@ def transforms():
 
 
 def compiled():
-    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    torch.compile(torch.sin, backend="aot_eager")(torch.ones(2))
 
 
 def sparse_write():

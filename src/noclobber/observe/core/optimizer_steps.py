@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -29,6 +29,11 @@ _OPTIMIZERS = 64
 def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
     """Return the tensors that a step may write: every parameter that has a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    """Return True if a parameter may be a shard, as those of FSDP2 are. Saves of what it shards lie in other memory."""
+    return type(parameter) not in private.PLAIN
 
 
 def _is_ours(kind: type) -> bool:
@@ -94,11 +99,13 @@ def _before(context: Context, way: Way) -> Hook:
                 thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
             if rests:
                 if watching and (live.any() or rereads.any()):
-                    _about_to_write(context, optimizer, place, step)
+                    _about_to_write(context, optimizer, parameters(optimizer), place, step)
                 else:
                     remember(optimizer, place, step)
                 thread.muted = True
                 set_key(False)
+            elif watching and live.any():
+                _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
         except ClobberError:
             raise
         except Exception as failure:
@@ -120,7 +127,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
         written = parameters(optimizer)
         seen = _shown(written) if plain(map(type, written)) else None  # the shards of FSDP2 are no plain tensors
         if seen is None:
-            _about_to_write(context, optimizer, place, step)
+            _about_to_write(context, optimizer, parameters(optimizer), place, step)
             return
         shown, versions = seen
         found = known.get(id(optimizer))
@@ -131,7 +138,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
             known[id(optimizer)] = found
         _, keys, where = found
         about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
-        in_backward, node = bool(thread.backwards), next_node()
+        in_backward, node = len(thread.backwards), next_node()
         memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
 
     return remember
@@ -150,9 +157,15 @@ def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]]
         return None
 
 
-def _about_to_write(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+def _about_to_write(
+    context: Context,
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[torch.Tensor],
+    place: Place | None,
+    step: Step,
+) -> None:
     written = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
-    for parameter in parameters(optimizer):
+    for parameter in parameters:
         key = private.storage_key(parameter)
         if key is None:
             continue

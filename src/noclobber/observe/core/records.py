@@ -75,8 +75,8 @@ class Record(NamedTuple):
     version: int | None
     geometry: Geometry | None
     step: Step | None
-    in_backward: bool
-    """Whether a backward call is under way in the thread."""
+    in_backward: int
+    """How many backward calls are under way in the thread, one inside the other."""
     node: int
     """The sequence number of the thread's next autograd node."""
     moment: int
@@ -99,7 +99,7 @@ class Stepped(NamedTuple):
     versions: list[int]
     where: tuple[Geometry, ...]
     step: Step
-    in_backward: bool
+    in_backward: int
     node: int
     moment: int
 
@@ -261,18 +261,19 @@ def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | Non
     return cast(torch.Tensor, shown)
 
 
-def _elsewhere() -> tuple[bool, int]:
-    """Return whether a backward call is under way, and the next node's number, for a thread that was not entered.
+def _elsewhere() -> tuple[int, int]:
+    """Return how many backward calls are under way, and the next node's number, for a thread that was not entered.
 
     Such a thread works for a call of another thread and writes to the graphs of that thread. So the node's number is
     that of the calling thread when it made the outermost call.
     """
     call: Backward | None = private.backward_call()
     if call is None or call.over:
-        return False, private.next_node()
+        return 0, private.next_node()
+    calls = 1
     while call.outer is not None:
-        call = call.outer
-    return True, call.node
+        call, calls = call.outer, calls + 1
+    return calls, call.node
 
 
 def record(
@@ -288,7 +289,7 @@ def record(
     if step is not None and thread.stepped is not None and key not in thread.stepped:
         step = None
     if thread.entered:
-        under_way, number = bool(thread.backwards), private.next_node()
+        under_way, number = len(thread.backwards), private.next_node()
     else:
         under_way, number = _elsewhere()
     where: Any

@@ -6,15 +6,18 @@ from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.core import traced_lines
+from noclobber.observe.torch_api import graph_code
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.private import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
-"""(code, instruction offset, the library's place inside the call or None). It holds no frame."""
+"""(code, instruction offset, the library's place inside the call or None). It holds no frame.
+
+A compiled region that runs as code of a graph is a place inside the call too. `site_of` finds the statement."""
 
 KINDS: dict[str, int] = {}
 """The owner of a file's code as a number, by `co_filename`. Filled when a file is first seen."""
-USER, _LIBRARY, SKIP, _TRACED = 0, 1, 2, 3
+USER, _LIBRARY, SKIP, _TRACED, _GRAPH = 0, 1, 2, 3, 4
 
 
 def kind_of(path: str) -> int:
@@ -22,6 +25,9 @@ def kind_of(path: str) -> int:
     if traced_lines.runs_graphs(path):
         KINDS[path] = _TRACED
         return _TRACED
+    if graph_code.is_written(path):
+        KINDS[path] = _GRAPH
+        return _GRAPH
     owner = owner_of(path)
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
     if is_settled(path, owner):
@@ -35,7 +41,7 @@ def place_of(frame: FrameType | None) -> Place | None:
     In a thread of the engine it is the place of the backward call; None if nothing of this is known.
     """
     inside: Place | None = None
-    kinds = KINDS
+    in_graph, kinds = False, KINDS
     while frame is not None:
         code = frame.f_code
         kind = kinds.get(code.co_filename)
@@ -45,6 +51,8 @@ def place_of(frame: FrameType | None) -> Place | None:
             return (code, frame.f_lasti, inside)
         if kind == _LIBRARY and inside is None:
             inside = (code, frame.f_lasti, None)
+        elif kind == _GRAPH and not in_graph:
+            inside, in_graph = (code, frame.f_lasti, inside), True
         elif kind == _TRACED and (found := traced_lines.instruction(frame)) is not None:
             return (*found, inside)
         frame = frame.f_back
@@ -74,4 +82,9 @@ def site_of(place: Place | None) -> Site | None:
     if place is None:
         return None
     code, lasti, inside = place
+    if inside is not None and graph_code.is_written(inside[0].co_filename):
+        graph, number, inside = inside
+        statement, library = traced_lines.behind(graph, number)
+        code, lasti = statement or (code, lasti)
+        inside = inside or (library and (*library, None))
     return Site(code, lasti, site_of(inside))

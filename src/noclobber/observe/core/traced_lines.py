@@ -1,4 +1,4 @@
-"""Finds the line of the program behind an operator of a traced graph, while torch.fx runs the graph.
+"""Finds the line of the program behind an operator of a traced graph that torch.fx runs.
 
 Traced code runs without the program's frames: the stack has only the call of the compiled function. The graph knows,
 as text, the line that each operator was traced from.
@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from noclobber.model.source import Owner, owner_of
+from noclobber.model.source import Owner, is_plumbing, owner_of
+from noclobber.observe.torch_api import graph_code
 from noclobber.syntax.compiling import compiled
 
 _INTERPRETER = os.path.join("torch", "fx", "interpreter.py")
-_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (\S+)', re.MULTILINE)
+_RESUMED = r"torch_dynamo_resume_in_(\S+)_at_\d+"
+"""The name of the code that torch.compile makes of the rest of a function, after a graph break."""
+_LINE = re.compile(rf'^\s*File "(.+)", line (\d+), in (?:{_RESUMED}|(\S+))', re.MULTILINE)
 Instruction = tuple[CodeType, int]
 """(code, instruction offset)."""
 
@@ -35,10 +38,27 @@ def instruction(frame: FrameType) -> Instruction | None:
     if frame.f_code.co_name != "run_node":
         return None
     trace = getattr(frame.f_locals.get("n"), "stack_trace", None)
-    for path, line, function in reversed(_LINE.findall(trace or "")):
-        if owner_of(path) is Owner.USER:
-            return _widest(path, int(line), function)
-    return None
+    return _behind(trace)[0]
+
+
+@lru_cache(maxsize=256)
+def behind(code: CodeType, number: int) -> tuple[Instruction | None, Instruction | None]:
+    """Return the instruction of the program behind an instruction of a graph's code, and the library's inside its call.
+
+    Each is None where it is not known. This searches for the graph, so it is for reports only.
+    """
+    return _behind(graph_code.traced_from(code, number))
+
+
+def _behind(trace: str | None) -> tuple[Instruction | None, Instruction | None]:
+    inside: Instruction | None = None
+    for path, line, resumed, function in reversed(_LINE.findall(trace or "")):
+        owner = owner_of(path)
+        if owner is Owner.USER:
+            return _widest(path, int(line), resumed or function), inside
+        if owner is Owner.LIBRARY and inside is None and not is_plumbing(path):
+            inside = _widest(path, int(line), resumed or function)
+    return None, inside
 
 
 @lru_cache(maxsize=256)

@@ -39,7 +39,7 @@ from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.write_kernels import Written
 from noclobber.observe.describe import torch_messages
 from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, private, shards
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -187,9 +187,20 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
     """Return the writes that torch did not see; none if a write that it saw explains the change."""
+    if (shard := shards.shard_of(private.storage_key(handle.alias))) is not None:
+        return _gathered(handle, shard, tensor, backward, memory, explained)
     if memory.foreign_writers is not None:
         return memory.foreign_writers.writes(handle, tensor, backward, explained=explained)
     return () if explained else (_window(handle.place, tensor, backward),)
+
+
+def _gathered(
+    handle: Handle, shard: int, tensor: Tensor, backward: Backward, memory: Memory, explained: bool
+) -> tuple[Write, ...]:
+    """Return the steps of a shard since the save. Its parameter was gathered again afterwards, into saved memory."""
+    steps = [(one, 0) for one in memory.recent if one.key == shard and one.step and one.moment > handle.moment]
+    writes = writes_of(steps, 0, tensor) or (() if explained else (_window(handle.place, tensor, backward),))
+    return tuple(replace(write, via="gathered", overlaps=True, tensor=tensor) for write in writes)
 
 
 def _window(saved: Place | None, tensor: Tensor, backward: Backward) -> Write:
@@ -330,7 +341,7 @@ def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) 
     """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, True, 0, when, False), version + index)
+        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when, False), version + index)
         for index, (when, place) in enumerate(since)
     ]
 
@@ -356,6 +367,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 touches,
                 record.step,
                 in_forward=again or not record.in_backward,
+                nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
                 again=again,
             )

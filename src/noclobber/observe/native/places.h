@@ -17,7 +17,7 @@
 namespace noclobber {
 
 // The owner of a file's code, with the numbers of core/sites.py.
-enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3 };
+enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3, GRAPH = 4 };
 
 // The code, the offset of the instruction in bytes, and the library's place inside the call or null. Each place exists
 // once and lives until `forget_places`, so two places are equal if their addresses are. `shown` is what Python sees of
@@ -227,6 +227,7 @@ inline const Place *asked_place(KnownPlaces &mine) {
 inline const Place *place_here() {
   KnownPlaces &mine = known_places();
   const Place *inside = nullptr;
+  bool in_graph = false;
   for (void *frame = noclobber_innermost_frame(); frame != nullptr; frame = noclobber_calling_frame(frame)) {
     void *code = noclobber_code_of(frame);
     int8_t *known = mine.kinds.find(CodeKey{code});
@@ -236,6 +237,10 @@ inline const Place *place_here() {
     }
     if (kind == LIBRARY && inside == nullptr) {
       inside = place_at(mine, code, noclobber_instruction_of(frame), nullptr);
+    }
+    if (kind == GRAPH && !in_graph) {
+      inside = place_at(mine, code, noclobber_instruction_of(frame), inside);
+      in_graph = true;
     }
     if (kind == TRACED) {
       break;

@@ -102,6 +102,58 @@ def skip_ours(patches: Patches) -> Callable[[], None]:
     return end
 
 
+class Frames:
+    """Counts the frames of this process that run compiled. A backend that returns the graph that it was given, as
+    `eager` does, compiles nothing: the operators of that graph are seen as all others."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        """The frames that were compiled while nothing was armed."""
+        self._known = 0
+        """What torch.compile had counted when this began or ended to look."""
+        self._compiled = self._left = 0
+        """What the backends were given since: graphs that they compiled, and graphs that they left as they are."""
+
+    def arm(self, patches: Patches) -> None:
+        """Begin to look at what backends return. torch.compile wraps each of them (torch 2.10 to 2.15;
+        tests/observe/core/test_compiled.py)."""
+        self._before += max(0, _frames() - self._known)
+        self._known = _frames()
+        for wrapper in (private.lookup("_TorchCompileWrapper"), private.lookup("_TorchCompileInductorWrapper")):
+            patches.put(wrapper, "__call__", self._counting(wrapper.__call__))
+
+    def disarm(self) -> None:
+        """What is compiled from now on counts as compiled."""
+        self._before, self._known = self.not_seen(), _frames()
+        self._compiled = self._left = 0
+
+    def not_seen(self) -> int:
+        """Return how many frames run compiled code, which dispatches no operators."""
+        by_others = 0 if self._compiled or self._left else _frames() - self._known
+        return self._before + self._compiled + max(0, by_others)
+
+    def _counting(self, native: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(native)
+        def call(backend: object, graph: object, *args: object, **kwargs: object) -> object:
+            made = native(backend, graph, *args, **kwargs)
+            if getattr(made, "__self__", made) is graph:
+                self._left += 1
+            else:
+                self._compiled += 1
+            return made
+
+        return call
+
+
+FRAMES = Frames()
+
+
+def _frames() -> int:
+    """Return how many frames torch.compile has looked at in this process, also those that it left as they are."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("frames", {}).get("ok", 0))
+
+
 def forget(ours: Callable[..., object], native: Callable[..., object]) -> None:
     """Clear what torch.compile has looked up of torch's functions, if it did so while `ours` was in place."""
     rules: ModuleType | None = sys.modules.get("torch._dynamo.trace_rules")

@@ -37,7 +37,7 @@ def cause(clobber: Clobber) -> Cause | None:
     if clobber.writes and not writes:
         return "disjoint" if clobber.raised else None
     stepped = any(is_step(write) for write in writes)
-    if stepped and clobber.raised:
+    if (stepped and clobber.raised) or any(write.via == "gathered" for write in writes):
         return "step"
     if clobber.save.tensor.kind == "buffer" and writes and is_sync(writes[0]):
         return "sync"
@@ -66,7 +66,7 @@ def _moved(clobber: Clobber) -> bool:
 
 def is_step(write: Write) -> bool:
     """Return True if an optimizer made the write."""
-    return write.via == "step" or write.step is not None
+    return write.via in ("step", "gathered") or write.step is not None
 
 
 def is_sync(write: Write) -> bool:

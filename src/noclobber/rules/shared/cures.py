@@ -8,8 +8,10 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Suggestion
 from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
+from noclobber.model.source import Site
 from noclobber.rules.shared.causes import overlapping
-from noclobber.rules.shared.labels import later
+from noclobber.rules.shared.labels import later, same_line
+from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
 from noclobber.rules.shared.writetext import (
     by_iteration,
@@ -24,6 +26,7 @@ from noclobber.rules.shared.writetext import (
     words_at,
 )
 from noclobber.syntax.names import dotted
+from noclobber.syntax.tree import statement_of
 from noclobber.syntax.writes import Form, base_of
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
@@ -40,9 +43,12 @@ def cures(clobber: Clobber) -> tuple[Suggestion, ...]:
             Suggestion("let the pack hook return memory of its own for each save: `tensor.clone()`, or a new buffer"),
         )
     if not write.in_forward:
-        return _in_backward(clobber)
+        return _in_backward(clobber, write)
     if write.untracked:
         return _question(write)
+    library = write.site is not None and write.site.inside is not None and form(write.site) is Form.CALL
+    if write.site is not None and library and not same_line(write.site, clobber.save.site):
+        return _of_library(clobber, write, write.site)
     if write.via == "set_data":
         return (Suggestion("give the new tensor its own name, or assign to `.data` after the last backward"),)
     if write.via == "swap":
@@ -90,9 +96,36 @@ def _is_rebindable(clobber: Clobber, write: Write) -> bool:
     return not stored and nbytes(write.tensor) >= nbytes(clobber.save.tensor)
 
 
-def _in_backward(clobber: Clobber) -> tuple[Suggestion, ...]:
+def _in_backward(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
+    if clobber.save.tensor.kind == "parameter":
+        return inside_backward(write, "change the weights")
     where = "this `backward`" if is_custom(clobber.save.node) else "this hook or `backward`"
     return (Suggestion(f"return a new tensor from {where} and leave the saved tensor unchanged"),)
+
+
+def _of_library(clobber: Clobber, write: Write, call: Site) -> tuple[Suggestion, ...]:
+    """Return the help for a write inside a library: it is about the program's own line, which calls the library."""
+    if op_in_words(write.op) in _ACTIVATIONS:
+        return (Suggestion("build this module with `inplace=False`"),)
+    what, read = spelled_call(call, "the call"), clobber.read.site
+    below = read is not None and read.code is call.code and call.lasti < read.lasti and read.line > call.line
+    after = f"below line {read.line}" if below and read else "behind the last backward that needs these values"
+    alone = isinstance(statement_of(call), ast.Expr)
+    if clobber.save.tensor.kind == "tensor":
+        name = clobber.save.tensor.name or "t"
+        return (
+            Suggestion(f"give {what} a clone, or keep one for the forward: `{name}.clone()`"),
+            *[Suggestion(f"or move {what} {after}")] * alone,
+        )
+    if not alone:
+        return (
+            Suggestion(f"run the backward that needs the old values before {what}"),
+            Suggestion("or make this call on a copy of the module: `copy.deepcopy`"),
+        )
+    return (
+        Suggestion(f"move {what} {after}"),
+        Suggestion("or run the forward after it, so that backward reads the new values"),
+    )
 
 
 def _alias(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:

@@ -116,6 +116,8 @@ def writer_in_words(write: Write) -> str:
         return f"`{write.step.optimizer}.step`"
     if write.via == "step":
         return "an optimizer step"
+    if write.via == "gathered":
+        return "an update of the shards"
     if write.via == "set_data" or write.op == "data=":
         return "the assignment to `.data`"
     if write.via == "swap":

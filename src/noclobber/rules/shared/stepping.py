@@ -8,6 +8,7 @@ from typing import Literal
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import PUT_BACK, Suggestion
+from noclobber.model.source import Site
 from noclobber.rules.shared.built_once import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
@@ -37,13 +38,17 @@ def step_note(clobber: Clobber, write: Write) -> str:
     note = (
         f"the backward of {op} computes with {name} as it was in forward; {writer_in_words(write)} has changed it since"
     )
-    if situation(clobber, write) != "same pass":
+    if not write.in_forward:
+        note += ", inside a backward call"
+    elif situation(clobber, write) != "same pass":
         note += ": this graph was built before that step, in an earlier iteration or before the loop"
     return note
 
 
 def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
     """Move the step, run the forward again, or detach: in the order that fits the situation."""
+    if not write.in_forward:
+        return inside_backward(write, "step")
     now = situation(clobber, write)
     if now == "carried":
         return (
@@ -71,6 +76,20 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         ),
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
+    )
+
+
+def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
+    """Return the help for weights that are changed inside a backward call, in a hook. `change` says so as an order."""
+    later = f"{change} after the last backward that needs the weights has returned, not in a hook that runs inside it"
+    if not write.nested:
+        return (Suggestion(later),)
+    return (
+        Suggestion(
+            "pass `use_reentrant=False` to `checkpoint`: the re-entrant kind runs a backward inside the backward, and "
+            "that one calls the hooks of a shared weight before the outer backward has read it"
+        ),
+        Suggestion(f"or {later}"),
     )
 
 
@@ -111,7 +130,11 @@ def _places(clobber: Clobber, write: Write) -> str:
     step, read = line_to_show(write), clobber.read.site
     if step is None or read is None or step.code is not read.code:
         return ""
-    place = place_of(step)
+    return f": move {spelled_call(step, 'the step')} below line {read.line}"
+
+
+def spelled_call(site: Site, otherwise: str) -> str:
+    """ "`opt.step()`" where the text at a site is short and on one line, else "the step on line 25"."""
+    place = place_of(site)
     text = place.file.source(place.node) if place is not None and isinstance(place.node, Placed) else ""
-    what = f"`{text}`" if text and "\n" not in text and len(text) <= 60 else f"the step on line {step.line}"
-    return f": move {what} below line {read.line}"
+    return f"`{text}`" if text and "\n" not in text and len(text) <= 60 else f"{otherwise} on line {site.line}"
