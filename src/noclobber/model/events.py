@@ -143,5 +143,7 @@ class Refusal:
     is of an earlier iteration: a carried state."""
     freed: Site | None = None
     """The backward that freed it, when known."""
+    overwritten: Site | None = None
+    """Where a save that was detached in place was also overwritten after that; None if it was not, or is not known."""
     carried: tuple[Carried, ...] = ()
     """The states that carry the freed graph into this iteration, when known."""

@@ -48,6 +48,7 @@ def a_state_in_a_loop():
         loss.sum().backward()
 
 
+OVERWRITE = [and_written, and_written_often, a_state_in_a_loop]
 PROGRAMS = [and_written, and_written_often, beside_other_writes, a_state_in_a_loop]
 
 
@@ -64,8 +65,11 @@ def test_the_detach_is_blamed(program):
     with pytest.raises(RuntimeError, match="detached in-place"):
         program()
     (finding,) = watched.findings
-    lines = {one.role: one.span.line for one in finding.labels}
+    lines = {one.role: one.span.line for one in reversed(finding.labels)}
     assert (lines["write"], lines["save"]) == (line_of(program, "blamed"), line_of(program, "saved"))
+    assert [one.span.line for one in finding.labels if one.primary] == [lines["write"]]
+    overwritten = [one.span.line for one in finding.labels if one.text == "and it is overwritten here"]
+    assert overwritten == ([lines["write"] + (2 if program is and_written_often else 1)] * (program in OVERWRITE))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -121,8 +122,11 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
     """Return the refusal to unpack a save for another reason than its version."""
     suspect = handle.version
-    where = suspect.detached.place if isinstance(suspect, Suspect) and suspect.detached is not None else None
-    return _refusal_of_detached(message, backward, handle.place, where)
+    if not isinstance(suspect, Suspect) or suspect.detached is None:
+        return _refusal_of_detached(message, backward, handle.place, None)
+    others = [record.place for record, _ in suspect.writes if not record.written.detaches]
+    refusal = _refusal_of_detached(message, backward, handle.place, suspect.detached.place)
+    return replace(refusal, overwritten=site_of(others[-1])) if others else refusal
 
 
 def refusal_of_detached(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:

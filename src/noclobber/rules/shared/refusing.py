@@ -108,6 +108,8 @@ def _labels(refusal: Refusal, told: str, created: str, surfaced: str) -> tuple[L
         return tuple(found)
     role = "write" if refusal.written is not None else _ROLES[refusal.call]
     found.append(label(role, site, told, primary=True))
+    if refusal.overwritten not in (None, site):
+        found.append(label("write", refusal.overwritten, "and it is overwritten here"))
     later = refusal.site
     if later is not None and later not in (site, refusal.created, refusal.saved):
         found.append(label("read", later, surfaced or _READERS.get(refusal.call, "the error surfaces here")))
