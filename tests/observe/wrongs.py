@@ -176,6 +176,14 @@ def hook_lost_and_input_overwritten():
     return [*torch.autograd.grad(whole.sum() + view.sum(), x), *torch.autograd.grad(y.sum(), y)]
 
 
+def kept_by_a_hook():
+    net, kept = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), []
+    handle = net[0].register_forward_hook(lambda module, inputs, output: kept.append(output))
+    y = net(leaf() * -2)
+    handle.remove()
+    return [*torch.autograd.grad(y.sum(), kept[0])]
+
+
 def untracked():
     x = leaf()
     y = x * 2
@@ -197,6 +205,48 @@ def own_saved_hooks():
     y.add_(1)
     (y.sum() + z.sum()).backward()
     return [x.grad]
+
+
+def memory_of_a_pack_hook():
+    x, slot = leaf(), torch.empty(3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (slot.copy_(t), 1), lambda kept: kept[0]):
+        y = x.exp()
+    slot.zero_()
+    y.sum().backward()
+    return [x.grad]
+
+
+class Puts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, row, at):
+        ctx.at = at
+        out.numpy()[at] = row.numpy()
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, g[ctx.at].clone(), None
+
+
+def memory_of_an_earlier_result():
+    x, out = leaf(), torch.zeros(2, 3)
+    first = Puts.apply(out, x * 2, 0)
+    Puts.apply(out, x * 3, 1)
+    (first.sin().sum() + first[1].sum()).backward()
+    return [x.grad]
+
+
+def stale_cast():
+    w = leaf()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(2):
+            w.grad = None
+            (w @ torch.eye(3)).float().square().sum().backward()
+            torch.optim.SGD([w], lr=1.0).step()
+        w.data.mul_(3)
+        y = w @ torch.eye(3)
+    y.float().sum().backward()
+    return [w.grad]
 
 
 def region(use_reentrant):
@@ -321,8 +371,12 @@ WRONGS = [
     undeclared_and_spoiled_gradient,
     hooks_that_write,
     hook_lost_and_input_overwritten,
+    kept_by_a_hook,
     untracked,
     own_saved_hooks,
+    memory_of_a_pack_hook,
+    memory_of_an_earlier_result,
+    stale_cast,
     region_drifts,
     region_drifts_reentrant,
     region_of_detached_argument,

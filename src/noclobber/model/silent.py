@@ -1,4 +1,4 @@
-"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, untracked writes, stale casts."""
+"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, lost hooks, stale casts."""
 
 from __future__ import annotations
 
@@ -74,12 +74,16 @@ class GradientWrite:
 
 @dataclass(frozen=True, slots=True)
 class Undeclared:
-    """A custom Function wrote an input that is in the graph, and did not say so with `mark_dirty`."""
+    """A custom Function, or an operator, wrote an input that is in the graph, and did not say so with `mark_dirty`.
+
+    `beside`: it wrote memory that it was given, and what an earlier call returned lies there too.
+    """
 
     function: str
     write: Write
     call: Site | None
     """The `.apply` line."""
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from noclobber.model.clobber import Clobber
@@ -14,6 +15,7 @@ from noclobber.observe import recorder
 from noclobber.observe.core import boundary, threads
 from noclobber.observe.core.context import Subscriber
 from noclobber.observe.describe import refusals
+from noclobber.observe.detectors.overwritten_inputs import AskedInputs
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import compile_guard, releases
 
@@ -110,3 +112,10 @@ def begin_again() -> None:
 def event_of(error: BaseException) -> Refusal | Clobber | Drift | None:
     """Return what an exception is about, if it may concern writing in place; else None."""
     return refusals.refusal_of(error, CONTEXT.memory)
+
+
+def overwritten_by(asked: object, inputs: Sequence[object]) -> int | None:
+    """Return the number of the node of the write after which a gradient with respect to `asked` is not what the program
+    asks for (NC209); None if there is none. `inputs` are all the tensors that it asks gradients for."""
+    noted = CONTEXT.state(AskedInputs).write_to(asked, inputs)
+    return None if noted is None else noted.node

@@ -103,6 +103,8 @@ def _hidden(write: Write) -> str:
 
 def _function(event: Undeclared) -> Finding:
     write, name = event.write, f"`{event.function}`"
+    if event.beside:
+        return _beside(event)
     labels = [*write_label(write, verb="writes the input")]
     if event.call is not None and not same_line(event.call, write.site):
         labels.append(label("create", event.call, f"{name} is applied here"))
@@ -121,5 +123,34 @@ def _function(event: Undeclared) -> Finding:
         suggestions=[
             Suggestion("call `ctx.mark_dirty` on the input, and return it"),
             Suggestion(f"or leave the input as it is, and let {name} write a new tensor"),
+        ],
+    )
+
+
+def _beside(event: Undeclared) -> Finding:
+    write, name = event.write, f"`{event.function}`"
+    what = name_in_words(write.tensor, "a tensor")
+    labels = (
+        write_label(write, verb=f"writes the memory of {what}")
+        if write.op
+        else (label("write", write.site, f"{name} writes the memory of {what} here"),)
+        if write.site
+        else ()
+    )
+    return account(
+        (CODE, NAME, SEVERITY),
+        f"{name} writes what an earlier call returned and does not say so: later gradients leave the write out",
+        (*labels, *inside_label(write.site, f"{name} runs here")),
+        write.tensor,
+        (write,),
+        notes=[
+            f"both calls were given the same memory for their result; {what} keeps its place in the graph, so its "
+            "gradient is as if this call had not run"
+        ],
+        suggestions=[
+            Suggestion("give each call memory of its own for its result, and join the results: `torch.cat`"),
+            Suggestion(
+                "or pass the result of the earlier call, declare the write with `ctx.mark_dirty`, and return it"
+            ),
         ],
     )

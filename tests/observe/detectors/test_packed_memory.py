@@ -1,4 +1,4 @@
-"""Memory that the program's own pack hook returned in place of the saved tensor, and that is overwritten before the read."""
+"""Memory that the program's own pack hook returned in place of the saved tensor, and that is overwritten later."""
 
 import dataclasses
 import threading

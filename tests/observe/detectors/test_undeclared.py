@@ -273,3 +273,138 @@ def test_the_stand_in_mode_sees_operators_too(monkeypatch):
     monkeypatch.setattr(write_kernels, "key_answers", lambda: False)
     test_an_operator_that_writes_what_was_saved(lambda w: SCALE(w), "nc_test::scale_raw")
     test_an_input_that_is_used_after_an_undeclared_write(times_three, COPY, used_after)
+
+
+# -- memory of an earlier result -----------------------------------------------------------------------------------
+
+
+def by_numpy(out, rows, start):
+    out.numpy()[start : start + len(rows)] = rows.detach().numpy()
+
+
+def by_a_view_of_the_array(out, rows, start):
+    view = memoryview(out.numpy())
+    np.asarray(view)[start : start + len(rows)] = rows.detach().numpy()
+
+
+def rows_function(write, give=lambda out, start, count: out):
+    class Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, out, rows, start):
+            ctx.start, ctx.count = start, len(rows)
+            write(out, rows, start)
+            return give(out, start, len(rows))
+
+        @staticmethod
+        def backward(ctx, g):
+            return None, g[ctx.start : ctx.start + ctx.count].clone() if len(g) > ctx.count else g.clone(), None
+
+    return lambda *args: Rows.apply(*args)
+
+
+def rows_operator(write):
+    """The same as an operator of a library, whose schema hides the write."""
+    library = torch.library.Library(f"rows{len(_LIBRARIES)}", "DEF")
+    _LIBRARIES.append(library)
+    library.define("put(Tensor out, Tensor rows, int start) -> Tensor")
+    name = f"{library.ns}::put"
+
+    def put(out, rows, start):
+        write(out, rows, start)
+        return out.view_as(out)
+
+    library.impl("put", put, "CPU")
+
+    def keep(ctx, inputs, output):
+        ctx.start, ctx.count = inputs[2], len(inputs[1])
+
+    def backward(ctx, g):
+        return None, g[ctx.start : ctx.start + ctx.count].clone(), None
+
+    torch.library.register_autograd(name, backward, setup_context=keep, lib=library)
+    return getattr(torch.ops, library.ns).put
+
+
+_LIBRARIES = []
+
+
+def leaves():
+    return [torch.full((3, 2), float(value), requires_grad=True) for value in (1, 2)]
+
+
+def used_as_a_whole(put):
+    a, b = leaves()
+    out = torch.zeros(6, 2)
+    pooled = put(out, a * 2, 0)
+    put(out, b * 2, 3)
+    torch.tanh(pooled).sum().backward()
+    return a.grad, b.grad
+
+
+@pytest.mark.parametrize("make", [rows_function, rows_operator])
+@pytest.mark.parametrize("write", [by_numpy, by_a_view_of_the_array])
+def test_a_call_that_writes_what_an_earlier_call_returned(make, write):
+    put = make(write)
+    heard, gradients = hear(lambda: used_as_a_whole(put))
+    (event,) = heard.events
+    assert event.beside
+    assert gradients[1] is None
+    assert torch.equal(gradients[0], bare(lambda: used_as_a_whole(put))[0])
+
+
+def used_before_the_second_call(put):
+    a, b = leaves()
+    out = torch.zeros(6, 2)
+    first = put(out, a * 2, 0) * 3
+    second = put(out, b * 2, 3)
+    (first.sum() + second[3:].sum()).backward()
+    return a.grad
+
+
+def rows_of_its_own(put):
+    a, b = leaves()
+    out = torch.zeros(6, 2)
+    first, second = put(out, a * 2, 0), put(out, b * 2, 3)
+    (first[:3].sin().sum() + second[3:].sin().sum() + second[-1].sum()).backward()
+    return a.grad
+
+
+def memory_used_again(put):
+    (a, b), out = leaves(), torch.zeros(6, 2)
+    for _ in range(3):
+        for leaf in (a, b):
+            result = put(out, leaf * 2, 0)
+            result.sin().sum().backward()
+    return a.grad
+
+
+def memory_of_its_own(put):
+    a, b = leaves()
+    (put(torch.zeros(6, 2), a * 2, 0).sin().sum() + put(torch.zeros(6, 2), b * 2, 3).sin().sum()).backward()
+    return b.grad
+
+
+def slices(put):
+    a, b = leaves()
+    out = torch.zeros(6, 2)
+    first, second = put(out, a * 2, 0), put(out, b * 2, 3)
+    (first.sin().sum() + second.sin().sum()).backward()
+    return b.grad
+
+
+@pytest.mark.parametrize(
+    "program", [used_before_the_second_call, rows_of_its_own, memory_used_again, memory_of_its_own]
+)
+@pytest.mark.parametrize("make", [rows_function, rows_operator])
+def test_a_call_that_writes_other_memory_or_later(make, program):
+    put = make(by_numpy)
+    heard, gradient = hear(lambda: program(put))
+    assert heard.events == heard.clobbers == []
+    assert torch.equal(gradient, bare(lambda: program(put)))
+
+
+def test_calls_that_return_their_own_rows():
+    put = rows_function(by_numpy, lambda out, start, count: out[start : start + count])
+    heard, gradient = hear(lambda: slices(put))
+    assert heard.events == heard.clobbers == []
+    assert torch.equal(gradient, bare(lambda: slices(put)))

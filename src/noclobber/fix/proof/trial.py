@@ -78,6 +78,7 @@ class TrialProcess:
         self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
 
     def _torch_is_there(self) -> None:
+        from noclobber.observe import subscription
         from noclobber.observe.gradient_trace import evidence, right_gradients
         from noclobber.observe.gradient_trace.forward_mode import ForwardMode
 
@@ -93,7 +94,7 @@ class TrialProcess:
             truncation=order.truncation,
             retaining=order.retaining,
             forward=self._tangents,
-            before=order.before,
+            before=subscription.overwritten_by if order.before else None,
         )
         seen.full = lambda: self._finish(Ended.LIMIT)
         if mode in FORWARD:

@@ -33,7 +33,7 @@ _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "material
 class ForwardCall:
     """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
 
-    __slots__ = ("applied", "ctx", "dirty", "function", "kept")
+    __slots__ = ("applied", "ctx", "dirty", "function", "kept", "result")
 
     def __init__(self, function: type) -> None:
         self.function = function
@@ -43,6 +43,8 @@ class ForwardCall:
         self.dirty: tuple[object, ...] = ()
         self.applied: Place | None = None
         """Where the program called `apply`; known at the end of the call."""
+        self.result: object = None
+        """What the call returned; known at its end."""
 
 
 End = Callable[[bool], object]
@@ -120,6 +122,7 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
             without_own_frames(error)
             raise
         calls.under_way.pop()
+        begun[0].result = result
         way.guarded(lambda: ended(begun, True))
         way.guarded(lambda: expect_writes(result))
         return result

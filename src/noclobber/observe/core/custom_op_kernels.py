@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-Around = Callable[[str, tuple[object, ...], dict[str, object]], Callable[[], object] | None]
+After = Callable[[object], object]
+"""Called after an operator, with what it returned."""
+Around = Callable[[str, tuple[object, ...], dict[str, object]], After | None]
 """Called with an operator's name and arguments before it runs. Returns what to call after it, None for nothing."""
 
 _OWN = frozenset(
@@ -53,12 +55,12 @@ def kernel(op: OpOverload[..., object], name: str) -> Callable[..., object]:
         after = _around(name, args, kwargs) if _around is not None else None
         result = op.redispatch(keys & below, *args, **kwargs)
         if after is not None:
-            after()
+            after(result)
         return result
 
     return compared
 
 
-def before(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
+def before(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
     """Do before an operator that runs without the kernel what the kernel does. Return what to call after it."""
     return _around(name, args, kwargs) if _around is not None else None

@@ -129,6 +129,19 @@ def read_by(
             rows += [row for one in users for row in _of_class(kind.__mro__[one], rows)]
 
 
+def tensors_held(values: Iterable[object]) -> list[torch.Tensor]:
+    """Return the tensors that functions and objects can read, one after the other, each as often as it stands there.
+
+    The parameters, buffers and children of modules are left out.
+    """
+    found: list[torch.Tensor] = []
+    for value in values:
+        reads = read_by(value, states=False)
+        known = {id(tensor): tensor for tensor in reads.tensors}
+        found += [known[noted[1]] for _, _, noted in reads.values if type(noted) is tuple and noted[0] == _TENSOR]
+    return found
+
+
 def _inside(value: Any) -> Iterator[tuple[object, object]]:
     """Yield the values that a value leads to directly, each with its attribute, key, index or variable."""
     kind = type(value)
@@ -158,7 +171,8 @@ class _Key(NamedTuple):
     key: object
 
 
-_NOT_FOLLOWED = sys.stdlib_module_names - {"__main__", "types", "dataclasses", "argparse"} | {"torch", "builtins"}
+_FOLLOWED = {"__main__", "types", "dataclasses", "argparse", "queue", "weakref"}
+_NOT_FOLLOWED = sys.stdlib_module_names - _FOLLOWED | {"torch", "builtins"}
 
 
 def _few_plain(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[object, object]]:

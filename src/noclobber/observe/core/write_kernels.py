@@ -503,14 +503,14 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as failure:
             sink.lost(failure)
         if written is None:
-            after = (
+            told = (
                 custom_op_kernels.before(func._schema.name, args, kwargs)
                 if custom_op_kernels.is_foreign(func.namespace)
                 else None
             )
             result = func(*args, **kwargs)
-            if after is not None:
-                after()
+            if told is not None:
+                told(result)
             return result
         if isinstance(written, str):
             sink.views(written)

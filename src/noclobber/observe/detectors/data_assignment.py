@@ -58,8 +58,9 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     Returns no saves where bytes are preserved: backward then reads the old ones.
     """
     key = private.storage_key(tensor) if context.thread.watched else None
-    for look in context.unseen if key is not None else ():
-        look(_ASSIGNED, tensor, key, sys._getframe(1))
+    if key is not None:
+        for look in context.unseen:
+            look(_ASSIGNED, tensor, key, sys._getframe(1))
     there = context.live.at(key) if key else []
     save_hooks.note_base(there, tensor)
     save_hooks.compare(context.contents, there)  # they share the version of writes to other memory from now on

@@ -36,7 +36,7 @@ _NEAR = 8
 
 
 class _Changed(NamedTuple):
-    """A write to the memory of a leaf. `leaf` is None while only its memory is known: the write went through `.data`."""
+    """A write to the memory of a leaf. `leaf` is None while it is not known: the write went through `.data`."""
 
     noted: Record
     leaf: private.Weak[torch.Tensor] | None
@@ -135,9 +135,7 @@ class StaleCasts:
 
     def _know_leaves(self, nodes: list[Any]) -> None:
         """Find the leaves in a graph whose memory was written through another tensor."""
-        unknown = {
-            key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()
-        }
+        unknown = {key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()}
         for node in nodes if unknown else ():
             leaf = getattr(node, "variable", None)
             if leaf is not None and (key := private.storage_key(leaf)) in unknown and _is_cached(leaf):
@@ -170,9 +168,14 @@ class StaleCasts:
         found: set[int] = set()
         for user in nodes:
             for maker, _ in user.next_functions:
-                number = maker._sequence_nr() if maker is not None else None
-                stale = self._stale.get(number) if number not in found else None
-                if stale is None or user._sequence_nr() < stale.noted.node or not _is_cast_of(maker, stale.leaf()):
+                number = maker._sequence_nr() if maker is not None else -1
+                stale = self._stale.get(number)
+                if (
+                    stale is None
+                    or number in found
+                    or user._sequence_nr() < stale.noted.node
+                    or not _is_cast_of(maker, stale.leaf())
+                ):
                     continue
                 found.add(number)
                 leaf = maker.next_functions[0][0].variable
@@ -194,11 +197,11 @@ def _is_cached(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
-class _Seen(Exception):  # noqa: N818 (no error: it ends the operator)
+class _Seen(Exception):
     """Ends the first operator that autocast calls."""
 
 
-class _First(TorchDispatchMode):
+class _First(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises what the first operator gets, so that nothing is computed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -215,7 +218,7 @@ def _cast_of(leaf: torch.Tensor | None) -> Any:
         return None
     with private.aside(), _caching(leaf.device.type):
         try:
-            with _First():
+            with _First():  # type: ignore[no-untyped-call]
                 torch.mm(leaf, leaf)
         except _Seen as seen:
             operator, cast = seen.args

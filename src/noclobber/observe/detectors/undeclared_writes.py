@@ -1,4 +1,7 @@
-"""Undeclared writes: operators whose schema hides a write, and Functions that overwrite an input without mark_dirty."""
+"""Undeclared writes: operators whose schema hides a write, and Functions that overwrite an input without mark_dirty.
+
+A call may also overwrite what an earlier call returned, where both were given the same memory for their result.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.custom_forwards import ForwardCall
+from noclobber.observe.core.custom_op_kernels import After
 from noclobber.observe.core.fingerprints import Digest, OnDevice, differ, fingerprint
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
@@ -28,10 +32,12 @@ from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
-    from torch.autograd.graph import Node
+    pass
 
 KEPT = 256
-"""How many inputs that Functions overwrote are remembered until a backward goes through them."""
+"""How many inputs that Functions overwrote are remembered until a backward goes through them, and how many results."""
+LARGEST = 1 << 22
+"""Bytes. A result up to this size is copied while another call runs that may write it, to see what has changed."""
 ON_DEVICE = 8
 """How many calls of one operator have their arguments on a device compared: each makes the program wait for it."""
 _NO_GRADIENT = ("ZeroBackward", "FillBackward", "CopyBackwards")
@@ -40,54 +46,89 @@ _SHIFTS = ("aten::add_", "aten::sub_")
 """Writes whose derivative with respect to what they overwrite is one: a gradient that skips such a write is right."""
 
 
+Made = tuple[int, str, int]
+"""The node that made a tensor: its number, its name, and which of its outputs the tensor is."""
+
+
 class Input:
     """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
-    __slots__ = ("digest", "key", "name", "node", "output", "tensor", "version", "writes")
+    __slots__ = ("digest", "key", "made", "tensor", "version", "writes")
 
-    def __init__(self, tensor: torch.Tensor, node: Node, digest: Digest) -> None:
-        self.tensor, self.digest = tensor, digest
-        self.node, self.name, self.output = node._sequence_nr(), node.name(), tensor.output_nr
+    def __init__(self, tensor: torch.Tensor, made: Made, digest: Digest) -> None:
+        self.tensor, self.made, self.digest = tensor, made, digest
         self.version, self.key = tensor._version, private.storage_key(tensor)
         self.writes: list[Record] = []
 
 
-class _Overwritten(NamedTuple):
-    """An input that was overwritten. `node` is the number, name and output of the node that made it."""
+class Beside(Input):
+    """A tensor in the graph that an earlier call returned, on memory that this call is given as another tensor."""
 
-    node: tuple[int, str, int]
+    __slots__ = ("old",)
+
+    def __init__(self, tensor: torch.Tensor, made: Made, digest: Digest) -> None:
+        super().__init__(tensor, made, digest)
+        self.old: torch.Tensor | None = None
+        if tensor.numel() * tensor.itemsize <= LARGEST:
+            with private.aside():
+                self.old = tensor.detach().clone()
+
+
+class _Result(NamedTuple):
+    """A tensor in the graph that a call returned on memory that it was given."""
+
+    tensor: private.Weak[torch.Tensor]
+    storage: private.StorageRef
+    key: int
+    made: Made
+
+
+class _Overwritten(NamedTuple):
+    """A tensor in the graph that a call overwrote."""
+
+    made: Made
     since: int
     """The number of the first node after the write: that node and later ones got the overwritten tensor."""
     event: Callable[[], Undeclared]
     """Describes the write for a report."""
+    changed: torch.Tensor | None = None
+    """A mask of the elements that changed; None where all may have."""
 
 
 def arm(context: Context, way: Way) -> None:
     """Find inputs that custom Functions overwrite and do not declare."""
-    writers = Writers(context, way)
+    writers = context.state(Writers)
+    writers.arm(way)
 
     def begin(call: ForwardCall, args: tuple[object, ...]) -> Callable[[bool], None] | None:
         inputs = writers.began(args)
 
         def ended(returned: bool) -> None:
-            writers.left(inputs)
+            if inputs:
+                writers.left(inputs)
             if returned:
-                writers.ended(inputs, call.dirty, call.function, call.applied)
+                writers.ended(inputs, call.dirty, call.function.__name__, call.applied)
+                writers.returned(call.result, args)
 
-        return ended if inputs else None
+        return ended if torch.is_grad_enabled() else None
 
     context.forwards.watch(way, begin)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
 class Writers:
-    """The Functions whose forward is under way, and the inputs that Functions overwrote without `mark_dirty`."""
+    """The Functions whose forward is under way, and the tensors that calls overwrote and did not declare."""
 
-    def __init__(self, context: Context, way: Way) -> None:
-        self._context, self._way = context, way
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._looks: dict[int, Callable[..., None]] = {}
+        self._results: deque[_Result] = deque(maxlen=KEPT)
         self.overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
-        """The inputs that Functions overwrote without `mark_dirty`, newest last."""
+        """The tensors that calls overwrote, newest last."""
+
+    def arm(self, way: Way) -> None:
+        """Guard what is called at writes."""
+        self._way = way
 
     def began(self, args: tuple[object, ...]) -> list[Input]:
         """Return the inputs of a forward that begins: its arguments that have a node.
@@ -96,15 +137,41 @@ class Writers:
         """
         if not torch.is_grad_enabled():
             return []
-        contents, inputs = self._context.contents is not None, []
+        contents, inputs = self._context.contents is not None, list[Input]()
         for tensor in args:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (node := _node(tensor)) is not None:
-                inputs.append(Input(tensor, node, fingerprint(tensor) if contents else None))
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (made := _made(tensor)) is not None:
+                inputs.append(Input(tensor, made, fingerprint(tensor) if contents else None))
+        inputs += self.beside(args)
         if inputs:
             self._context.thread.given.append(inputs)
             look = self._looks[id(inputs)] = self._way.entry(partial(self._look, inputs))
             self._context.attend(look)
         return inputs
+
+    def beside(self, args: Iterable[object]) -> list[Beside]:
+        """Return what earlier calls returned on the memory of these arguments, if it is in the graph and still there.
+
+        A write that moves its version is left out later: PyTorch refuses to go on with it.
+        """
+        if not self._results or self._context.contents is None:
+            return []
+        keys, found = _given(args), []
+        for result in list(self._results):
+            tensor = result.tensor()
+            if tensor is None or result.storage.expired() or private.storage_key(tensor) != result.key:
+                self._results.remove(result)
+            elif result.key in keys:
+                found.append(Beside(tensor, result.made, fingerprint(tensor)))
+        return found
+
+    def returned(self, result: object, args: Iterable[object]) -> None:
+        """Remember the tensors in the graph that a call returned on the memory of its arguments."""
+        made = [one for one in _tensors(result) if one.requires_grad and not one.is_leaf]
+        keys = _given(args) if made else ()
+        for tensor in made:
+            key = private.storage_key(tensor)
+            if key is not None and key in keys and (made_by := _made(tensor)) is not None:
+                self._results.append(_Result(private.Weak(tensor), private.storage_ref(tensor), key, made_by))
 
     def left(self, inputs: list[Input]) -> None:
         """Stop recording the writes to these inputs: their forward has returned or raised."""
@@ -120,16 +187,19 @@ class Writers:
                 noted = record(written, tensor, key, place_of(frame), context.thread)
                 argument.writes.append(noted)
 
-    def ended(self, inputs: list[Input], dirty: tuple[object, ...], function: type, place: Place | None) -> None:
-        """Remember the inputs that a forward overwrote without declaring them `dirty`. The forward has returned."""
+    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], caller: str, place: Place | None) -> None:
+        """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned."""
         for argument in inputs:
             if any(tensor is argument.tensor for tensor in dirty) or not _changed(argument):
                 continue
             if len(inputs) == 1 and argument.writes and all(noted.written.op in _SHIFTS for noted in argument.writes):
                 continue
-            event = partial(_undeclared, function.__name__, place, _write(argument, place), later_of(argument.tensor))
-            made_by = (argument.node, argument.name, argument.output)
-            self.overwritten.append(_Overwritten(made_by, private.next_node(), event))
+            beside, changed = isinstance(argument, Beside), None
+            if isinstance(argument, Beside) and argument.old is not None:
+                with private.aside():
+                    changed = argument.tensor.detach() != argument.old
+            event = partial(_undeclared, caller, place, _write(argument, place), later_of(argument.tensor), beside)
+            self.overwritten.append(_Overwritten(argument.made, private.next_node(), event, changed))
 
     def backward_begins(self, call: Backward) -> End | None:
         """Find gradients that will skip an undeclared write, and report them once the call has ended.
@@ -149,16 +219,16 @@ class Writers:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
         to the node that made the tensor."""
         remembered = list(self.overwritten)
-        known = {(overwritten.node, overwritten.since): overwritten for overwritten in remembered}
-        made = {overwritten.node for overwritten in remembered}
+        made = {overwritten.made for overwritten in remembered}
         found: dict[int, Undeclared] = {}
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
                 node = (maker._sequence_nr(), maker.name(), output) if maker is not None else None
                 if node not in made or user.name().startswith(_NO_GRADIENT) or not _leads_to(maker, inputs):
                     continue
-                for (maker_of, since), overwritten in known.items():
-                    if maker_of == node and since <= user._sequence_nr():
+                for overwritten in remembered:
+                    after = overwritten.made == node and overwritten.since <= user._sequence_nr()
+                    if after and _sees(user, overwritten.changed):
                         found[id(overwritten)] = overwritten.event()
         return list(found.values())
 
@@ -166,6 +236,8 @@ class Writers:
 def _changed(argument: Input) -> bool:
     """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
     moved = argument.tensor._version != argument.version
+    if isinstance(argument, Beside) and moved:
+        return False
     if argument.digest is None or (isinstance(argument.digest, OnDevice) and not argument.writes):
         return moved
     return differ(argument.digest, fingerprint(argument.tensor))
@@ -186,20 +258,46 @@ def _write(argument: Input, place: Place | None) -> Write:
     )
 
 
-def _undeclared(function: str, place: Place | None, write: Write, described: Callable[[], Tensor]) -> Undeclared:
-    return Undeclared(function, replace(write, tensor=described()), site_of(place))
+def _undeclared(
+    caller: str, place: Place | None, write: Write, described: Callable[[], Tensor], beside: bool
+) -> Undeclared:
+    return Undeclared(caller, replace(write, tensor=described()), site_of(place), beside)
 
 
-def _node(tensor: torch.Tensor) -> Node | None:
-    """Return the node that made an input of a Function; None where PyTorch refuses to say.
+def _made(tensor: torch.Tensor) -> Made | None:
+    """Return which node made an input of a Function; None where there is none or PyTorch refuses to say.
 
     PyTorch is about to read the same node itself. It refuses for one of several views whose base was written, and will
     then raise its own error.
     """
     try:
-        return tensor.grad_fn
+        node = tensor.grad_fn
     except RuntimeError:
         return None
+    return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
+
+
+def _given(args: Iterable[object]) -> set[int | None]:
+    """Return the memory of the arguments that are not in the graph: what a call is given to write its result to."""
+    return {private.storage_key(one) for one in args if isinstance(one, torch.Tensor) and not one.requires_grad}
+
+
+def _sees(user: Any, changed: torch.Tensor | None) -> bool:
+    """Return False if a node takes a part of a tensor in which nothing has changed."""
+    if changed is None:
+        return True
+    with private.aside():
+        if user.name().startswith("SliceBackward"):
+            part = slice(_signed(user._saved_start), _signed(user._saved_end), user._saved_step)
+            changed = changed[(slice(None),) * user._saved_dim + (part,)]
+        elif user.name().startswith("SelectBackward"):
+            changed = changed.select(user._saved_dim, _signed(user._saved_index))
+        return bool(changed.any())
+
+
+def _signed(number: int) -> int:
+    """Return a saved index as it was given: nodes show negative ones as unsigned numbers of 64 bits (torch 2.13)."""
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _leads_to(node: Any, inputs: Sequence[Any]) -> bool:
@@ -226,18 +324,20 @@ class Operators:
         self._context, self._way = context, way
         self._waited: dict[str, int] = {}
 
-    def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
+    def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
         """Called before an operator runs. Returns what to call after it; None where there is nothing to compare."""
         context = self._context
         if context.contents is None or not context.thread.watched:
             return None
         return self._looking(op, args, kwargs)
 
-    def _looking(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
-        live = self._context.live
+    def _looking(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
+        context, live, writers = self._context, self._context.live, self._context.state(Writers)
+        values = [*args, *kwargs.values()]
+        results = writers.beside(values) if torch.is_grad_enabled() else []
         tensors = {
             key: tensor
-            for value in (*args, *kwargs.values())
+            for value in values
             for tensor in _tensors(value)
             if (key := private.storage_key(tensor)) is not None and self._may_wait(op, tensor)
         }
@@ -247,7 +347,10 @@ class Operators:
             for handle in live.at(key)
         }
 
-        def after() -> None:
+        def after(result: object) -> None:
+            if context.thread.watched and torch.is_grad_enabled():
+                writers.ended(results, (), op, caller())
+                writers.returned(result, values)
             for key, tensor in tensors.items():
                 for handle in live.at(key):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))

@@ -188,9 +188,8 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     def unpack_and_compare(packed: object) -> object:
         if type(packed) is not UserSave:
             return unpack(packed)
-        value, changed = packed.value, ()
-        if packed.packed:
-            value, changed = way.guarded(lambda: _looked_at(context, packed)) or (value, ())
+        looked = way.guarded(lambda: _looked_at(context, packed)) if packed.packed else None
+        value, changed = (packed.value, ()) if looked is None else looked
         tensor = unpack(value)
         if changed:
             way.guarded(lambda: _tell(context, packed, changed, tensor))
@@ -315,13 +314,13 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
 
 
 def _with(value: Any, copies: dict[int, torch.Tensor]) -> Any:
-    """Return a value with copies in place of tensors, also in tuples, lists and dicts. Takes what it put off `copies`."""
+    """Return a value with copies in place of tensors, also in tuples, lists and dicts; take these off `copies`."""
     if isinstance(value, torch.Tensor):
         return copies.pop(id(value), value)
     if type(value) in (list, tuple):
         return type(value)(_with(one, copies) for one in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)._make(_with(one, copies) for one in value)
+    if isinstance(value, tuple) and (make := getattr(value, "_make", None)) is not None:  # a named tuple
+        return make(_with(one, copies) for one in value)
     if isinstance(value, dict):
         return {name: _with(one, copies) for name, one in value.items()}
     return value
@@ -338,9 +337,8 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         return
     found = []
     for packed, tensor, digest in changed:
-        if isinstance(result, torch.Tensor) and packed.original is not None:
-            if same(packed.original, fingerprint(result)):
-                continue
+        if isinstance(result, torch.Tensor) and same(packed.original, fingerprint(result)):
+            continue
         later = isinstance(digest, OnDevice) and call is not None
         make_clobber = _clobber(context, kept, packed, tensor, node, tensor._version, held=not later)
         if later and call is not None:
@@ -405,7 +403,7 @@ def _clobber(
     *,
     held: bool = True,
 ) -> Callable[[], Clobber]:
-    """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no saved memory alive."""
+    """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no memory alive."""
     described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
     backward, when, is_compared, memory = reading(), kept.moment, read.digest is not None, read.memory
     assert memory is not None

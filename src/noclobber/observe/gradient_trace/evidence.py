@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -62,7 +62,8 @@ class Evidence:
     `saved` is the most bytes that any backward call kept for itself. The first and the last `whole` calls record copies
     of their gradients; the calls between record sketches. `retaining` keeps every graph for a second backward.
     `forward` gives the derivative of the loss, where only the loss is wanted. With `before`, a gradient with respect to
-    a tensor that an activation overwrote is taken with respect to the value before the activation.
+    a tensor that was overwritten is taken with respect to the value from before the write: `before(tensor, inputs)`
+    returns the number of the node that the write made, None for a tensor that stands for the value that is meant.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Evidence:
         truncation: Truncation = "",
         retaining: bool = False,
         forward: forward_mode.ForwardMode | None = None,
-        before: bool = False,
+        before: Callable[[object, Sequence[object]], int | None] | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.begun = 0
@@ -179,8 +180,13 @@ class Evidence:
                 return engine(t_outputs, *args, **kwargs)
             if self._retaining:
                 args = (args[0], True, *args[2:])
-            if self._before:
-                args = (*args[:3], tuple(map(right_gradients.before_activation, args[3])), *args[4:])
+            if self._before is not None:
+                numbers = [self._before(one, args[3]) for one in args[3]]
+                asked = [
+                    one if number is None else right_gradients.before_write(one, number)
+                    for one, number in zip(args[3], numbers, strict=True)
+                ]
+                args = (*args[:3], tuple(asked), *args[4:])
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":

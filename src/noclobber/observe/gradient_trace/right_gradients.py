@@ -14,14 +14,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from noclobber.observe.core.custom_backwards import natives
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.patches import Patches
-
-_ACTIVATIONS = (
-    "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Silu", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid", "Threshold",
-    "Rrelu", "NativeDropout", "Sigmoid", "Tanh",
-)  # fmt: skip
-"""How the names of nodes begin: those of the operators that NC209 reports, and of similar ones."""
 
 
 def clone_saves() -> None:
@@ -79,14 +73,14 @@ def _clone(argument: object) -> object:
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
 
 
-def before_activation(asked: object) -> object:
-    """Return the place in the graph that a tensor had before an activation overwrote it, as a GradientEdge.
+def before_write(asked: torch.Tensor, node: int) -> object:
+    """Return the place in the graph that a tensor had before writes in place, as a GradientEdge.
 
-    Returns the argument itself where no activation did, or where it is no tensor.
+    The first of the writes made the node with the number `node`. Returns the tensor itself where the place is unknown.
     """
-    if not isinstance(asked, torch.Tensor) or asked._version == 0 or asked.grad_fn is None:
-        return asked
-    if not asked.grad_fn.name().startswith(_ACTIVATIONS):
-        return asked
-    node, output = asked.grad_fn.next_functions[0]
-    return asked if node is None else GradientEdge(node, output)
+    made_by, output = asked.grad_fn, asked.output_nr
+    while made_by is not None and node <= made_by._sequence_nr() != graph.UNNUMBERED:
+        if not made_by.next_functions or made_by.name().startswith(("CopySlices", "AsStrided")):
+            return asked
+        made_by, output = made_by.next_functions[0]
+    return asked if made_by is None else GradientEdge(made_by, output)

@@ -487,8 +487,13 @@ def hook(register: Callable[[Function], Registered], function: Function) -> Regi
     return handle
 
 
+def program_hooks() -> int:
+    """Return how many hooks the program has ever registered, of any kind, also on nodes, which no patch could see."""
+    return int(RemovableHandle.next_id) - _own_hooks
+
+
 def program_has_hooks() -> bool:
-    """Return True if the program ever registered a hook of any kind, also one on a node, which no patch could see."""
+    """Return True if the program ever registered a hook of any kind."""
     return bool(RemovableHandle.next_id != _own_hooks)
 
 
