@@ -29,6 +29,8 @@ Instead
 
 Notes
     The kept value has changed too: products such as activation times gradient are wrong in both factors.
+    A hook on the in-place module itself keeps the result, and is right. If hooks keep one tensor before the write and
+    after it, the same tensor stands for both; noclobber then reports it only if a call asks for both gradients.
     For a model from a library: `for m in net.modules(): m.inplace = False` where `m` has it.
     If you want the gradient of the new value, take it with respect to the result of the operation. Then the code
     says what it means.
