@@ -111,6 +111,7 @@ VIEWS = """
     {a}[0] | {a}[1:] | {a}[:2] | {a}[..., 0] | {a}[..., 1:] | {a}.t() | {a}.transpose(0, -1) | {a}.reshape(-1)
     {a}.view(-1) | {a}.unsqueeze(0) | {a}.squeeze(0) | {a}.select(-1, 0) | {a}.narrow(0, 0, 2) | {a}.diagonal()
     {a}.expand(2, *{a}.shape) | {a}.unfold(-1, 2, 1) | {a}.detach() | {a}.permute(*range({a}.dim())[::-1])
+    {a}[..., :1].expand_as({a}) | {a}[:1].expand_as({a})
     {a}.as_strided((2, 2), (1, 1)) | {a}.view_as({a}) | {a}.flatten() | {a}.movedim(0, -1) | {a}[None] | {a}.data
 """
 SEVERAL_VIEWS = """
@@ -122,6 +123,7 @@ IN_PLACE = """
     {a}.copy_({b}) | {a}.zero_() | {a}.fill_(0.3) | {a}.sin_() | {a}.tanh_() | {a}.sigmoid_() | {a}.relu_()
     {a}.neg_() | {a}.square_() | {a}.clamp_(-0.5, 0.5) | {a}.div_({b}.square() + 1) | {a}.abs_()
     {a}.addcmul_({b}, {b}) | {a}.lerp_({b}, 0.3) | {a}[0] = 0.5 | {a}[0] *= 0.5 | {a}[..., 0] = {b}[..., -1]
+    {a}[:0].add_(1) | {a}[..., 4:].zero_()
     {a}[1:] += 1 | {a}[0].tanh_() | {a}.view(-1)[0] = 0.1 | F.relu({a}, inplace=True) | F.elu({a}, inplace=True)
     F.leaky_relu({a}, inplace=True) | F.silu({a}, inplace=True) | F.hardtanh({a}, inplace=True) | {a}.cumsum_(-1)
     {a}.tril_() | {m}.masked_fill_(mask, 0.1) | {m}.index_fill_(0, idx[:1], 0.2) | {m}.index_add_(0, idx, {n} * 1)

@@ -49,7 +49,9 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
             if kept is None:
                 kept = _found_alike(known or (), alias)
             if kept is None:
-                kept = copy(alias)
+                kept = copy(context, alias)
+                if kept is None:
+                    continue
                 copies.append((alias, kept))
                 _tell(context, noted, handle, private.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
@@ -69,6 +71,7 @@ def _tell(context: Context, noted: Record, handle: Handle, size: int) -> None:
     context.bus.keep(Kept(site_of(noted.place), noted.written.op, site_of(handle.place), size, 1, again))
 
 
+NOT_COPIED = "writes to saves that PyTorch cannot copy"
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -95,7 +98,16 @@ def _keep_sparse(handle: Handle) -> None:
         suspect.kept, handle.version = kept, suspect
 
 
-def copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of what a write may change; None of what PyTorch cannot copy, as some quantized tensors."""
+    try:
+        return _copy(tensor)
+    except (RuntimeError, NotImplementedError, TypeError):
+        context.bus.not_seen(NOT_COPIED)
+        return None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same layout but without gaps. Each element is copied once, also of an expanded tensor."""
     if tensor.is_nested:
         return tensor.clone()

@@ -36,7 +36,10 @@ def before(
     if not beside:
         return None
     with private.aside():
-        copies = [(one.detach(), copy_before_write.copy(one.detach())) for one in beside]
+        made = [(one.detach(), copy_before_write.copy(context, one.detach())) for one in beside]
+    copies = [(alias, kept) for alias, kept in made if kept is not None]
+    if len(copies) < len(made):
+        return None
     versions, node, place = [private.version_of(one) for one in beside], private.next_node(), caller(1)
 
     def after() -> None:
