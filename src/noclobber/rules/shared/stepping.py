@@ -83,8 +83,8 @@ def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
     """Return the help for weights that are changed inside a backward call, in a hook. `change` says so as an order."""
     later = f"{change} after the last backward that needs the weights has returned, not in a hook"
     once = (
-        "checkpoint with `use_reentrant=False`: a hook on a weight that is used in several places then runs once, after "
-        "all of them"
+        "checkpoint with `use_reentrant=False`: a hook on a weight that is used in several places then runs once, "
+        "after all of them"
     )
     return (Suggestion(once), Suggestion(f"or {later}")) if write.nested else (Suggestion(later),)
 
