@@ -652,7 +652,8 @@ def test_a_silent_step_of_shards_fails_its_test(pytester: pytest.Pytester) -> No
         second.backward()
         dist.destroy_process_group()
     """
-    done = suite(pytester, tests, "--noclobber")
+    pytester.makepyfile(test_net=SILENT + tests)
+    done = pytester.runpytest_subprocess("--noclobber")  # FSDP cannot be imported twice in a process
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(["error[[]NC103[]]: *", "*optimizer.step()*"])
 

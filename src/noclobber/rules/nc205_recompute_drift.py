@@ -261,7 +261,7 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     # The help is about the tensor that was written, which is not the tensor that differs.
     about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
     if is_step(write):
-        return step_cures(about, write) if write.in_forward else _stepped_in_backward(drift)
+        return step_cures(about, replace(write, nested=write.nested or drift.reentrant))
     if write.tensor.kind == "parameter":
         return cures(about)
     # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
@@ -272,16 +272,6 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
         ),
         Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
     )
-
-
-def _stepped_in_backward(drift: Drift) -> tuple[Suggestion, ...]:
-    """For a step in a hook: it ran before backward had run every region that reads the weights."""
-    after = "step after `backward()` has returned, not in a hook"
-    once = (
-        "checkpoint with `use_reentrant=False`: a hook on a weight that several regions share then runs once, after "
-        "all of them"
-    )
-    return (Suggestion(once), Suggestion(f"or {after}")) if drift.reentrant else (Suggestion(after),)
 
 
 def _forgets_random_state(region: Site | None) -> bool:

@@ -49,7 +49,7 @@ second_runs: deque[tuple[int, int]] = deque(maxlen=1024)
 
 def in_second_run(record: Record) -> bool:
     """Return True if a checkpointed region made a write while backward ran it again."""
-    return record.in_backward and any(begin < record.moment < end for begin, end in second_runs)
+    return bool(record.in_backward) and any(begin < record.moment < end for begin, end in second_runs)
 
 
 def moment() -> int:

@@ -81,16 +81,12 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
 
 def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
     """Return the help for weights that are changed inside a backward call, in a hook. `change` says so as an order."""
-    later = f"{change} after the last backward that needs the weights has returned, not in a hook that runs inside it"
-    if not write.nested:
-        return (Suggestion(later),)
-    return (
-        Suggestion(
-            "pass `use_reentrant=False` to `checkpoint`: the re-entrant kind runs a backward inside the backward, and "
-            "that one calls the hooks of a shared weight before the outer backward has read it"
-        ),
-        Suggestion(f"or {later}"),
+    later = f"{change} after the last backward that needs the weights has returned, not in a hook"
+    once = (
+        "checkpoint with `use_reentrant=False`: a hook on a weight that is used in several places then runs once, "
+        "after all of them"
     )
+    return (Suggestion(once), Suggestion(f"or {later}")) if write.nested else (Suggestion(later),)
 
 
 def _steps_again(clobber: Clobber, write: Write) -> bool:
