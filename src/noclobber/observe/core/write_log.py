@@ -76,9 +76,9 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
-        if not in_graph and getrefcount(tensor) == references and is_plain and is_inside() and is_only_holder(tensor):
-            if not (attentive or taken or (context.keeping and written.only_moves)):
-                return None
+        is_new = not in_graph and getrefcount(tensor) == references and is_plain and is_inside()
+        if is_new and not (attentive or taken or (context.keeping and written.only_moves)) and is_only_holder(tensor):
+            return None
         key = storage_key(tensor)
         if key is None:
             without_storage(WITHOUT_STORAGE)
