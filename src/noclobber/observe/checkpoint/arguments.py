@@ -103,8 +103,11 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
 
 def _may_be_detached(argument: object) -> bool:
     """Return True if an argument has a node that it can lose. A view cannot lose its node, and reading the node of a
-    view can change a program."""
-    return isinstance(argument, torch.Tensor) and not argument.is_leaf and not argument._is_view()
+    view can change a program, as asking it for `is_leaf` does. A parameter is a leaf, and an uninitialized one answers
+    nothing."""
+    if not isinstance(argument, torch.Tensor) or isinstance(argument, torch.nn.Parameter) or not argument.requires_grad:
+        return False
+    return not argument._is_view() and not argument.is_leaf
 
 
 def _from_nodes(context: Context, way: Way, function: Any) -> None:

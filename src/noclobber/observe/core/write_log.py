@@ -59,8 +59,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
 
     Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
     and nothing in Python holds the tensor. No save can lie on it, and nobody reads it again. To tell so costs less than
-    to file the saves that came since the last such write. It cannot be told of a tensor that Python holds: the program may have exported it
-    (DLPack), and saved what lies on its memory in another storage.
+    to file the saves that came since the last such write. It cannot be told of a tensor that Python holds: the program
+    may have exported it (DLPack), and saved what lies on its memory in another storage.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
@@ -69,17 +69,16 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken, unseen = untracked_writes.taken, context.unseen
-    is_inside, is_only_holder = private.below_versions, private.is_only_holder
-    returned = memory.returned
+    is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
     references = write_kernels.references_of_new() if context.by_key else -1
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
 
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
-        if not in_graph and getrefcount(tensor) == references and is_plain and is_inside() and is_only_holder(tensor):
-            if not (attentive or taken or (context.keeping and written.only_moves)):
-                return None
+        is_new = not in_graph and getrefcount(tensor) == references and is_plain and is_inside()
+        if is_new and not (attentive or taken or (context.keeping and written.only_moves)) and is_only_holder(tensor):
+            return None
         key = storage_key(tensor)
         if key is None:
             without_storage(WITHOUT_STORAGE)
