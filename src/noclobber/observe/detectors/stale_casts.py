@@ -135,9 +135,7 @@ class StaleCasts:
 
     def _know_leaves(self, nodes: list[Any]) -> None:
         """Find the leaves in a graph whose memory was written through another tensor."""
-        unknown = {
-            key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()
-        }
+        unknown = {key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()}
         for node in nodes if unknown else ():
             leaf = getattr(node, "variable", None)
             if leaf is not None and (key := private.storage_key(leaf)) in unknown and _is_cached(leaf):
