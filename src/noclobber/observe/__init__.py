@@ -23,10 +23,11 @@ compares the version, and the fingerprint if contents are watched. If both are u
 `detectors/changed_saves.read` makes a Clobber (`describe/clobbers.clobber_of`), puts it on the bus, and raises what
 PyTorch would raise. A handle dies with its save, and leaves the table then.
 
-The way of a write. An operator that writes in place goes through its kernel on the spare dispatch key
-(`core/write_kernels`), which calls the sink (`core/write_log.writes_to_saves`). If the storage has live saves, the
-write meets them (`Context.meet`, which is `write_policy.meet`). If a version counter leads to the write later, a
-`Record` in the history is enough (`core/history`). A write that autograd does not see (`no_grad`, `.data`) goes through
+The way of a write. `core/write_kernels` gives each operator that writes in place a kernel on the spare dispatch key, as
+its schema asks (`core/written`). The kernel (`core/kernel_functions`) calls the sink
+(`core/write_log.writes_to_saves`). If the storage has live saves, the write meets them (`Context.meet`, which is
+`write_policy.meet`). If a version counter leads to the write later, a `Record` in the history is enough
+(`core/history`). A write that autograd does not see (`no_grad`, `.data`) goes through
 `detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
 line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
 `model/source.owner_of` whose code a file is.

@@ -23,7 +23,8 @@ from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.sites import Place, place_of, site_of
-from noclobber.observe.core.write_kernels import Written, move_versions, versions_of_lists, what_is_written
+from noclobber.observe.core.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.written import Written, what_is_written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import frame_above

@@ -13,6 +13,7 @@ from noclobber.observe.core import (
     custom_forwards,
     engine,
     interpose,
+    kernel_functions,
     late_fills,
     named_tensors,
     optimizer_steps,
@@ -72,7 +73,7 @@ def _compiled(context: Context, way: Way) -> None:
 
 
 def _operators(context: Context, way: Way) -> None:
-    interpose.on_new_operators(way, write_kernels.rescan)
+    interpose.on_new_operators(way, write_kernels.look_at, write_kernels.scan)
 
 
 def _saved_tensors(context: Context, way: Way) -> None:
@@ -178,7 +179,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     threads.enter(context)
 
 
-def _sink(context: Context) -> write_kernels.Sink:
+def _sink(context: Context) -> kernel_functions.Sink:
     core = context.core
     if context.watching:
         before = write_log.writes_to_saves(context)
@@ -187,7 +188,7 @@ def _sink(context: Context) -> write_kernels.Sink:
         before = write_log.every_write(context.memory, without_storage)
     failed, filled = partial(refusals.write_failed, context), partial(late_fills.filled, context)
     views = core.entry(partial(write_log.views_made, context.memory))
-    return write_kernels.Sink(
+    return kernel_functions.Sink(
         before,
         core.entry(failed),
         views,
@@ -204,7 +205,7 @@ def detach(*, forget: bool = True) -> None:
     guarded = context.core.guarded
     guarded(lambda: keep(False))
     guarded(lambda: threads.leave(context))
-    guarded(write_kernels.disconnect)
+    guarded(partial(kernel_functions.send_to, None))
     guarded(lambda: bridge.end(context))
     for way in (*reversed(_ways), context.core):
         guarded(way.end)
@@ -226,9 +227,9 @@ def keep(keeping: bool) -> None:
         return
     context.keeping = keeping
     context.be_careful(1 if keeping else -1)
-    sink = write_kernels.sink()
+    sink = kernel_functions.sink()
     if sink is not None:
-        write_kernels.connect(sink._replace(own=partial(own_saves.before, context) if keeping else None))
+        kernel_functions.send_to(sink._replace(own=partial(own_saves.before, context) if keeping else None))
     if context.native is not None:
         context.native.set_keeping(keeping)
     threads.renew_hooks(context)

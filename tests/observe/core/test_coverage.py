@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 
 import noclobber
-from noclobber.observe.core import write_kernels
+from noclobber.observe.core import write_kernels, written
 from noclobber.observe.torch_api import private
 
 
@@ -78,10 +78,10 @@ def schema(name, overload="default"):
 
 
 def test_schemas_that_do_not_say_what_they_write():
-    """If a release mends these, the table in write_kernels.py can go."""
+    """If a release mends these, the table in written.py can go."""
     for name in ("native_batch_norm", "batch_norm_update_stats"):
         assert not schema(name).is_mutable
-        assert {argument for _, argument in write_kernels.written_by(schema(name)).arguments} == {
+        assert {argument for _, argument in written.written_by(schema(name)).arguments} == {
             "running_mean",
             "running_var",
         }
@@ -93,7 +93,7 @@ def test_fused_optimizers_move_no_version():
     p.grad = torch.ones(3)
     torch.optim.SGD([p], lr=1.0, fused=True).step()
     assert p._version == 0
-    assert write_kernels.written_by(schema("_fused_sgd_")).uncounted
+    assert written.written_by(schema("_fused_sgd_")).uncounted
 
 
 def test_writes_below_the_key_that_counts_versions():
@@ -111,13 +111,11 @@ def test_writes_below_the_key_that_counts_versions():
 
 
 def test_ordinary_schemas():
-    assert write_kernels.written_by(schema("add_", "Tensor")) == write_kernels.Written(
-        "aten::add_", ((0, "self"),), False
-    )
-    assert write_kernels.written_by(schema("add", "Tensor")) is None
-    assert write_kernels.makes_many_views(schema("unbind", "int"))
-    assert not write_kernels.makes_many_views(schema("unsafe_chunk"))
-    assert not write_kernels.makes_many_views(schema("select", "int"))
+    assert written.written_by(schema("add_", "Tensor")) == written.Written("aten::add_", ((0, "self"),), False)
+    assert written.written_by(schema("add", "Tensor")) is None
+    assert written.makes_many_views(schema("unbind", "int"))
+    assert not written.makes_many_views(schema("unsafe_chunk"))
+    assert not written.makes_many_views(schema("select", "int"))
 
 
 def test_nested_watches_and_install_share_one_recorder():

@@ -11,14 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
-from noclobber.observe.core import write_kernels
+from noclobber.observe.core import quicker, write_kernels
 from noclobber.observe.torch_api import private
 
 
 def _with_a_function() -> list[str]:
     with noclobber.watch():  # registers the kernels
         names = [f"{namespace}::{rest}" for namespace, rest in write_kernels.kernels]
-    return sorted(one for one in names if write_kernels.quicker(private.overload(one)) is not None)
+    return sorted(one for one in names if quicker.quicker(private.overload(one)) is not None)
 
 
 WITH_A_FUNCTION = _with_a_function()
@@ -51,10 +51,10 @@ def _reached(function: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     return (result is written, str(values), *after, *reached.names)
 
 
-@pytest.mark.parametrize("name", sorted(set(WITH_A_FUNCTION) - write_kernels._QUICKER))
+@pytest.mark.parametrize("name", sorted(set(WITH_A_FUNCTION) - quicker.QUICKER))
 def test_a_method_reaches_the_same_operator_with_the_same_arguments(name: str) -> None:
     operator = private.overload(name)
-    quick = write_kernels.quicker(operator)
+    quick = quicker.quicker(operator)
     assert quick is not None
     for dtype in (torch.float32, torch.int64):
         a, b, single = torch.ones(3, dtype=dtype) / 2, torch.full((3,), 2, dtype=dtype), torch.tensor(2, dtype=dtype)
@@ -95,10 +95,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(write_kernels._QUICKER))
+@pytest.mark.parametrize("name", sorted(quicker.QUICKER))
 def test_a_function_reaches_the_same_operator_with_the_same_arguments(name: str) -> None:
     operator = private.overload(name)
-    quick = write_kernels.quicker(operator)
+    quick = quicker.quicker(operator)
     assert quick is not None
     for args in CALLS[name]:
         assert quick.types.issuperset(map(type, args))

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
-from noclobber.observe.core import fingerprints, write_kernels
+from noclobber.observe.core import fingerprints, written
 from noclobber.observe.core.records import moment
 from noclobber.observe.describe.write_history import since
 from noclobber.observe.recorder import CONTEXT
@@ -70,13 +70,13 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written = write_kernels.written_by(func._schema)
+        writes = written.written_by(func._schema)
         keys = [private.storage_key(tensor) for tensor in self.made]
-        for tensor in write_kernels.tensors(written, args, kwargs) if written else ():
+        for tensor in written.tensors(writes, args, kwargs) if writes else ():
             is_own = private.storage_key(tensor) in keys
             self.own, self.other = self.own + is_own, self.other + (not is_own)
         result = func(*args, **kwargs)
-        if written is None:
+        if writes is None:
             before = {private.storage_key(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor)}
             self.made += [one for one in tensors(result) if private.storage_key(one) not in before]
         return result
@@ -99,7 +99,7 @@ def test_a_cell_writes_inside() -> None:
 
 def test_every_recurrent_operator_is_known() -> None:
     names = {name.partition(".")[0] for name in NAMES}
-    assert {f"aten::{name}" for name in names} == write_kernels._RECURRENT
+    assert {f"aten::{name}" for name in names} == written.RECURRENT
 
 
 @pytest.mark.parametrize("contents", [False, True])

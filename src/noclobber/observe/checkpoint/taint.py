@@ -23,7 +23,8 @@ from noclobber.observe.core.fingerprints import (
 from noclobber.observe.core.reads import Reads
 from noclobber.observe.core.records import Geometry, geometry
 from noclobber.observe.core.save_hooks import Handle
-from noclobber.observe.core.write_kernels import Written, move_versions, tensors, versions_of_lists, written_by
+from noclobber.observe.core.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.written import Written, tensors, written_by
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.user_save_hooks import UserSave
 from noclobber.observe.torch_api import graph, private

@@ -25,7 +25,7 @@ from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle, Hooks
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 State = TypeVar("State")

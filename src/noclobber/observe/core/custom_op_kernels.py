@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
-    from torch._C import DispatchKeySet
-    from torch._ops import OpOverload
+    from torch._C import DispatchKeySet, _DispatchOperatorHandle
 
 After = Callable[[object], object]
 """Called after an operator, with what it returned."""
@@ -33,7 +32,7 @@ _around: Around | None = None
 def is_foreign(namespace: str) -> bool:
     """Return True if a namespace is not PyTorch's own.
 
-    The schemas of PyTorch's own operators are believed, except a few (write_kernels.py).
+    The schemas of PyTorch's own operators are believed, except a few (written.py).
     """
     return namespace not in _OWN
 
@@ -44,7 +43,7 @@ def compare(around: Around | None) -> None:
     _around = around
 
 
-def kernel(op: OpOverload[..., object], name: str) -> Callable[..., object]:
+def kernel(handle: _DispatchOperatorHandle, name: str) -> Callable[..., object]:
     """Return a kernel for an operator; its first argument is the set of dispatch keys.
 
     The spare key stays set, so that the writes inside the operator are logged.
@@ -53,7 +52,7 @@ def kernel(op: OpOverload[..., object], name: str) -> Callable[..., object]:
 
     def compared(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         after = _around(name, args, kwargs) if _around is not None else None
-        result = op.redispatch(keys & below, *args, **kwargs)
+        result = handle.redispatch_boxed(keys & below, *args, **kwargs)
         if after is not None:
             after(result)
         return result

@@ -13,7 +13,7 @@ from noclobber.observe.torch_api.private import Pair
 
 if TYPE_CHECKING:
     from noclobber.observe.core.records import Backward, Record
-    from noclobber.observe.core.write_kernels import Written
+    from noclobber.observe.core.written import Written
 
 
 class HotPath(Protocol):

@@ -83,19 +83,36 @@ def on_warnings(way: Way) -> None:
     way.patches.put(warnings, "_showwarnmsg", _showwarnmsg)
 
 
-def on_new_operators(way: Way, rescan: Callable[[], None]) -> None:
-    """Call `rescan` after a library defines operators, or after a shared object with operators is loaded."""
+def on_new_operators(way: Way, look_at: Callable[[str], None], scan: Callable[[], None]) -> None:
+    """Call `look_at` with the full name of an operator that was just defined, or that `torch.ops` is asked for the
+    first time; it may come from an extension that was imported. Call `scan` after `torch.ops` has loaded a library."""
+    library, all_of_one, ops = torch.library.Library, private.lookup("_ops._OpNamespace"), type(torch.ops)
+    native_define: Callable[..., object] = library.define
+    native_load: Callable[..., object] = ops.load_library
+    native_getattr: Callable[[Any, str], object] = all_of_one.__getattr__
 
-    def then_rescan(function: Callable[..., object]) -> Callable[..., object]:
-        def wrapped(*args: object, **kwargs: object) -> object:
-            result = function(*args, **kwargs)
-            way.guarded(rescan)
-            return result
+    def define(self: Any, schema: str, *args: object, **kwargs: object) -> object:
+        result = native_define(self, schema, *args, **kwargs)
+        way.guarded(lambda: look_at(f"{self.ns}::{schema.partition('(')[0].rpartition('::')[2].strip()}"))
+        return result
 
-        return wrapped
+    def load_library(self: object, *args: object, **kwargs: object) -> object:
+        result = native_load(self, *args, **kwargs)
+        way.guarded(scan)
+        return result
 
-    way.patches.put(torch.library.Library, "define", then_rescan(torch.library.Library.define))
-    way.patches.put(type(torch.ops), "load_library", then_rescan(type(torch.ops).load_library))
+    def look_at_all(found: object) -> None:
+        for name in private.names_of(found):
+            look_at(name)
+
+    def __getattr__(self: Any, name: str) -> object:
+        found = native_getattr(self, name)
+        way.guarded(lambda: look_at_all(found))
+        return found
+
+    way.patches.put(library, "define", functools.wraps(native_define)(define))
+    way.patches.put(ops, "load_library", functools.wraps(native_load)(load_library))
+    way.patches.put(all_of_one, "__getattr__", __getattr__)
 
 
 def around_disabled_hooks(

@@ -15,7 +15,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Geometry, Stepped, geometry, moment, record
 from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]

@@ -17,7 +17,7 @@ from noclobber.model.events import Step
 from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:

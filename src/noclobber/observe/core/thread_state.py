@@ -14,7 +14,7 @@ from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.save_hooks import History, Pair
 from noclobber.observe.core.sites import Place
-from noclobber.observe.core.write_kernels import WriteMode
+from noclobber.observe.core.write_mode import WriteMode
 from noclobber.observe.torch_api import private
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from noclobber.observe.core import interpose, save_hooks, write_kernels
+from noclobber.observe.core import interpose, save_hooks, write_mode
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
@@ -43,7 +43,7 @@ def enter(context: Context) -> None:
     if context.by_key:
         private.set_key(True)
     else:
-        thread.mode = write_kernels.enter_mode()
+        thread.mode = write_mode.enter_mode()
     if context.watching:
         if thread.era != context.era:
             thread.era, thread.first_node = context.era, private.next_node()

@@ -15,7 +15,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
 

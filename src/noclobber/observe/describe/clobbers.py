@@ -36,7 +36,7 @@ from noclobber.observe.core.records import (
 )
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe import torch_messages
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private, shards

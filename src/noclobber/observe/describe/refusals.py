@@ -20,7 +20,7 @@ from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
-from noclobber.observe.core.write_kernels import Written, tensors
+from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.describe import carried_states, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private

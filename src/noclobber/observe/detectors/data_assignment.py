@@ -12,7 +12,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import caller
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 _ASSIGNED = Written("data=", (), True)

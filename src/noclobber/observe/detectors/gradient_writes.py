@@ -18,7 +18,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, reading
 from noclobber.observe.core.sites import KINDS, USER, Place, caller, place_of, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors import gradient_consumers
 from noclobber.observe.detectors.gradient_consumers import Deliveries, Spoil

@@ -14,7 +14,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api import graph, private

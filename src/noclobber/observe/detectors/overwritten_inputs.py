@@ -28,7 +28,7 @@ from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.reads import tensors_held
 from noclobber.observe.core.records import Backward, Geometry, Record, geometry, record
 from noclobber.observe.core.sites import Place, place_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api import private

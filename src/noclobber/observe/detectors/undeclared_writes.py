@@ -27,7 +27,7 @@ from noclobber.observe.core.fingerprints import Digest, OnDevice, differ, finger
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
 

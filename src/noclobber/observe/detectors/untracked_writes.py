@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import numbers
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import place_of, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
 

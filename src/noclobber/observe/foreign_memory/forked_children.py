@@ -17,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe.core import optimizer_steps, write_kernels
+from noclobber.observe.core import kernel_functions, optimizer_steps
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.records import geometry, region
 from noclobber.observe.core.sites import Place, place_of, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Where = tuple[int, tuple[int, ...], tuple[int, ...], int]
 Word = tuple[int, str, Where | None, Place | None]
 """One note: the storage's key, the operator, the region written, and the place. `marshal` takes only plain values."""
 Before = Callable[[Written, torch.Tensor], Callable[[], object] | None]
-"""`write_kernels.Sink.before`."""
+"""`kernel_functions.Sink.before`."""
 
 
 class Processes:
@@ -132,10 +132,10 @@ def _in_child() -> None:
 
 
 def _watch_child(processes: Processes, rest: Callable[[], None], way: Way) -> None:
-    sink = write_kernels.sink()
+    sink = kernel_functions.sink()
     rest()
     if sink is not None:
-        write_kernels.connect(sink._replace(before=_telling(processes, way, sink.before)))
+        kernel_functions.send_to(sink._replace(before=_telling(processes, way, sink.before)))
         private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
 
 

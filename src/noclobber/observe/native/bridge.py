@@ -14,14 +14,14 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
-from noclobber.observe.core import fingerprints, records, save_hooks, sites, write_kernels
+from noclobber.observe.core import fingerprints, kernel_functions, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written
 from noclobber.observe.native.load import NotNative, load
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import frame_above
@@ -301,6 +301,6 @@ def _place_here() -> Place | None:
 
 
 def _failed(written: Written, tensor: torch.Tensor | None, error: RuntimeError) -> None:
-    sink = write_kernels.sink()
+    sink = kernel_functions.sink()
     if sink is not None:
         sink.failed(written._replace(arguments=((0, ""),), flag=None), (tensor,), {}, error)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from noclobber.model.kept import Kept
-from noclobber.observe.core import write_kernels
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint
 from noclobber.observe.core.records import geometry
 from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, version_at_save
 from noclobber.observe.core.sites import Place, caller, site_of
-from noclobber.observe.core.write_kernels import Written
+from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.describe import clobbers
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.preserve.copy_before_write import Copies
@@ -31,7 +30,7 @@ def before(
     gives the copies to the saves that the operator has made; None if there are none."""
     if not torch.is_grad_enabled() or written.only_moves:
         return None
-    writes = list(write_kernels.tensors(written, args, kwargs))
+    writes = list(tensors(written, args, kwargs))
     beside = [one for one in _beside(written, args, kwargs) if any(_share(one, other) for other in writes)]
     if not beside:
         return None

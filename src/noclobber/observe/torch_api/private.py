@@ -20,7 +20,7 @@ from noclobber.model.error import UnsupportedTorch
 from noclobber.observe.torch_api import releases
 
 if TYPE_CHECKING:
-    from torch._C import DispatchKey, DispatchKeySet
+    from torch._C import DispatchKey, DispatchKeySet, _DispatchOperatorHandle
     from torch._ops import OpOverload
     from torch.autograd.graph import Node
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -103,7 +103,8 @@ _modes_on_stack: Callable[[], int] = _not_yet
 _without_modes: Callable[[], AbstractContextManager[object]] = _not_yet
 _takes_numbers: Callable[[str], bool] = _not_yet
 _operator_names: Callable[[], list[str]] = _not_yet
-_schemas: Callable[[], list[torch.FunctionSchema]] = _not_yet
+_schema_of: Callable[[str, str], torch.FunctionSchema] = _not_yet
+_handle_of: Callable[[str, str], _DispatchOperatorHandle] = _not_yet
 _eval_frame = cast(ModuleType, _not_yet)
 _put_aside: Callable[[str, object], None] = _not_yet
 _is_aside: Callable[[str], bool] = _nothing_is
@@ -130,7 +131,8 @@ _REQUIRED = {
     "_without_modes": "utils._python_dispatch._disable_current_modes",
     "_takes_numbers": "_C._should_allow_numbers_as_tensors",
     "_operator_names": "_C._dispatch_get_all_op_names",
-    "_schemas": "_C._jit_get_all_schemas",
+    "_schema_of": "_C._get_schema",
+    "_handle_of": "_C._dispatch_find_schema_or_throw",
     "_eval_frame": "_C._dynamo.eval_frame",
     "_put_aside": "_C._stash_obj_in_tls",
     "_is_aside": "_C._is_key_in_tls",
@@ -565,9 +567,20 @@ def operator_names() -> list[str]:
     return _operator_names()
 
 
-def schemas() -> dict[str, torch.FunctionSchema]:
-    """Return the schemas of all operators by their full names. Ten times as fast as asking `torch.ops` for each."""
-    return {f"{one.name}.{one.overload_name}" if one.overload_name else one.name: one for one in _schemas()}
+def schema(name: str) -> torch.FunctionSchema | None:
+    """Return the schema of an operator's full name; None if there is no such operator. It is ten times as fast as
+    asking `torch.ops`, and makes nothing there."""
+    base, _, last = name.partition(".")
+    try:
+        return _schema_of(base, last)
+    except RuntimeError:
+        return None
+
+
+def handle(name: str) -> _DispatchOperatorHandle:
+    """Return what calls the kernels of an operator, by its full name."""
+    base, _, last = name.partition(".")
+    return _handle_of(base, last)
 
 
 def overload(name: str) -> OpOverload[..., object]:
@@ -576,6 +589,14 @@ def overload(name: str) -> OpOverload[..., object]:
     base, _, last = rest.partition(".")
     found: OpOverload[..., object] = getattr(getattr(getattr(torch.ops, namespace), base), last or "default")
     return found
+
+
+def names_of(function: object) -> list[str]:
+    """Return the full names of the operators that a function of `torch.ops` stands for; empty for any other one."""
+    if not isinstance(function, torch._ops.OpOverloadPacket):
+        return []
+    base = function._qualified_op_name
+    return [f"{base}.{one}" if one else base for one in function._overload_names]
 
 
 def overloads_of(function: object) -> list[OpOverload[..., object]]:
