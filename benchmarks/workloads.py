@@ -117,6 +117,34 @@ def gpt(width: int, heads: int, letters: int, window: int, batch: int) -> Step:
     return training_step(model, lambda: F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
 
 
+def generating(width: int, heads: int, letters: int, window: int) -> Step:
+    """Six layers that write one letter after another under `no_grad`, with keys and values cached in place."""
+    model = GPT(width, 6, heads, letters, window)
+    cache = torch.zeros(6, 2, 1, heads, window, width // heads)
+
+    def attended(layer: int, block: Block, x: Tensor, place: int) -> Tensor:
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in block.qkv(block.norm1(x)).chunk(3, -1))
+        keys, values = cache[layer]
+        keys[:, :, place : place + 1] = k
+        values[:, :, place : place + 1].copy_(v)
+        out = F.scaled_dot_product_attention(q, keys[:, :, : place + 1], values[:, :, : place + 1])
+        return out.transpose(1, 2).flatten(2)
+
+    @torch.no_grad()
+    def step() -> None:
+        written = torch.zeros(1, window + 1, dtype=torch.long)
+        for place in range(window):
+            x = model.letters(written[:, place : place + 1]) + model.places.weight[place]
+            for layer, block in enumerate(model.blocks):
+                x = x + block.out(attended(layer, block, x, place))
+                x = x + block.feed_forward(block.norm2(x))
+            scores = F.linear(model.norm(x), model.letters.weight)[:, -1]
+            scores.masked_fill_(scores < scores.topk(4).values[:, -1:], -torch.inf)
+            written[:, place + 1] = scores.softmax(-1).argmax(-1)
+
+    return step
+
+
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions and a shortcut, with the in-place ReLU and sum that everyone writes."""
 
@@ -208,6 +236,14 @@ WORKLOADS = (
         (1.1, 1.05),
         (1.6, 1.25),
         (1.9, 1.25),
+    ),
+    Workload(
+        "generate",
+        "the same GPT, generating with a cache",
+        lambda: generating(16, 2, 32, 16),
+        (1.1, 1.05),
+        (1.35, 1.1),
+        (1.35, 1.1),
     ),
     Workload(
         "resnet-tiny", "ResNet-50, tiny tensors", lambda: resnet50(2, 32, 2, 10), (1.3, 1.05), (1.55, 1.12), (1.6, 1.15)

@@ -153,6 +153,13 @@ def test_the_benchmark_runs() -> None:
     assert [row.split("|")[3].strip() for row in rows] == ["install", "watch"]
 
 
+def test_the_benchmark_of_starting_runs() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "startup.py"), "--programs", "import torch", "--pairs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("| `import torch` | ")
+
+
 def test_the_benchmark_of_a_long_training_runs() -> None:
     script = ROOT / "benchmarks" / "endurance.py"
     command = [sys.executable, str(script), "--minutes", "1", "--steps", "200", "--rows", "2"]

@@ -180,7 +180,6 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     """
     from noclobber.rules import catalogue
 
-    selectable = [rule.CODE for rule in catalogue() if selection.has(rule.CODE)]
     used = defaultdict[tuple[str, int], set[str]](set)
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
@@ -198,7 +197,9 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
                 code = _beginning(name)
                 if code is None:
                     found.append(f"`{comment}` at {there}: there is no rule {name or '``'}")
-                elif (meant := {one for one in selectable if one.startswith(code)}) and not meant & used[at, line]:
+                    continue
+                meant = {one.CODE for one in catalogue() if one.CODE.startswith(code) and selection.has(one.CODE)}
+                if meant and not meant & used[at, line]:
                     found.append(f"`noclobber: ignore[{name}]` at {there} kept nothing out in this run")
     return tuple(found)
 

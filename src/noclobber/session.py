@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -93,16 +95,17 @@ class Session:
 
     def start(self) -> None:
         """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
-        try:
-            from noclobber.observe import allocations, saved_bytes, subscription
-        except (ImportError, AttributeError) as failure:
-            raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
-        if self._counts_bytes:
-            self.account = saved_bytes.SavedBytes()
-        if self._hints:
-            self.allocations = allocations.Allocations()
-        subscription.subscribe(self)
-        self._started = True
+        with _no_collection():
+            try:
+                from noclobber.observe import allocations, saved_bytes, subscription
+            except (ImportError, AttributeError) as failure:
+                raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
+            if self._counts_bytes:
+                self.account = saved_bytes.SavedBytes()
+            if self._hints:
+                self.allocations = allocations.Allocations()
+            subscription.subscribe(self)
+            self._started = True
 
     def stop(self) -> None:
         """Disarm; a no-op when not started."""
@@ -308,6 +311,22 @@ class Session:
             from noclobber.observe import subscription
 
             subscription.begin_again()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put garbage collections off for a block that makes many objects, all of which stay.
+
+    After `import torch` a full collection takes 0.07 s, and arming would cause one (CPython 3.11).
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch.optim import optimizer as optim_module
 
 import noclobber
+from noclobber.observe import subscription
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
@@ -217,3 +218,22 @@ def test_what_is_subscribed_inside_of_a_backward_leaves_no_hooks():
         y.sum().backward()
         assert torch.equal(torch.func.grad(lambda x: x.exp().sum())(x), x.grad)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_arming_collects_no_garbage_and_leaves_the_collector_as_it_was(enabled, monkeypatch):
+    native, during = subscription.subscribe, []
+
+    def subscribe(listener):
+        during.append(gc.isenabled())
+        return native(listener)
+
+    monkeypatch.setattr(subscription, "subscribe", subscribe)
+    if not enabled:
+        gc.disable()
+    try:
+        with noclobber.watch():
+            after = gc.isenabled()
+    finally:
+        gc.enable()
+    assert (during, after) == ([False], enabled)

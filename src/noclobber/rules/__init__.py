@@ -65,7 +65,7 @@ def page(rule: Rule) -> Page:
 def pages(findings: Sequence[Finding]) -> tuple[Page, ...]:
     """Return the pages of the rules of findings. A finding of another release may have none."""
     codes = {finding.code for finding in findings}
-    return tuple(page(rule) for rule in catalogue() if rule.CODE in codes)
+    return tuple(page(rule) for rule in catalogue() if rule.CODE in codes) if codes else ()
 
 
 def rule_of_message(text: str) -> Rule | None:

@@ -128,6 +128,26 @@ def overwritten(look: Look) -> None:
         look()
 
 
+def without_gradients(look: Look) -> None:
+    """Write under `no_grad` to what is saved, what is not, and what a view of the graph shows."""
+    x, w, cache = torch.ones(3, requires_grad=True), torch.ones(3), torch.zeros(2, 3)
+    y, z = (x * w[:2].sum() * w).sum(), x.exp()
+    look()
+    with torch.no_grad():
+        cache[0] = w
+        cache[1].copy_(w)
+        look()
+        w[:1].mul_(2)
+        z[:1].mul_(2)
+        x.add_(1)
+        cache.view(-1).add_(1)
+        look()
+    for result in (y, z.sum()):
+        with suppress(RuntimeError):
+            result.backward()
+    look()
+
+
 class Writer:
     """Writes from the functions that the interpreter calls by itself."""
 
@@ -207,7 +227,7 @@ def frames(look: Look) -> None:
     y.sum().backward()
 
 
-PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten, frames)
+PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten, without_gradients, frames)
 
 
 def seen(program: Callable[[Look], None], contents: bool) -> list[object]:

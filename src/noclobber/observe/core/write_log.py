@@ -83,13 +83,13 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         if key is None:
             without_storage(WITHOUT_STORAGE)
             return None
-        untracked = not tracking()
-        found = None
-        if taken or untracked:
-            frame = frame_of(1)
-            found = untracked_writes.before(written, tensor, key, frame)
+        off = not tracking()
+        # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
+        untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
+        found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
+        if taken or off:
             for look in unseen:
-                look(written, tensor, key, frame)
+                look(written, tensor, key, frame_of(1))
         after, hidden = (None, False) if found is None else found
         if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
             moved = _moving(context, tensor, key)
@@ -117,7 +117,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 return after
             if (
                 not in_graph
-                and ((untracked and key not in returned) or is_inside() or is_only_holder(tensor))
+                and ((off and key not in returned) or is_inside() or is_only_holder(tensor))
                 and not memory.is_reread(key)
             ):
                 return after
@@ -155,7 +155,10 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
 
 
 def views_made(memory: Memory, op: str) -> None:
-    """Remember an operator that is about to return several views. Its node gets the next number."""
+    """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
+    has none."""
+    if not torch.is_grad_enabled():
+        return
     memory.several.append((private.next_node(), op, place_of(sys._getframe(1))))
 
 

@@ -102,7 +102,8 @@ class Bridge:
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
     def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
-        self._native.begin(watching, fingerprints.LARGE, attentive, taken, self._context.live.unsorted)
+        live, memory = self._context.live, self._context.memory
+        self._native.begin(watching, fingerprints.LARGE, attentive, taken, live.unsorted, memory.returned)
         self._native.set_rereads(rereads)
 
     def end(self) -> None:

@@ -89,11 +89,13 @@ void connect_backwards(const py::object &begins, const py::object &ends, const p
   lines_kept = lines;
 }
 
-bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves) {
+bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves,
+           const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
   replace(taken, targets);
   replace(python_unsorted, saves);
+  replace(returned, views_returned);
   flags.careful = flags.keeping = false;
   flags.watching = watching;
   flags.on = true;

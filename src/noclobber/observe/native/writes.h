@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -65,6 +66,7 @@ inline Flags flags;
 // Containers of Python, of which only the size is looked at: those to call before each write, the tensors whose `.data`
 // was taken, and the saves that are not sorted yet.
 inline PyObject *attentive = nullptr, *taken = nullptr, *python_unsorted = nullptr;
+inline PyObject *returned = nullptr; // the storages of views that custom Functions returned
 inline PyObject *may_hold = nullptr; // Python's function: whether its live table has a save on this storage
 inline PyObject *is_needed = nullptr; // Python's function: whether a finding may need the writes to this storage
 inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
@@ -141,6 +143,9 @@ inline void note(PyObject *written, PyObject *step, const Place *place, const at
 }
 
 inline void note_views(PyObject *op) {
+  if (!c10::GradMode::is_enabled()) {
+    return;
+  }
   const Place *place = place_here();
   std::lock_guard<std::mutex> guard(log_lock);
   if (views.size() >= 2 * RECENT) {
@@ -164,6 +169,13 @@ inline bool is_only_holder(const c10::Storage &storage) {
   return storage.use_count() <= 1 + (size_t)in_python && storage.resizable();
 }
 
+// Returns true if a write hides something from autograd: gradients are off, and what is written is in the graph, or a view
+// of what is.
+inline bool is_untracked(const at::Tensor &tensor) {
+  return !c10::GradMode::is_enabled() &&
+         (tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad()));
+}
+
 inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   auto *impl = tensor.unsafeGetTensorImpl();
   if (!is_usual(impl)) {
@@ -172,6 +184,9 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if (!flags.watching) {
     const bool moves_none = op.moves_none || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
     return moves_none ? IGNORED : NOTED;
+  }
+  if (is_untracked(tensor)) {
+    return FOR_PYTHON;
   }
   const bool in_graph = tensor.requires_grad();
   const bool counted = is_counted(op, tensor);
@@ -189,13 +204,20 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return NOTED;
   }
   // No view of the memory is there that PyTorch could refuse, or no version moves.
-  const bool alone = is_only_holder(tensor.storage()) ||
+  const bool alone = !c10::GradMode::is_enabled() || is_only_holder(tensor.storage()) ||
                      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
   return !alone ? NOTED : flags.rereads && answers(is_needed, key) ? FOR_PYTHON : IGNORED;
 }
 
+// Returns true in an autocast region: Python looks there at what autograd does not see (stale_casts.py).
+inline bool in_autocast() {
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting() > 0;
+}
+
 inline bool is_for_python(const Thread &mine) {
-  return !flags.on || !mine.usual || (flags.watching && (!c10::GradMode::is_enabled() || PyList_GET_SIZE(attentive) != 0 ||
+  return !flags.on || !mine.usual || (flags.watching && (PyList_GET_SIZE(attentive) != 0 ||
+                                             (!c10::GradMode::is_enabled() && (PyDict_GET_SIZE(returned) != 0 || in_autocast())) ||
                                              (taken != nullptr && Py_SIZE(taken) != 0)));
 }
 
