@@ -241,9 +241,9 @@ WORKLOADS = (
         "generate",
         "the same GPT, generating with a cache",
         lambda: generating(16, 2, 32, 16),
-        (1.1, 1.05),
-        (1.35, 1.1),
-        (1.35, 1.1),
+        (1.55, 1.05),
+        (1.5, 1.1),
+        (1.5, 1.1),
     ),
     Workload(
         "resnet-tiny", "ResNet-50, tiny tensors", lambda: resnet50(2, 32, 2, 10), (1.3, 1.05), (1.55, 1.12), (1.6, 1.15)
