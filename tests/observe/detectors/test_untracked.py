@@ -366,7 +366,9 @@ def unused(leaf):
 
 
 @pytest.mark.parametrize(
-    ("before", "found"), [(unused, []), (used, ["NC208"]), (differentiated, ["NC208"])], ids=lambda one: str(one)
+    ("before", "found"),
+    [(unused, []), (used, ["NC208"]), (differentiated, ["NC208"])],
+    ids=["unused", "used", "differentiated"],
 )
 @pytest.mark.parametrize("write", [copied, given])
 def test_values_from_the_graph_after_a_use(write, before, found):
