@@ -485,7 +485,7 @@ def _place(finding: Finding, *, inside: bool = False) -> tuple[str, int]:
 
 
 def _in_tests(tests: list[str]) -> str:
-    """ "in test_net.py::test_a", "in 3 tests (first test_net.py::test_a)", "outside of tests"."""
+    """ "in net.py::a", "in 3 tests (first net.py::a)", "outside of tests"."""
     named = [one for one in tests if one != _OUTSIDE_OF_TESTS]
     found = [f"in {len(named)} tests (first {named[0]})" if len(named) > 1 else f"in {one}" for one in named[:1]]
     return " and ".join([*found, _OUTSIDE_OF_TESTS] if len(named) < len(tests) else found)

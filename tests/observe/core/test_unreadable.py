@@ -104,8 +104,8 @@ def batched_gradient():
 
 
 def embedding(kind, rows):
-    net = kind(4, 2, sparse=True)
-    net.weight.data.copy_(torch.randn(4, 2, requires_grad=True) * 2)
+    net, source = kind(4, 2, sparse=True), torch.randn(4, 2, requires_grad=True)
+    net.weight.data.copy_(source * 2)
     net(torch.tensor(rows)).sum().backward()
     return net.weight.grad.to_dense().tolist()
 

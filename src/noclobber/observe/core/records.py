@@ -257,7 +257,10 @@ def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | Non
         return None
     offset, shape, strides, dtype = geometry
     shown: Any = torch.empty(0, dtype=dtype, device=memory.device)
-    shown.set_(memory, offset, shape, strides)
+    try:
+        shown.set_(memory, offset, shape, strides)
+    except RuntimeError:  # the lazy device puts no tensor on another storage (torch 2.13; test_kinds.py)
+        return None
     return cast(torch.Tensor, shown)
 
 

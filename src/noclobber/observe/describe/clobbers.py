@@ -188,18 +188,20 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
     """Return the writes that torch did not see; none if a write that it saw explains the change."""
     if (shard := shards.shard_of(private.storage_key(handle.alias))) is not None:
-        return _gathered(handle, shard, tensor, backward, memory, explained)
+        return _gathered(handle, shard, tensor, backward, memory)
     if memory.foreign_writers is not None:
         return memory.foreign_writers.writes(handle, tensor, backward, explained=explained)
     return () if explained else (_window(handle.place, tensor, backward),)
 
 
-def _gathered(
-    handle: Handle, shard: int, tensor: Tensor, backward: Backward, memory: Memory, explained: bool
-) -> tuple[Write, ...]:
-    """Return the steps of a shard since the save. Its parameter was gathered again afterwards, into saved memory."""
+def _gathered(handle: Handle, shard: int, tensor: Tensor, backward: Backward, memory: Memory) -> tuple[Write, ...]:
+    """Return the steps of a shard since the save. Its parameter was gathered again afterwards, into saved memory.
+
+    Writes that were seen there count for nothing: gathering is one of them, and while FSDP2 had freed the memory it may
+    have been another tensor's.
+    """
     steps = [(one, 0) for one in memory.recent if one.key == shard and one.step and one.moment > handle.moment]
-    writes = writes_of(steps, 0, tensor) or (() if explained else (_window(handle.place, tensor, backward),))
+    writes = writes_of(steps, 0, tensor) or (_window(handle.place, tensor, backward),)
     return tuple(replace(write, via="gathered", overlaps=True, tensor=tensor) for write in writes)
 
 
