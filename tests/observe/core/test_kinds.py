@@ -7,6 +7,8 @@ import sys
 from textwrap import dedent
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.observe.kinds import CLOBBERS, PROGRAMS
 from tests.observe.native.conftest import missing
@@ -34,8 +36,8 @@ def test_each_way_of_seeing_is_as_bare(found, kind):
     for way, came in found[kind].items():
         assert isinstance(came, dict), (way, came)  # else the process died
         assert came["lost"] == [], way
-        if (kind, way) == ("lazy", "hints"):
-            continue  # the test below
+        if (kind, way) in (("lazy", "hints"), ("named", "hints")):
+            continue  # the tests below
         names = bare.keys() - ENDS_OTHERWISE.get(way, set())
         assert {name: (bare[name], came["steps"][name]) for name in names if came["steps"][name] != bare[name]} == {}, (
             way
@@ -56,3 +58,17 @@ def test_no_dispatch_mode_sees_a_lazy_tensor():
     """
     done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True)
     assert "has no implementation for the backend" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="no dimension has a name in this release")
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_no_dispatch_mode_sees_a_tensor_with_names():
+    """Any mode fails on a tensor with names, also one of the program's (torch 2.10 to 2.12)."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    named = torch.ones(3, names=("N",))
+    with pytest.raises(RuntimeError, match="Named tensors are currently unsupported"), Mode():
+        named.mul(2)

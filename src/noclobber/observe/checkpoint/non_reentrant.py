@@ -78,7 +78,8 @@ def _watch_second_run(
 
     def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
         record: Any = weak()
-        region.begins_again(stack, reads.read_by(function, args, kwargs))
+        given = args[1:] if args and args[0] is kwargs else args  # torch 2.10 hands the keyword arguments over first
+        region.begins_again(stack, reads.read_by(function, given, kwargs))
         if region.past is None:
             return True
         if region.unfilled():

@@ -351,10 +351,14 @@ _SAMPLE = 256
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles.
 
-    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, and for one of integers
-    or booleans.
+    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of integers or
+    booleans, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
     """
-    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+    if (
+        any(getattr(tensor, "names", ()))
+        or not tensor.numel()
+        or not (tensor.is_floating_point() or tensor.is_complex())
+    ):
         return None
     with private.aside():
         real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()

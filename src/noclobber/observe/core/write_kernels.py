@@ -122,7 +122,9 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         return
     library = _libraries.get(namespace) or _libraries.setdefault(namespace, private.library(namespace))
     native = _enroll is not None and not compared and _is_usual(schema, written)
-    library.impl(rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared)
+    library.impl(
+        rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared, allow_override=True
+    )
     if native and _enroll is not None:
         _enroll(name, written or ("" if schema.name in RECURRENT else schema.name))
     if not replaces:
