@@ -161,10 +161,11 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
 
 def _has_all(tensor: torch.Tensor) -> bool:
     """Return True if the storage of a tensor reaches to its last element. A program may have made it smaller."""
-    if tensor.is_nested:  # its sizes are those of its parts
-        return private.storage(tensor).nbytes() >= tensor.nbytes
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return private.storage(tensor).nbytes() >= (tensor.storage_offset() + last + 1) * tensor.itemsize
+    if tensor.is_nested or tensor.is_contiguous():  # the sizes of a nested tensor are those of its parts
+        reach = tensor.numel()
+    else:
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return private.storage(tensor).nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
 
 
 def _on_device(tensor: torch.Tensor) -> Digest:
