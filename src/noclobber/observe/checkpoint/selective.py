@@ -48,13 +48,14 @@ def arm(context: Context, way: Way) -> None:
         if context.thread.watched and isinstance(made.val, torch.Tensor):
             save = _save_of(context, made.val, place)
             if save is not None:
+                shown = getattr(made, "unpack_hook", None)  # since torch 2.15; the program's own
                 made.get_val = functools.partial(
-                    _taken, context, way, save, functools.partial(_native, native, ref(made))
+                    _taken, context, way, save, shown or _as_it_is, functools.partial(_native, native, ref(made))
                 )
 
     @functools.wraps(make)
-    def __init__(made: _Wrapper, *args: object) -> None:
-        make(made, *args)
+    def __init__(made: _Wrapper, *args: object, **kwargs: object) -> None:
+        make(made, *args, **kwargs)
         caller = sys._getframe(1)
         way.guarded(lambda: kept(made, place_of(caller)))
 
@@ -83,13 +84,24 @@ def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> Pol
     return save
 
 
-def _taken(context: Context, way: Way, save: PolicySave, native: Callable[..., object], *args: object) -> object:
+def _as_it_is(tensor: object) -> object:
+    return tensor
+
+
+def _taken(
+    context: Context,
+    way: Way,
+    save: PolicySave,
+    shown: Callable[[object], object],
+    native: Callable[..., object],
+    *args: object,
+) -> object:
     """Return what the second run takes in place of computing a tensor again: the kept bytes where they are preserved.
 
-    Raises what PyTorch raises where the version has moved.
+    `shown` makes of what was kept what the run takes. Raises what PyTorch raises where the version has moved.
     """
     if isinstance(save.version, Suspect) and save.version.kept is not None:
-        return save.version.kept
+        return shown(save.version.kept)
     way.guarded(lambda: _compare(context, save))
     try:
         return native(*args)
