@@ -94,7 +94,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
     if any(step_order.optimizer(one.row) for one in scene.places("write")):
         yield from stepped(scene)
         return
-    if "selective checkpoint" in scene.finding.message:  # a write to what its policy keeps
+    if (scene.finding.save or {}).get("policy"):
         yield from (one for write in scene.writes() for one in later_writes.put_off(scene, write))
         yield from stale(scene)
         return

@@ -109,7 +109,7 @@ def _of_library(clobber: Clobber, write: Write, call: Site) -> tuple[Suggestion,
         return (Suggestion("build this module with `inplace=False`"),)
     what, read = spelled_call(call, "the call"), clobber.read.site
     below = read is not None and read.code is call.code and call.lasti < read.lasti and read.line > call.line
-    after = f"below line {read.line}" if below and read else "behind the last backward that needs these values"
+    after = f"below line {read.line}" if below and read else "below the last backward that needs these values"
     alone = isinstance(statement_of(call), ast.Expr)
     if clobber.save.tensor.kind == "tensor":
         name = clobber.save.tensor.name or "t"

@@ -180,11 +180,12 @@ def tensor_record(tensor: Tensor) -> dict[str, Any]:
 def save_record(save: Save) -> dict[str, Any]:
     """`Finding.save`: node, op (in words), field, the fields of that line that were overwritten, version.
 
-    "packed" is there, and True, for what the program's pack hook returned.
+    "packed" is there, and True, for what the program's pack hook returned, and "policy" for what the policy of a
+    selective checkpoint keeps.
     """
     field = {"field": save.field, "fields": [save.field]}
-    packed = {"packed": True} if save.unchecked == "packed" else {}
-    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version, **packed}
+    kept = {save.unchecked: True} if save.unchecked in ("packed", "policy") else {}
+    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version, **kept}
 
 
 def write_record(write: Write) -> dict[str, Any]:
