@@ -184,7 +184,7 @@ def save_record(save: Save) -> dict[str, Any]:
     selective checkpoint keeps.
     """
     field = {"field": save.field, "fields": [save.field]}
-    kept = {save.unchecked: True} if save.unchecked in ("packed", "policy") else {}
+    kept: dict[str, Any] = {save.unchecked: True} if save.unchecked in ("packed", "policy") else {}
     return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version, **kept}
 
 
