@@ -40,6 +40,16 @@ def detached_in_place():
     return [x.grad]
 
 
+def detached_in_place_beside_forward_hooks():
+    x = leaf()
+    y = x * 2
+    nn.ReLU().register_forward_hook(lambda module, given, result: None)
+    z = y * y
+    y.detach_()
+    z.sum().backward()
+    return [x.grad]
+
+
 def refused():
     leaf().add_(1)
 
@@ -359,6 +369,7 @@ WRONGS = [
     stale_save,
     stale_view_of_many,
     detached_in_place,
+    detached_in_place_beside_forward_hooks,
     refused,
     freed_twice,
     step_before_backward,

@@ -83,6 +83,9 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         if key is None:
             without_storage(WITHOUT_STORAGE)
             return None
+        # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
+        if written.detaches and not context.core.guarded(partial(context.detached, tensor)):
+            context.detached_by_number(tensor)
         off = not tracking()
         # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
         untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
@@ -102,8 +105,6 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         if not counted or context.careful or (untracked and tensor._is_view()):
             if begins is not None and not counted:
                 begins(key)
-            if written.detaches and not context.core.guarded(partial(context.detached, tensor)):
-                context.detached_by_number(tensor)
             if unsorted:
                 live.sort()
             if (beside is not None or key in live.by_storage) and (handles := live.at(key)):
