@@ -95,7 +95,7 @@ def test_a_line_that_saves_two_tensors_is_one_finding_with_both_fields():
     with pytest.raises(noclobber.ClobberError), noclobber.watch() as seen:
         product_of_one(x * 1).sum().backward()
     (finding,) = seen.findings
-    assert sorted(finding.save["fields"]) == ["other", "self"]
+    assert sorted(finding.fields) == ["other", "self"]
     assert [edit.replacement for edit in finding.suggestions[0].edits] == [".clone()", ".clone()"]
 
 

@@ -13,7 +13,7 @@ from noclobber.fix.edits.source import Source
 from noclobber.model.finding import Edit, Finding, Label, Role, Suggestion
 from noclobber.model.source import Span
 
-from .mending import span
+from .mending import clobber, span
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,10 @@ class Broken:
             place = span(text, piece.replace("    ", indent), str(path))
             kept = tuple(lines[place.line - 1 : place.end_line])
             labels.append(Label(_ROLES[role], place, role, role == "write", kept))
-        writes = ({"op": self.more.get("op", "aten::add_")},)
-        tensor = {"name": self.more.get("name"), "kind": self.more.get("kind", "tensor")}
-        save = {"field": self.more["field"]} if "field" in self.more else None
+        event = clobber(**{key: value for key, value in self.more.items() if key != "advice"})
         if "advice" in self.more:
             more = {"suggestions": (Suggestion(self.more["advice"]),), **more}
-        return Finding(self.code, "a rule", "error", "headline", tuple(labels), tensor, save, writes, **more)
+        return Finding(self.code, "a rule", "error", "headline", tuple(labels), **more).about(event)
 
 
 _ROLES: dict[str, Role] = {"save": "save", "write": "write", "read": "read", "create": "create"}

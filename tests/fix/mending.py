@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import dedent
-from typing import Any
+from typing import Any, Literal
 
 from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.source import Source
-from noclobber.model.finding import Finding, Label, Role
-from noclobber.model.source import Span
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Kind, Read, Save, Tensor, Write
+from noclobber.model.finding import Cause, Finding, Label, Role
+from noclobber.model.source import Site, Span, told_site
+
+Unchecked = Literal["", "hooks", "packed", "ctx", "policy"]
 
 PATH = "/nowhere/train.py"
 
@@ -28,21 +33,35 @@ def finding(
     *,
     field: str = "",
     op: str = "aten::add_",
-    kind: str = "tensor",
+    kind: Kind = "tensor",
     name: str = "",
-    message: str = "",
+    cause: Cause | None = None,
+    unchecked: Unchecked = "",
     **labels: str,
 ) -> Finding:
     """A finding of a code whose labels stand at snippets: `write="h += 1"`."""
     roles: dict[str, Role] = {"save": "save", "write": "write", "freed": "read", "read": "read", "create": "create"}
     made = tuple(Label(roles[role], span(source, text), "", role == "write") for role, text in labels.items())
-    tensor: dict[str, Any] = {"name": name or None, "kind": kind}
-    writes = ({"op": op, "path": PATH, "line": span(source, labels["write"]).line},) if "write" in labels else ()
-    save = {"field": field} if field else None
-    return Finding(code, "a rule", "error", message, made, tensor, save, writes)
+    sites = [told_site(span(source, labels["write"]))] if "write" in labels else []
+    event = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
+    return Finding(code, "a rule", "error", "", made, cause=cause).about(event)
 
 
-def mended(code: str, source: str, **about: str) -> list[str]:
+def clobber(
+    *,
+    field: str = "",
+    op: str = "aten::add_",
+    kind: Kind = "tensor",
+    name: str = "",
+    unchecked: Unchecked = "",
+    sites: Sequence[Site | None] = (None,),
+) -> Clobber:
+    """A save and its writes."""
+    save = Save("", field, Tensor(name=name or None, kind=kind), 0, unchecked=unchecked)
+    return Clobber(save, tuple(Write(op, site) for site in sites), Read(""), 0)
+
+
+def mended(code: str, source: str, **about: Any) -> list[str]:
     """The source after each candidate, in their order."""
     source = dedent(source).strip("\n") + "\n"
     files = {PATH: source}
@@ -50,7 +69,7 @@ def mended(code: str, source: str, **about: str) -> list[str]:
     return [Source(PATH, source, "utf-8").edited(one.edits).text for one in found]
 
 
-def changes(code: str, source: str, **about: str) -> list[str]:
+def changes(code: str, source: str, **about: Any) -> list[str]:
     """The lines that each candidate puts in, one text each, without their indentation."""
     before = [one.strip() for one in dedent(source).split("\n")]
     found = []

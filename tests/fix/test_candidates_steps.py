@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from noclobber.model.finding import Cause
 from tests.fix.mending import changes, mended
 
 GAN = """
@@ -138,7 +139,7 @@ def test_two_carried_states_are_detached_together() -> None:
             h, c = cell(x, (h, c))
             h.sum().backward()
     """
-    found = changes("NC104", source, read="h.sum().backward()", message="an earlier iteration")
+    found = changes("NC104", source, read="h.sum().backward()", cause=Cause.CARRIED)
     assert found[0] == "h, c = h.detach(), c.detach()"
 
 
@@ -152,8 +153,7 @@ def test_the_state_of_a_module_is_detached_by_the_loop() -> None:
         for x in range(3):
             net(x).sum().backward()
     """
-    message = "an earlier iteration"
-    found = changes("NC104", source, read="net(x).sum().backward()", save="self.rnn(x, self.h)", message=message)
+    found = changes("NC104", source, read="net(x).sum().backward()", save="self.rnn(x, self.h)", cause=Cause.CARRIED)
     assert found[0] == "net.h = net.h.detach()"
     assert "self.h = self.rnn(x, self.h).detach()" in found
 
@@ -471,10 +471,9 @@ def test_a_state_that_is_kept_in_place_is_detached_before_and_no_graph_is_kept_f
             self.centre.mul_(0.9).add_(x.mean(0))
             loss(x - self.centre).backward()
     """
-    message = "backward reaches into a graph of an earlier iteration, which is already freed"
     places = {"write": "self.centre.mul_(0.9)", "read": "loss(x - self.centre).backward()"}
-    found = changes("NC104", source, message=message, **places)
+    found = changes("NC104", source, cause=Cause.CARRIED, **places)
     assert found[0] == "self.centre = self.centre.detach()"
     assert not any("retain_graph" in one for one in found)
-    shared = changes("NC104", source, message="a part of the graph that another backward has freed", **places)
+    shared = changes("NC104", source, cause=Cause.SHARED, **places)
     assert "loss(x - self.centre).backward(retain_graph=True)" in shared

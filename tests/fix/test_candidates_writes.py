@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from noclobber.fix.candidates import candidates
@@ -309,6 +307,6 @@ def test_a_local_tensor_that_is_read_again_may_be_a_new_one() -> None:
 def test_what_the_policy_of_a_checkpoint_keeps_is_written_out_of_place() -> None:
     """The record of the save says what kept it, and not the words of the finding."""
     source = "def block(x):\n    h = x @ w\n    h.add_(1)\n    return h.tanh()\n"
-    found = replace(finding("NC205", source, write="h.add_(1)", save="x @ w"), save={"field": "", "policy": True})
+    found = finding("NC205", source, write="h.add_(1)", save="x @ w", unchecked="policy")
     replacements = [edit.replacement for one in candidates(found, lambda _: source) for edit in one.edits]
     assert "h = h + 1" in replacements

@@ -14,6 +14,7 @@ from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.search import LAST_RESORT, Repairs, RepairSearch
 from noclobber.fix.proof.verdicts import Verdict
+from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
@@ -22,8 +23,8 @@ Shown = Callable[[str], Verdict]
 
 
 def finding(path: Path, name: str) -> Finding:
-    return Finding(
-        "NC101", "a rule", "error", "m", (Label("write", Span(str(path), 1, 1, 1, 2), "", True),), {"name": name}
+    return Finding("NC101", "a rule", "error", "m", (Label("write", Span(str(path), 1, 1, 1, 2), "", True),)).about(
+        Refusal("", tensor=Tensor(name=name))
     )
 
 
@@ -106,7 +107,7 @@ def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
 
     text, done, told = mended({"1": 1, "2": 2}, shown)
     assert (text, done.left) == ("x = 2\n", [])
-    assert [one.finding.tensor for one in done.repairs] == [{"name": "h"}, {"name": "g"}]
+    assert [one.finding.names for one in done.repairs] == [("h",), ("g",)]
     assert [one.proof for one in done.repairs] == ["all of it"] * 2  # the whole patch was proven once more
     assert all(one.compared for one in done.repairs)
     assert told.runs[:2] == ["x = 1\n"] * 2

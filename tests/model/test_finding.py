@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Save, Tensor
 from noclobber.model.finding import PUT_BACK, Finding
 
 
 def named(name: str | None) -> Finding:
-    return Finding(
-        "NC101", "stale-save", "error", "m", (), tensor={"name": name}, save={"field": "other", "fields": ["other"]}
-    )
+    made = Finding("NC101", "stale-save", "error", "m", ())
+    return made.about(Clobber(Save("MulBackward0", "other", Tensor(name=name), 0), (), Read(""), 1))
 
 
 def joined(*names: str | None) -> Finding:
@@ -29,7 +30,7 @@ def test_one_tensor_that_is_seen_again_is_counted() -> None:
 def test_several_tensors_of_one_line_are_named() -> None:
     found = joined("net.0.mean", "net.2.mean", "net.0.mean")
     assert found.seen == "seen 3 times at these lines, for `net.0.mean` and `net.2.mean`; shown once"
-    assert found.tensor == {"name": "net.0.mean", "names": ["net.0.mean", "net.2.mean"]}
+    assert found.names == ("net.0.mean", "net.2.mean")
     assert (
         joined("a", "b", "c", "d", "e").seen
         == "seen 5 times at these lines, for `a`, `b`, `c`, `d` and others; shown once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.source import Span
@@ -20,8 +21,8 @@ def found(save: int, node: str, *, name: str = "h", write: int = 5, change: Edit
         Label("read", at(9), f"backward reads it here, in {node}"),
     )
     helps = (Suggestion(f"mend {save}" if change else "write out of place", (change,) if change else ()),)
-    tensor = {"name": name, "shape": [3]}
-    return Finding("NC101", "stale-save", "error", "m", labels, tensor, notes=(f"of {node}",), suggestions=helps)
+    made = Finding("NC101", "stale-save", "error", "m", labels, notes=(f"of {node}",), suggestions=helps)
+    return made.about(Refusal("", tensor=Tensor((3,), name=name)))
 
 
 def test_a_label_for_each_save_and_one_for_the_rest():

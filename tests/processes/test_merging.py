@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Read, Save, Tensor
 from noclobber.model.finding import Finding, Label
 from noclobber.model.process import Process, ranks_of, together
 from noclobber.model.report import Coverage, Lost, Report, ReportError, coverage_out
@@ -27,7 +29,8 @@ def finding(line: int, field: str = "result") -> Finding:
     """A finding at a line."""
     span = Span("train.py", line, 1, line, 9)
     labels = (Label("save", span, "is saved here"), Label("write", span, "overwrites it here", primary=True))
-    return Finding("NC101", "stale-save", "error", "in-place write", labels, save={"field": field, "fields": [field]})
+    found = Finding("NC101", "stale-save", "error", "in-place write", labels)
+    return found.about(Clobber(Save("MulBackward0", field, Tensor(), 0), (), Read("MulBackward0"), 1))
 
 
 class Written:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from noclobber.model.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Carried, Read, Refusal, Save, Step, Tensor, Write
+from noclobber.model.finding import Cause, Edit, Finding, Label, Suggestion
+from noclobber.model.hints import Opportunity, Spelling
 from noclobber.model.report import Coverage, Report
-from noclobber.model.source import Span
+from noclobber.model.silent import Drift, Moved
+from noclobber.model.source import Span, told_site
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 """Control characters, escape sequences' first byte, lone surrogates and all."""
@@ -32,6 +36,20 @@ suggestions = st.builds(
     TEXT,
     st.lists(st.builds(Edit, spans, TEXT), max_size=3).map(tuple),
 )
+_sites = st.none() | st.builds(told_site, spans, st.none() | st.builds(told_site, spans))
+_tensors = st.builds(Tensor, st.lists(_NUMBER, max_size=2).map(tuple), TEXT, TEXT, st.none() | TEXT)
+_saves = st.builds(Save, TEXT, TEXT, _tensors, _NUMBER, _sites)
+_writes = st.builds(Write, TEXT, _sites, _NUMBER, tensor=_tensors, step=st.none() | st.builds(Step, TEXT, _sites))
+_reads = st.builds(Read, TEXT, _sites)
+_several = st.lists(_writes, max_size=2).map(tuple)
+events = st.one_of(
+    st.builds(Clobber, _saves, _several, _reads, _NUMBER),
+    st.builds(Drift, _sites, _saves, _several, _reads, moved=st.lists(st.builds(Moved, *[TEXT] * 4)).map(tuple)),
+    st.builds(
+        Refusal, TEXT, _sites, tensor=_tensors, carried=st.lists(st.builds(Carried, TEXT), max_size=1).map(tuple)
+    ),
+    st.builds(Opportunity, TEXT, _sites, _tensors, *[_NUMBER] * 5, st.builds(Spelling, st.just("module"), TEXT)),
+)
 findings = st.builds(
     Finding,
     code=TEXT,
@@ -39,13 +57,12 @@ findings = st.builds(
     severity=st.sampled_from(["error", "warning", "hint"]),
     message=TEXT,
     labels=st.lists(labels, max_size=5).map(tuple),
-    tensor=st.none() | _JSON,
-    save=st.none() | _JSON,
-    writes=st.lists(_JSON, max_size=2).map(tuple),
+    event=st.none() | events,
+    cause=st.none() | st.sampled_from(Cause),
     count=st.integers(1, 400),
     notes=st.lists(TEXT, max_size=2).map(tuple),
     suggestions=st.lists(suggestions, max_size=2).map(tuple),
-)
+).map(lambda one: one if one.event is None else one.about(one.event))
 reports = st.builds(
     Report,
     st.lists(findings, max_size=3).map(tuple),

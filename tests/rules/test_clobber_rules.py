@@ -66,7 +66,7 @@ def test_a_step_between_two_losses() -> None:
     )
     assert "run the forward again" in helped(finding)
     assert "detach" in helped(finding)
-    assert finding.writes[0]["optimizer"] == "Adam"
+    assert finding.writes[0].step.optimizer == "Adam"
 
 
 def in_library(text: str, kind: str, op: str = "aten::add_", via: Via = "data") -> list[str]:

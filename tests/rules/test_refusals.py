@@ -43,7 +43,7 @@ def test_a_named_leaf_is_in_the_headline_and_its_line_is_blamed() -> None:
     label = told(finding, "write")
     assert (label.primary, label.span.line, label.text) == (True, 3, "`sub_` writes the leaf here")
     assert finding.tensor is not None
-    assert finding.tensor["name"] == "fc.weight"
+    assert finding.tensor.name == "fc.weight"
 
 
 @pytest.mark.parametrize(

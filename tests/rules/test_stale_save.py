@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from noclobber.model.finding import Finding
+from noclobber.model.report import Report
 from noclobber.model.source import Site
 from noclobber.rules import explain
 
@@ -53,13 +55,14 @@ def test_the_finding_of_the_design_page() -> None:
     assert suggestion.message == "write out of place"
     assert not suggestion.edits
     assert program.mended(finding)[0].splitlines()[1] == "h = h + x.detach()"
-    assert finding.tensor == {
+    about = json.loads(Report((finding,)).to_json())["findings"][0]
+    assert about["tensor"] == {
         "name": "h", "kind": "tensor", "shape": [4], "dtype": "float32", "device": "cpu", "bytes": 16,
     }  # fmt: skip
-    kept = {"field": "result", "fields": ["result"], "version": 0}
-    assert finding.save == {"node": "SigmoidBackward0", "op": "sigmoid", **kept}
-    assert finding.writes[0]["op"] == "aten::add_"
-    assert finding.writes[0]["line"] == 2
+    kept = {"field": "result", "fields": ["result"], "version": 0, "unchecked": ""}
+    assert about["save"] == {"node": "SigmoidBackward0", **kept}
+    assert about["writes"][0]["op"] == "aten::add_"
+    assert about["writes"][0]["line"] == 2
 
 
 def test_a_write_above_the_save_ran_in_a_later_iteration() -> None:

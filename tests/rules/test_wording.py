@@ -12,7 +12,6 @@ from noclobber.rules.shared.wording import (
     keeps,
     listed,
     name_in_words,
-    nbytes,
     node_in_words,
     op_in_words,
     version_in_words,
@@ -75,9 +74,9 @@ def test_operators() -> None:
 
 
 def test_bytes() -> None:
-    assert nbytes(Tensor((2, 3), "float64")) == nbytes(Tensor((2, 3), "torch.float64")) == 48
-    assert nbytes(Tensor((4,), "float4_e2m1fn_x2")) == 0
-    assert nbytes(Tensor((9,), region=Region(0, (4,), (4,), 4))) == 16
+    assert Tensor((2, 3), "float64").nbytes == Tensor((2, 3), "torch.float64").nbytes == 48
+    assert Tensor((4,), "float4_e2m1fn_x2").nbytes == 0
+    assert Tensor((9,), region=Region(0, (4,), (4,), 4)).nbytes == 16
 
 
 def test_names_lists_and_versions() -> None:

@@ -12,6 +12,7 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source
 from noclobber.fix.one_rank import is_torchrun
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.hints import Opportunity
 from noclobber.model.report import Report
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.tree import LONGEST
@@ -31,7 +32,7 @@ def advised(report: Report, words: Sequence[str], apart: Apart) -> Report:
     run_by_fix = _run_by_fix(report, words)
     for number, finding in enumerate(findings):
         if finding.severity == "hint":
-            can_apply |= finding.hint is not None and bool(finding.hint.get("alone"))
+            can_apply |= isinstance(finding.event, Opportunity) and finding.event.alone > 0
             continue
         with apart():
             reached = not finding.processes or not run_by_fix.isdisjoint(finding.processes)

@@ -179,7 +179,7 @@ def _started(pid: int | None, command: list[str]) -> None:
 
 def _is_silent_error(finding: Finding) -> bool:
     """Return True for an error of which PyTorch itself raises nothing."""
-    gathered = any(write["via"] == "gathered" for write in finding.writes)  # of what NC1 tells, FSDP2 alone is silent
+    gathered = any(write.via == "gathered" for write in finding.writes)  # of what NC1 tells, FSDP2 alone is silent
     return finding.severity == "error" and (gathered or not finding.code.startswith(("NC1", "NC3")))
 
 

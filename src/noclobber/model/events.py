@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 
+_ITEM_SIZES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
 Kind = Literal["parameter", "buffer", "tensor"]
 Via = Literal[
     "operator", "step", "gathered", "data", "set_data", "swap", "unversioned", "undeclared", "foreign", "process"
@@ -28,6 +33,13 @@ class Tensor:
     name: str | None = None
     kind: Kind = "tensor"
     region: Region | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements; 0 where the element type is not a known one."""
+        if self.region is not None:
+            return self.region.nbytes
+        return prod(self.shape) * _ITEM_SIZES.get(self.dtype.removeprefix("torch."), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from enum import Enum
+from typing import Literal
 
+from noclobber.model.events import Save, Tensor, Write
+from noclobber.model.silent import Event, save_of, tensor_of, writes_of
 from noclobber.model.source import Site, Span, cell_of, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
@@ -62,7 +65,28 @@ class Suggestion:
     edits: tuple[Edit, ...] = ()
 
 
-_MOST_NAMES = 5
+class Cause(Enum):
+    """Why something happened, beyond what its record says."""
+
+    BUILT_ONCE = "built once"
+    """The graph was built before the loop whose turns each go backward through it."""
+    CARRIED = "carried"
+    """A tensor of an earlier iteration carries its graph into this one."""
+    SHARED = "shared"
+    """Two backwards go through the same part of a graph."""
+    HOOKED = "hooked"
+    """The module whose output is written has a full backward hook."""
+    MOVED = "moved"
+    """A plain value that a checkpointed region reads has changed."""
+    SELF_OVERLAP = "self-overlap"
+    """Elements of the written tensor share memory."""
+    READS_TARGET = "reads target"
+    """The operation reads the memory that it writes."""
+    UNMAPPED = "unmapped"
+    """The written tensor exists once for all samples of a `vmap`."""
+
+
+MOST_NAMES = 5
 """Tensors whose names are kept where one line writes several; the last one counts as "others"."""
 
 
@@ -78,16 +102,19 @@ class Finding:
     severity: Severity
     message: str
     labels: tuple[Label, ...]
-    tensor: dict[str, Any] | None = None
-    save: dict[str, Any] | None = None
-    writes: tuple[dict[str, Any], ...] = ()
+    event: Event | None = None
+    """What happened, as it was recorded. Whoever decides what to do about a finding reads this, and no words."""
+    cause: Cause | None = None
+    """Why it happened, where that is more than the event says."""
+    fields: tuple[str, ...] = ()
+    """What the line saves that was overwritten, of this finding and of equal ones."""
+    names: tuple[str, ...] = ()
+    """The names of the tensors that this finding and equal ones are about, at most `MOST_NAMES`; the last of so many
+    stands for all others."""
     count: int = 1
     notes: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = field(default=())
     processes: tuple[str, ...] = ()
-    hint: dict[str, Any] | None = None
-    """Of a hint: "bytes" that the peak falls by, "peak", and how the operator is asked for ("op", "argument", "how",
-    "called"). All of it is empty or 0 where it does not apply."""
 
     def __repr__(self) -> str:
         """One line, for a console: all of it would be a page."""
@@ -104,6 +131,28 @@ class Finding:
         """Equal findings are one finding with a count: same rule, same write, same save."""
         return (self.code, *((one.role, one.span) for one in self.labels if one.role in ("write", "save", "create")))
 
+    @property
+    def save(self) -> Save | None:
+        """The save that was spoilt; None where the finding is about none, or it is not known."""
+        return save_of(self.event) if self.event is not None else None
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that the finding is about."""
+        return tensor_of(self.event) if self.event is not None else None
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """The writes that are known, in the order of time."""
+        return writes_of(self.event) if self.event is not None else ()
+
+    def about(self, event: Event) -> Finding:
+        """Return the finding with what it is about, unless the rule has said so itself."""
+        event = event if self.event is None else self.event
+        save, tensor = save_of(event), tensor_of(event)
+        fields = (save.field,) if save is not None else ()
+        return replace(self, event=event, fields=fields, names=(tensor.name,) if tensor and tensor.name else ())
+
     def with_facts_of(self, other: Finding) -> Finding:
         """Return this finding, with what an equal one is about: another field that the line saves, another tensor.
 
@@ -112,29 +161,20 @@ class Finding:
         found = self
         if any(note.endswith(PUT_BACK) and note not in other.notes for note in self.notes):
             found = replace(found, notes=tuple(note for note in self.notes if not note.endswith(PUT_BACK)))
-        if self.save and other.save and other.save["field"] not in self.save["fields"]:
-            found = replace(found, save={**self.save, "fields": [*self.save["fields"], other.save["field"]]})
-        name, names = (other.tensor or {}).get("name"), self.tensor_names
-        if self.tensor and name and names and name not in names and len(names) < _MOST_NAMES:
-            found = replace(found, tensor={**self.tensor, "names": [*names, name]})
-        return found
-
-    @property
-    def tensor_names(self) -> tuple[str, ...]:
-        """The names of the tensors that equal findings are about, the first one first; empty if none is known."""
-        name, names = ((self.tensor or {}).get(key) for key in ("name", "names"))
-        return tuple(map(str, names)) if isinstance(names, list) else (str(name),) if name else ()
+        fields = tuple(dict.fromkeys((*self.fields, *other.fields)))
+        names = tuple(dict.fromkeys((*self.names, *other.names)))[:MOST_NAMES] if self.names else ()
+        return replace(found, fields=fields, names=names)
 
     @property
     def seen(self) -> str:
         """How often it was seen, in words: "seen 3 times at these lines, shown once"; empty for once."""
         if self.count < 2:
             return ""
-        names = [f"`{name}`" for name in self.tensor_names]
+        names = [f"`{name}`" for name in self.names]
         if len(names) < 2:
             return f"seen {self.count} times at these lines, shown once"
-        last = names.pop() if len(names) < _MOST_NAMES else "others"
-        names = names[: _MOST_NAMES - 1]
+        last = names.pop() if len(names) < MOST_NAMES else "others"
+        names = names[: MOST_NAMES - 1]
         return f"seen {self.count} times at these lines, for {', '.join(names)} and {last}; shown once"
 
     def repeated(self, times: int) -> Finding:

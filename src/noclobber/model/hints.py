@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from noclobber.model.events import Tensor
 from noclobber.model.source import Site
 
 
-class Spelling(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spelling:
     """How a program asks for an operator: by an expression, by a function with a flag `inplace`, or by a module.
 
     `name` is that of the function or of the module's class, and empty for an expression. `inner`: the program calls the
@@ -58,6 +59,11 @@ class InPlaceCall:
     copied: int
     saved: bool
     times: int
+
+    @property
+    def falls(self) -> int:
+        """Bytes that the peak is lower by than out of place."""
+        return 0 if self.copied else self.rise
 
 
 Hint = Opportunity | InPlaceCall

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
-from noclobber.model.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.events import Tensor, Write
+from noclobber.model.finding import Cause, Edit, Finding, Label, Suggestion
+from noclobber.model.hints import Hint, InPlaceCall
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
 from noclobber.model.page import Page
+from noclobber.model.plain import WrongSpan, built, named, span_in, span_out
 from noclobber.model.process import Process
-from noclobber.model.source import Span
+from noclobber.model.silent import Event
 from noclobber.model.typed import WrongType, require_types
 
 FORMAT = "noclobber-report/1"
 Made = TypeVar("Made")
 MOST_DIGITS = 300
 """Digits of a number. Python computes with more, but no float holds them, and it prints no more than 4300."""
-MOST_LINES = 100_000
-"""Lines that one span may have; a file that says more is damaged."""
 
 
 class ReportError(ValueError):
@@ -215,29 +216,6 @@ def _process_in(data: dict[str, Any]) -> Process:
     return Process(**{**data, "command": tuple(data["command"])})
 
 
-def _span_out(span: Span) -> dict[str, Any]:
-    return {
-        "path": span.path,
-        "line": span.line,
-        "column": span.column,
-        "end_line": span.end_line,
-        "end_column": span.end_column,
-    }
-
-
-class WrongSpan(ValueError):
-    """A span that no source has. Its text says why."""
-
-
-def _span_in(data: dict[str, Any]) -> Span:
-    for name in ("line", "column", "end_line", "end_column"):
-        if data[name] < 0:
-            raise WrongSpan(f"`{name}` is {data[name]}")
-    if abs(data["end_line"] - data["line"]) > MOST_LINES:
-        raise WrongSpan(f"no source has lines {data['line']} to {data['end_line']}")
-    return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
-
-
 def finding_out(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data."""
     return {
@@ -249,15 +227,17 @@ def finding_out(finding: Finding) -> dict[str, Any]:
             {
                 "role": one.role,
                 "primary": one.primary,
-                **_span_out(one.span),
+                **span_out(one.span),
                 "text": one.text,
                 "source": list(one.source),
             }
             for one in finding.labels
         ],
-        "tensor": finding.tensor,
-        "save": finding.save,
-        "writes": list(finding.writes),
+        "tensor": _tensor_out(finding),
+        "save": _save_out(finding),
+        "writes": [_write_out(one) for one in finding.writes],
+        "cause": None if finding.cause is None else finding.cause.value,
+        "event": named(finding.event),
         "count": finding.count,
         "processes": list(finding.processes),
         "notes": list(finding.notes),
@@ -265,12 +245,45 @@ def finding_out(finding: Finding) -> dict[str, Any]:
             {
                 "message": one.message,
                 "applicability": "sound" if one.edits else "words",
-                "edits": [{**_span_out(edit.span), "replacement": edit.replacement} for edit in one.edits],
+                "edits": [{**span_out(edit.span), "replacement": edit.replacement} for edit in one.edits],
             }
             for one in finding.suggestions
         ],
-        **({} if finding.hint is None else {"hint": finding.hint}),
+        **({"hint": _hint_out(finding.event)} if isinstance(finding.event, Hint) else {}),
     }
+
+
+def _tensor_out(finding: Finding) -> dict[str, Any] | None:
+    tensor = finding.tensor
+    if tensor is None or tensor == Tensor():
+        return None
+    names = {"names": list(finding.names)} if len(finding.names) > 1 else {}
+    about = {name: getattr(tensor, name) for name in ("name", "kind", "dtype", "device")}
+    return {**about, "shape": list(tensor.shape), "bytes": tensor.nbytes, **names}
+
+
+def _save_out(finding: Finding) -> dict[str, Any] | None:
+    save = finding.save
+    if save is None:
+        return None
+    about = {name: getattr(save, name) for name in ("node", "field", "version", "unchecked")}
+    return {**about, "fields": list(finding.fields)}
+
+
+def _write_out(write: Write) -> dict[str, Any]:
+    span = write.site.span() if write.site else None
+    about = ("op", "via", "version_before", "version_after", "overlaps", "untracked")
+    return {
+        **{name: getattr(write, name) for name in about},
+        "optimizer": write.step.optimizer if write.step else None,
+        "path": span.path if span else None,
+        "line": span.line if span else None,
+    }
+
+
+def _hint_out(hint: Hint) -> dict[str, Any]:
+    how = {} if isinstance(hint, InPlaceCall) else {"peak": hint.peak, "alone": hint.alone}
+    return {"op": hint.op, "bytes": hint.falls if isinstance(hint, InPlaceCall) else hint.bytes, **how}
 
 
 def finding_in(data: dict[str, Any]) -> Finding:
@@ -281,18 +294,23 @@ def finding_in(data: dict[str, Any]) -> Finding:
         severity=data["severity"],
         message=data["message"],
         labels=tuple(
-            Label(one["role"], _span_in(one), one["text"], one["primary"], tuple(one.get("source", ())))
+            Label(one["role"], span_in(one), one["text"], one["primary"], tuple(one.get("source", ())))
             for one in data["labels"]
         ),
-        tensor=data["tensor"],
-        save=data["save"],
-        writes=tuple(data["writes"]),
+        event=built(Event | None, data["event"]),
+        cause=None if data["cause"] is None else Cause(data["cause"]),
+        fields=tuple((data["save"] or {}).get("fields", ())),
+        names=_names_in(data["tensor"] or {}),
         count=data["count"],
         processes=tuple(data.get("processes", ())),
         notes=tuple(data["notes"]),
-        hint=data.get("hint"),
         suggestions=tuple(
-            Suggestion(one["message"], tuple(Edit(_span_in(edit), edit["replacement"]) for edit in one["edits"]))
+            Suggestion(one["message"], tuple(Edit(span_in(edit), edit["replacement"]) for edit in one["edits"]))
             for one in data["suggestions"]
         ),
     )
+
+
+def _names_in(tensor: dict[str, Any]) -> tuple[str, ...]:
+    name = tensor.get("name")
+    return tuple(tensor.get("names", () if name is None else (name,)))

@@ -42,8 +42,8 @@ def _both(one: Finding, other: Finding) -> Finding | None:
 def _about(finding: Finding) -> tuple[object, ...]:
     """What two findings of one write have in common."""
     places = tuple((one.role, one.span, one.primary) for one in finding.labels if one.role != "save")
-    tensor = finding.tensor or {}
-    return finding.code, finding.severity, finding.message, places, tensor.get("name"), str(tensor.get("shape"))
+    tensor = finding.tensor
+    return finding.code, finding.severity, finding.message, places, tensor and (tensor.name, tensor.shape)
 
 
 def _labels(ours: tuple[Label, ...], others: tuple[Label, ...]) -> tuple[Label, ...]:

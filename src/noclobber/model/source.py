@@ -67,6 +67,25 @@ class Site:
         return self.span().line
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldSite(Site):
+    """A place as a report tells it: its span is known, its code object is a stand-in."""
+
+    at: Span
+
+    def span(self) -> Span:
+        """Return the span that the report has."""
+        return self.at
+
+
+_STAND_IN = compile("", "", "exec")
+
+
+def told_site(at: Span, inside: Site | None = None) -> ToldSite:
+    """Return the place of a span that a report has."""
+    return ToldSite(_STAND_IN.replace(co_filename=at.path), 0, inside, at=at)
+
+
 def _positions(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
     for index, position in enumerate(code.co_positions()):
         if index == lasti // 2:

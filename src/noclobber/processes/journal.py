@@ -49,7 +49,7 @@ class Journal:
     def found(self, finding: Finding, count: int) -> None:
         """Write a finding the first time, and how often it was seen at 2, 4, 8 ... times."""
         same = _key(finding.identity())
-        key = _key((same, finding.save and finding.save["field"]))
+        key = _key((same, finding.fields))
         numbers = self._counts.setdefault(same, [count, count])
         numbers[0] = count
         if key not in self._known:

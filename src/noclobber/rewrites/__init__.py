@@ -85,7 +85,7 @@ def sound(finding: Finding) -> Sound | None:
     It is None if autograd did not see the write: only the author knows whether the write should be part of the
     gradient. It is None for memory of a pack hook too: the line that saves says nothing about that memory.
     """
-    if any(one.get("untracked") for one in finding.writes) or (finding.save or {}).get("packed"):
+    if any(one.untracked for one in finding.writes) or (finding.save and finding.save.unchecked == "packed"):
         return None
     return next((one for rewrite in REWRITES if (one := rewrite(finding)) is not None), None)
 

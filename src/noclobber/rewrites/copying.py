@@ -9,9 +9,8 @@ Sound because a refused write never happened, so there is nothing to keep but va
 from __future__ import annotations
 
 import ast
-import re
 
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.finding import Cause, Edit, Finding
 from noclobber.rewrites.finding import blamed, place
 from noclobber.rewrites.holding import root_of
 from noclobber.rewrites.sound import Sound
@@ -21,7 +20,6 @@ from noclobber.syntax.tree import File, Place, ends, starts, within
 
 _APPLIED = ("NC301", "NC302", "NC305", "NC313")
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-_OVERLAPS = re.compile(r"memory that the same operation reads")
 
 
 def copied(finding: Finding) -> Sound | None:
@@ -34,7 +32,7 @@ def copied(finding: Finding) -> Sound | None:
                 return Sound("give the Function a clone", (edit,))
     if finding.code == "NC302" and write is not None and (edit := _cloned_first(write)) is not None:
         return Sound("write into a clone, so that the gradient flows through", (edit,))
-    if finding.code == "NC307" and write is not None and _OVERLAPS.search(finding.message):
+    if finding.cause is Cause.READS_TARGET and write is not None:
         edit = _value_cloned(write)
         return Sound("clone the value that is read", (edit,)) if edit is not None else None
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from noclobber.model.finding import Finding, Role
-from noclobber.model.source import Owner, owner_of
+from noclobber.model.source import Owner, Site, owner_of
 from noclobber.syntax.tree import File, Place, Placed, file_at
 
 
@@ -26,19 +26,21 @@ def blamed(finding: Finding) -> Place | None:
 
 def kind_of(finding: Finding) -> str:
     """ "parameter", "buffer" or "tensor"."""
-    return str((finding.tensor or {}).get("kind") or "tensor")
+    return finding.tensor.kind if finding.tensor is not None else "tensor"
 
 
 def name_of(finding: Finding) -> str:
     """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
-    return str((finding.tensor or {}).get("name") or "")
+    return (finding.tensor and finding.tensor.name) or ""
 
 
 def lines_written(finding: Finding, file: File) -> set[int]:
     """Return the lines of a finding's writes; 0 for a line of another file, or an unknown line."""
-    return {_line(one.get("path"), one.get("line"), file) for one in finding.writes}
+    return {_line(one.site, file) for one in finding.writes}
 
 
-def _line(path: object, line: object, file: File) -> int:
-    same = isinstance(path, str) and (path == file.path or os.path.realpath(path) == os.path.realpath(file.path))
-    return line if same and isinstance(line, int) else 0
+def _line(site: Site | None, file: File) -> int:
+    if site is None:
+        return 0
+    span = site.span()
+    return span.line if span.path == file.path or os.path.realpath(span.path) == os.path.realpath(file.path) else 0

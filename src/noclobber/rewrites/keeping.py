@@ -38,11 +38,10 @@ def kept_as_clone(finding: Finding) -> Sound | None:
     if finding.code not in _CODES or found is None or finding.save is None:
         return None
     file, save = found.file, found.node
-    node, field = stem(str(finding.save.get("node", ""))), str(finding.save.get("field", ""))
+    node, field = stem(finding.save.node), finding.save.field
     if not isinstance(save, ast.expr) or _is_meant(finding):
         return None
-    fields = finding.save.get("fields", (field,))
-    operands = [_operand(file, save, node, one) or _applied_to(file, save, finding) for one in fields]
+    operands = [_operand(file, save, node, one) or _applied_to(file, save, finding) for one in finding.fields]
     if None not in operands:
         kept = list(dict.fromkeys(one for one in operands if one is not None))
         texts = dict.fromkeys(file.source(one) for one in kept)
@@ -62,18 +61,18 @@ def _is_meant(finding: Finding) -> bool:
     So it may where a value is given through `.data` to what is in the graph, and where a tensor is added to more than
     once, as when two modules are handed the same one: then no source tells what is right.
     """
-    writes = [one for one in finding.writes if one.get("overlaps")]
-    if any(one.get("via") in ("set_data", "swap") or one.get("op") in _MOVING for one in finding.writes):
+    writes = [one for one in finding.writes if one.overlaps]
+    if any(one.via in ("set_data", "swap") or one.op in _MOVING for one in finding.writes):
         return True  # what the name then holds is another memory: more than one save may be concerned
-    if writes and writes[0].get("via") == "data" and kind_of(finding) == "tensor":
+    if writes and writes[0].via == "data" and kind_of(finding) == "tensor":
         return True
     found = blamed(finding)
     write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
     if isinstance(target, ast.Subscript) or finding.save is None:
         return False
-    places = [(one.get("op"), one.get("path"), one.get("line")) for one in writes if one.get("op") in _ADDING]
-    return bool(places) and (len(set(places)) < len(places) or int(finding.save.get("version", 0)) > 0)
+    places = [(one.op, one.site) for one in writes if one.op in _ADDING]
+    return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
 
 
 _MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))

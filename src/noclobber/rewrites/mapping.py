@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cause, Finding
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import root_of
 from noclobber.rewrites.sound import Sound
@@ -26,7 +26,7 @@ _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
 def made_from_mapped(finding: Finding) -> Sound | None:
     """`torch.zeros(n)` as `x.new_zeros(n, dtype=torch.float32)`, of an argument `x` that is mapped."""
     place = blamed(finding)
-    if place is None or finding.code != "NC310" or "mapped values" not in finding.message:
+    if place is None or finding.cause is not Cause.UNMAPPED:
         return None
     file, scope = place.file, place.file.scope(place.node)
     target = write_at(place).target
@@ -34,7 +34,7 @@ def made_from_mapped(finding: Finding) -> Sound | None:
     if not isinstance(scope, FUNCTION) or not isinstance(root, ast.Name):
         return None
     made, mapped = _made(file, scope, root.id), _mapped(file, scope)
-    dtype = str((finding.tensor or {}).get("dtype") or "").removeprefix("torch.")
+    dtype = finding.tensor.dtype.removeprefix("torch.") if finding.tensor is not None else ""
     if made is None or mapped is None or not dtype:
         return None
     sizes = ", ".join(file.source(one) for one in made.args)

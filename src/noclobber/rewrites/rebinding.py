@@ -76,7 +76,7 @@ def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
 
 
 def _out_of_place(finding: Finding, file: File, write: ast.stmt) -> Edit | None:
-    if str((finding.tensor or {}).get("dtype")).removeprefix("torch.") not in _WIDE:
+    if (finding.tensor.dtype if finding.tensor is not None else "").removeprefix("torch.") not in _WIDE:
         return None
     call = write.value if isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call) else None
     if isinstance(write, ast.AugAssign):

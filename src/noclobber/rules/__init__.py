@@ -48,7 +48,7 @@ def explain(event: Event) -> Finding | None:
     for rule in catalogue():
         finding = rule.find(event)
         if finding is not None:
-            return finding
+            return finding.about(event)
     return None
 
 

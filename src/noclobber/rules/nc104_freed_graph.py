@@ -41,7 +41,7 @@ import re
 from dataclasses import replace
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Label, Severity, Suggestion, label
+from noclobber.model.finding import Cause, Finding, Label, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
@@ -98,18 +98,19 @@ def find(event: Event) -> Finding | None:
         if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
             helps.insert(len(helps) if repeated else 0, _KEEP)
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
-        return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped)
+        return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
     if repeated is False and event.shared:
-        return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True))
+        return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True), Cause.SHARED)
     if repeated is False and event.written is not None:
-        return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated))
+        return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated), Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     helps = {
         True: [_SUM, _RETAIN],
         False: [detach, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None and not event.carried)],
         None: [f"for a carried state: {detach}", f"for two losses: {_SUM}"],
     }[repeated]
-    return _finding(event, _HEADLINES[repeated], helps, _note(repeated))
+    known = {True: Cause.SHARED, False: Cause.CARRIED, None: None}
+    return _finding(event, _HEADLINES[repeated], helps, _note(repeated), known[repeated])
 
 
 def _shows_a_write(site: Site) -> bool:
@@ -128,10 +129,10 @@ def _note(repeated: bool | None) -> str:
     )
 
 
-def _finding(event: Refusal, headline: str, helps: list[str], note: str) -> Finding:
+def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Finding:
     suggestions = tuple(Suggestion(one) for one in helps)
     notes = (*carrying.notes(event), *([note] if note else []))
-    return Finding(CODE, NAME, SEVERITY, headline, _labels(event), notes=notes, suggestions=suggestions)
+    return Finding(CODE, NAME, SEVERITY, headline, _labels(event), cause=cause, notes=notes, suggestions=suggestions)
 
 
 def _before_write(event: Refusal) -> str:

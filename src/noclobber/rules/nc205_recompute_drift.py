@@ -59,7 +59,7 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion, label, label_at
+from noclobber.model.finding import Cause, Finding, Severity, Suggestion, label, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.assigned import assignment, is_read
@@ -69,7 +69,7 @@ from noclobber.rules.shared.labels import read_label, same_line, spelled, subjec
 from noclobber.rules.shared.refusing import finding, messages, recognised, says
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import account, story
-from noclobber.rules.shared.wording import name_in_words, node_in_words, save_record
+from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
 from noclobber.syntax.names import keyword
 from noclobber.syntax.tree import place_of
@@ -155,8 +155,7 @@ def _differs(drift: Drift, moved: list[Moved]) -> Finding:
         f"checkpoint runs the region again in backward, where `{one.name}` is {one.now}{changed}",
         *map(_in_words, moved[1:]),
     ]
-    found = account((CODE, NAME, SEVERITY), headline, labels, drift.save.tensor, (), notes=notes, suggestions=_PLAIN)
-    return found if drift.raised else replace(found, save=save_record(drift.save))
+    return account((CODE, NAME, SEVERITY), headline, labels, notes=notes, suggestions=_PLAIN, cause=Cause.MOVED)
 
 
 def _in_words(moved: Moved) -> str:

@@ -87,8 +87,6 @@ def _gradient(event: GradientWrite) -> Finding:
         (CODE, NAME, SEVERITY),
         f"{who} writes into a gradient that another part of the graph still gets",
         (*labels, *read, *library),
-        write.tensor,
-        (write,),
         notes=[
             "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition; "
             "parts that run later get the changed values",

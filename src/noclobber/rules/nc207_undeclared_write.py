@@ -114,8 +114,6 @@ def _function(event: Undeclared) -> Finding:
         (CODE, NAME, SEVERITY),
         f"the Function {name} writes its input and does not say so: later gradients leave it out",
         (*labels, *library),
-        write.tensor,
-        (write,),
         notes=[
             f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
             "run"
@@ -141,8 +139,6 @@ def _beside(event: Undeclared) -> Finding:
         (CODE, NAME, SEVERITY),
         f"{name} writes what an earlier call returned and does not say so: later gradients leave the write out",
         (*labels, *inside_label(write.site, f"{name} runs here")),
-        write.tensor,
-        (write,),
         notes=[
             f"both calls were given the same memory for their result; {what} keeps its place in the graph, so its "
             "gradient is as if this call had not run"

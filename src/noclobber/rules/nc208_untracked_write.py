@@ -93,8 +93,6 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         headline,
         labels,
-        event.tensor,
-        (write,),
         notes=[_unrecorded(event, write)],
         suggestions=_cures(event, write),
     )

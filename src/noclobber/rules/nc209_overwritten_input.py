@@ -77,8 +77,6 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"a gradient is taken with respect to {what} after an in-place write: it belongs to the new value",
         labels,
-        event.tensor,
-        (write,),
         notes=[
             f"the write gave {what} a new place in the graph, after {writer_in_words(write)}; "
             f"{reader_in_words(event.read)} ends there"

@@ -72,8 +72,6 @@ def find(event: Event) -> Finding | None:
         if event.tensor.name
         else "an in-place write to a view drops the hooks registered on it",
         labels,
-        event.tensor,
-        (write,),
         notes=["a write to a view builds a new history for it from its base; hooks stay with the old history"],
         suggestions=[*cures(wanted), Suggestion("or register the hook after the write")],
     )

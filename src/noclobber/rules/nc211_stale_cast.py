@@ -86,8 +86,6 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"autocast uses an old cast of {what}, which has changed since: loss and gradient are those of the old values",
         labels,
-        event.tensor,
-        (write,),
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
         suggestions=[
             Suggestion("enter `torch.autocast` again in each iteration, around the forward and the loss only"),

@@ -38,7 +38,7 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import (
     blamed,
@@ -86,6 +86,7 @@ def find(event: Event) -> Finding | None:
             *unseen_below(refusal),
         ],
         suggestions=_cures(refusal, hooked),
+        cause=Cause.HOOKED if hooked else None,
     )
 
 

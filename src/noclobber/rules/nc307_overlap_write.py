@@ -33,7 +33,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.writetext import is_rebindable
@@ -55,11 +55,11 @@ def find(event: Event) -> Finding | None:
     if refusal is None:
         return None
     if says(refusal, "input tensors? (?:and the written-to|cannot refer)"):
-        headline = "in-place write to memory that the same operation reads"
+        headline, cause = "in-place write to memory that the same operation reads", Cause.READS_TARGET
         note = "the value and the tensor written share memory; the result would depend on the order of the elements"
         helps = [Suggestion("clone the value that is read")]
     else:
-        headline = "in-place write to a tensor whose elements share memory"
+        headline, cause = "in-place write to a tensor whose elements share memory", Cause.SELF_OVERLAP
         note = "several elements share one place in memory, as after `expand`; their order would decide the result"
         cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
         aside = is_rebindable(blamed(refusal), refused=True)
@@ -72,4 +72,5 @@ def find(event: Event) -> Finding | None:
         created="the view is made here",
         notes=[note],
         suggestions=helps,
+        cause=cause,
     )

@@ -38,7 +38,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
 
@@ -62,6 +62,7 @@ def find(event: Event) -> Finding | None:
     if refusal is None:
         return None
     told, note = writes_it(refusal), _ONCE
+    cause: Cause | None = None
     headline = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
     helps = [Suggestion(_CANVAS), Suggestion("or write out of place")]
     if says(refusal, "inplace randomness"):
@@ -77,4 +78,6 @@ def find(event: Event) -> Finding | None:
         headline, told = "`.data` used under `vmap`", "`.data` is used here"
         note = "`.data` bypasses the mapping and gives one tensor for all samples"
         helps = [Suggestion("use `.detach()` to read, and an operation out of place to write")]
-    return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps)
+    else:
+        cause = Cause.UNMAPPED
+    return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps, cause=cause)

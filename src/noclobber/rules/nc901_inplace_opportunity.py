@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.events import Write
 from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
 from noclobber.model.hints import Opportunity
 from noclobber.model.silent import Event
@@ -81,14 +80,10 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"`{op}` could write into {what}: the peak of memory falls by {fall}",
         [label("write", event.write, f"{what} is not needed after this line, and could hold the result")],
-        tensor,
-        (Write(event.op, event.write, tensor=tensor),),
         notes=["nothing read or kept the input afterwards"],
         suggestions=[Suggestion(words)],
     )
-    how = {"op": event.op, "argument": event.argument, "how": event.spelling.how, "called": event.spelling.name}
-    falls = {"bytes": event.bytes, "alone": event.alone, "peak": event.peak}
-    return replace(found, hint={**falls, **how, "numbers": event.numbers})
+    return found.about(replace(event, tensor=tensor))
 
 
 def _after(place: Place, edit: Edit) -> str:

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, Suggestion, label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
@@ -73,9 +72,7 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"`{op}` saves no memory: {why}",
         [label("write", event.write, text)],
-        tensor,
-        (Write(event.op, event.write, tensor=tensor),),
         notes=notes,
         suggestions=[Suggestion("write out of place: that takes no more memory, and no save can be overwritten")],
     )
-    return replace(found, hint={"bytes": 0, "copied": event.copied, "op": event.op})
+    return found.about(replace(event, tensor=tensor))

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.events import Write
 from noclobber.model.finding import Finding, Severity, label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
@@ -59,8 +58,6 @@ def find(event: Event) -> Finding | None:
         (CODE, NAME, SEVERITY),
         f"`{op}` overwrites {what} safely, and saves {size(event.rise)} at the peak",
         [label("write", event.write, f"nobody saved {what} before `{op}` overwrites it here")],
-        tensor,
-        (Write(event.op, event.write, tensor=tensor),),
         notes=[f"out of place, the program would need {size(event.rise)} more at its peak"],
     )
-    return replace(found, hint={"bytes": event.rise, "op": event.op})
+    return found.about(replace(event, tensor=tensor))

@@ -225,7 +225,7 @@ def test_what_a_function_overwrites_in_backward_is_read_again():
         with noclobber.watch(contents=True) as seen:
             x = torch.linspace(-1, 1, LARGE // 4, requires_grad=True)
             ReadsAndOverwrites.apply(x.sigmoid()).sum().backward()
-    assert [(found.code, found.save["node"]) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
+    assert [(found.code, found.save.node) for found in seen.report.findings] == [("NC206", "SigmoidBackward0")]
 
 
 @pytest.mark.parametrize("size", [12, LARGE])

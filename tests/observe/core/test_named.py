@@ -73,7 +73,7 @@ def test_writes_are_seen_again_in_the_next_block():
     with pytest.raises(noclobber.ClobberError), noclobber.watch() as seen:
         stale(ones())
     (finding,) = seen.report.findings
-    assert [write["op"] for write in finding.writes] == ["aten::mul_"]
+    assert [write.op for write in finding.writes] == ["aten::mul_"]
 
 
 def test_writes_are_seen_where_a_tensor_with_names_is_garbage():
@@ -84,7 +84,7 @@ def test_writes_are_seen_where_a_tensor_with_names_is_garbage():
     with pytest.raises(noclobber.ClobberError), noclobber.watch() as seen:
         stale(ones())
     (finding,) = seen.report.findings
-    assert [write["op"] for write in finding.writes] == ["aten::mul_"]
+    assert [write.op for write in finding.writes] == ["aten::mul_"]
 
 
 def test_a_kernel_written_in_python_gets_no_tensor_with_names():

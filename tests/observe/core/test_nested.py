@@ -155,7 +155,7 @@ def test_a_stale_nested_save_is_found():
         stale()
     (finding,) = seen.report.findings
     assert finding.code == "NC101"
-    assert finding.tensor["bytes"] == 15 * 4
+    assert finding.tensor.nbytes == 15 * 4
 
 
 def test_bytes_of_a_nested_save_are_compared():

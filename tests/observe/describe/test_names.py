@@ -140,7 +140,7 @@ def test_what_got_the_memory_of_a_dead_tensor_is_not_named(write):
     for finding in watched.findings:
         words = [finding.message, *finding.notes, *(one.text for one in finding.labels)]
         assert "last" not in " ".join([*words, *(one.message for one in finding.suggestions)])
-        assert (finding.tensor or {}).get("name") is None
+        assert finding.tensor.name is None
 
 
 def test_a_tensor_that_is_there_is_named():
@@ -150,7 +150,7 @@ def test_a_tensor_that_is_there_is_named():
         h.data.mul_(2)
         (h + 1).sum().backward()
     (finding,) = watched.findings
-    assert finding.tensor["name"] == "h"
+    assert finding.tensor.name == "h"
 
 
 def test_a_description_for_later_holds_no_memory_and_forgets_a_name_with_it():

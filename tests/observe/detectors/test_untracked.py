@@ -571,7 +571,7 @@ def test_a_write_says_whether_autograd_was_kept_from_seeing_it(program, untracke
         warnings.simplefilter("ignore")
         exec(program + "\ny.sum().backward()", names)
     (finding,) = (one for one in seen.findings if one.code in ("NC101", "NC201"))
-    assert [one["untracked"] for one in finding.writes] == [untracked]
+    assert [one.untracked for one in finding.writes] == [untracked]
     if untracked:
         assert not any(one.edits for one in finding.suggestions)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.untracked_writes import OWN, copies_of
 from noclobber.fix.edits.candidate import Candidate
-from noclobber.model.finding import Edit
+from noclobber.model.finding import Cause, Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
 from noclobber.syntax.names import called, dotted, has_stars, in_tuple, keyword, last_name, named, reads
@@ -20,7 +20,8 @@ def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     """`early_stop=False` and `preserve_rng_state=True`: for a region that no write has changed."""
     for place in scene.places("save"):
         call, file = place.node, place.file
-        if scene.finding.writes or not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args:
+        written = scene.finding.writes and scene.finding.cause is not Cause.MOVED
+        if written or not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args:
             continue
         flag = keyword(call, "preserve_rng_state")
         if flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False:

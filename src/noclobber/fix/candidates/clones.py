@@ -50,10 +50,10 @@ def of_value(write: WriteSyntax, cost: int = 0) -> Iterator[Candidate]:
 
 def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
     """`f(x.clone())` where autograd keeps the operand, `f(x).clone()` where it keeps the result."""
-    save = scene.finding.save or {}
-    field, places = str(save.get("field") or ""), scene.places("save")
-    for place in places:
-        if field in _RESULTS or "keeps its result" in _words(scene, "save"):
+    save = scene.finding.save
+    field, is_result = (save.field, save.is_output) if save is not None else ("", False)
+    for place in scene.places("save"):
+        if field in _RESULTS or is_result:
             yield from _of_result(place, cost)
             continue
         operands = _operands(place, _is_target(place) or field == "indices")
@@ -174,10 +174,6 @@ def _has_write(node: ast.expr) -> bool:
 def _is_target(place: Place) -> bool:
     statement = place.row
     return isinstance(statement, ast.Assign) and place.node in statement.targets
-
-
-def _words(scene: Scene, role: str) -> str:
-    return next((one.text for one in scene.finding.labels if one.role == role), "")
 
 
 def cloned_argument(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:

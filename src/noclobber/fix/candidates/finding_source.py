@@ -47,27 +47,26 @@ class Scene:
         """The writes of the finding: those at its labels, then those of its list at other lines."""
         found = [write_at(one) for one in self.places("write")]
         lines = {(one.file.path, one.statement.lineno) for one in found}
-        for one in self.finding.writes:
-            path, line = str(one.get("path") or ""), one.get("line")
-            file = self.file(path) if path and isinstance(line, int) and (path, line) not in lines else None
-            statement = _statement_on(file, line) if file is not None and isinstance(line, int) else None
+        for span in [one.site.span() for one in self.finding.writes if one.site is not None]:
+            file = self.file(span.path) if (span.path, span.line) not in lines else None
+            statement = _statement_on(file, span.line) if file is not None else None
             if file is not None and statement is not None:
                 found.append(write_at(Place(file, statement)))
-                lines.add((path, statement.lineno))
+                lines.add((span.path, statement.lineno))
         return found
 
     def ops(self) -> list[str]:
         """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
-        names = [str(one.get("op") or "").split("::")[-1].split(".default")[0] for one in self.finding.writes]
+        names = [one.op.split("::")[-1].split(".default")[0] for one in self.finding.writes]
         return list(dict.fromkeys(name for name in names if name))
 
     def kind(self) -> str:
         """ "parameter", "buffer" or "tensor"; empty where it is not known."""
-        return str((self.finding.tensor or {}).get("kind") or "")
+        return self.finding.tensor.kind if self.finding.tensor is not None else ""
 
     def name(self) -> str:
         """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
-        return str((self.finding.tensor or {}).get("name") or "")
+        return (self.finding.tensor and self.finding.tensor.name) or ""
 
     def files(self) -> list[File]:
         """The files of the user's own labels, then the modules that these import from beside them."""

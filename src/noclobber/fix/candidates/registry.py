@@ -29,7 +29,8 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
 from noclobber.fix.edits.candidate import Candidate
-from noclobber.model.hints import Spelling
+from noclobber.model.finding import Cause
+from noclobber.model.hints import Opportunity
 from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import last_line
 from noclobber.syntax.writes import Form, WriteSyntax, is_in_vain, out_of_place, write_at, writes
@@ -94,7 +95,7 @@ def drifted(scene: Scene) -> Iterator[Candidate]:
     if any(step_order.optimizer(one.row) for one in scene.places("write")):
         yield from stepped(scene)
         return
-    if (scene.finding.save or {}).get("policy"):
+    if scene.finding.save is not None and scene.finding.save.unchecked == "policy":
         yield from (one for write in scene.writes() for one in later_writes.put_off(scene, write))
         yield from stale(scene)
         return
@@ -112,8 +113,8 @@ def freed(scene: Scene) -> Iterator[Candidate]:
     yield from forwards_in_loops.moved_in(scene)
     yield from summed_losses.summed(scene)
     yield from detached_state.carried(scene)
-    once = "built once" in scene.finding.message and forwards_in_loops.steps_in_loop(scene)
-    if not once and "iteration" not in scene.finding.message:
+    once = scene.finding.cause is Cause.BUILT_ONCE and forwards_in_loops.steps_in_loop(scene)
+    if not once and scene.finding.cause is not Cause.CARRIED:
         yield from detached_state.retained(scene, 1)
 
 
@@ -130,7 +131,7 @@ def foreign(scene: Scene) -> Iterator[Candidate]:
     yield from tensor_creation.not_shared(scene)
     yield from clones.at_save(scene, 2)
     yield from untracked_writes.on_copies(scene)
-    if "process" in scene.finding.message:
+    if any(one.via == "process" for one in scene.finding.writes):
         yield from untracked_writes.local_copy(scene)
 
 
@@ -197,7 +198,7 @@ def leaf(scene: Scene) -> Iterator[Candidate]:
 def view(scene: Scene) -> Iterator[Candidate]:
     """A write to a view that may not be written: one of several, made without gradients, or by a Function."""
     for write in scene.writes():
-        yield from functions.new_gradient(write) if "hook" in scene.finding.message and not write.name else ()
+        yield from functions.new_gradient(write) if scene.finding.cause is Cause.HOOKED and not write.name else ()
         yield from view_writes.by_index(write)
         yield from view_writes.one_by_one(write)
         yield from view_writes.inlined(write)
@@ -228,7 +229,7 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
             yield from tensor_creation.mapped(write)
         if scene.finding.code == "NC307":  # first of all, fix what an object keeps where it is made
             yield from tensor_creation.own_bytes(scene, write, -1 if "." in write.name else 2)
-            yield from clones.of_value(write) if "operation reads" in scene.finding.message else ()
+            yield from clones.of_value(write) if scene.finding.cause is Cause.READS_TARGET else ()
         yield from local_result(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
@@ -249,14 +250,15 @@ def refused(scene: Scene) -> Iterator[Candidate]:
 
 def opportunity(scene: Scene) -> Iterator[Candidate]:
     """An operator that could write into its input."""
-    hint = scene.finding.hint or {}
-    spelling = Spelling(hint.get("how", "expression"), hint.get("called", ""))
+    hint = scene.finding.event
+    if not isinstance(hint, Opportunity):
+        return
+    spelling = hint.spelling
     for place in scene.places("write")[:1]:
         if spelling.how == "module":
             yield from flags.flagged(scene, place, spelling.name)
             continue
-        numbers = bool(hint.get("numbers"))
-        for one in in_place(place, hint.get("op", ""), hint.get("argument", 0), spelling, numbers=numbers):
+        for one in in_place(place, hint.op, hint.argument, spelling, numbers=hint.numbers):
             yield Candidate("write in place", (one.edit,), 1)
 
 
@@ -264,8 +266,9 @@ def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
     last = last_line(write.statement)
     return not isinstance(write.statement, ast.AugAssign) or any(
-        str(one.get("op")).endswith(("::copy_", "::fill_", "::index_put_"))
-        and write.statement.lineno <= int(one.get("line") or 0) <= last
+        one.op.endswith(("::copy_", "::fill_", "::index_put_"))
+        and one.site is not None
+        and write.statement.lineno <= one.site.line <= last
         for one in scene.finding.writes
     )
 

@@ -32,4 +32,4 @@ _UNTRACKED = "NC208"
 def is_of_intent(finding: Finding) -> bool:
     """Return True if only the author can decide a finding: no run shows what a write outside of autograd to a tensor in
     the graph should do to the gradient, even if the write also clobbers a save."""
-    return finding.code == _UNTRACKED or any(one.get("untracked") for one in finding.writes)
+    return finding.code == _UNTRACKED or any(one.untracked for one in finding.writes)

@@ -14,6 +14,7 @@ from noclobber.fix.proof import printed
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.model.finding import Finding
+from noclobber.model.hints import Opportunity
 from noclobber.model.units import size
 from noclobber.observe.gradient_trace import comparison, evidence
 
@@ -104,7 +105,7 @@ class HintTrials:
         before, after = self._done.peak, memory.result().peak
         if before is None or after is None:
             return "the peak cannot be measured: the program uses a profiler"
-        promised = (hint.hint or {}).get("alone", 0)
+        promised = _alone(hint)
         if abs(before - after - promised) > WITHIN * promised:
             fell = f"the measured peak falls by {size(max(before - after, 0))}, and not by {size(promised)}"
             return f"{fell}: it counts what operators take for themselves"
@@ -142,12 +143,16 @@ class HintTrials:
 
 def _hints(search: Result) -> list[Finding]:
     """The hints that lower the peak, whatever becomes of the others; the one that lowers it the furthest first."""
-    found = [one for one in search.hints if one.hint is not None and one.hint.get("alone")]
-    return sorted(found, key=lambda one: -(one.hint or {})["alone"])
+    return sorted(filter(_alone, search.hints), key=_alone, reverse=True)
+
+
+def _alone(finding: Finding) -> int:
+    """Bytes that the peak falls by if this hint is the only one that is followed."""
+    return finding.event.alone if isinstance(finding.event, Opportunity) else 0
 
 
 def _spelled(finding: Finding) -> tuple[object, ...]:
     """What a hint is about. Its line may have moved by a patch, its text may not."""
-    label, hint = finding.primary, finding.hint or {}
+    label, hint = finding.primary, finding.event
     where = None if label is None else (label.span.path, label.source, label.span.column)
-    return (where, hint.get("op"), hint.get("called"))
+    return (where, hint.op, hint.spelling.name) if isinstance(hint, Opportunity) else (where,)

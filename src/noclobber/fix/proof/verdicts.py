@@ -288,7 +288,7 @@ def is_there(wanted: Finding, found: Finding, before: Patch, after: Patch) -> bo
 
     Another tensor that the same line writes, or another save of the same tensor, is a different finding.
     """
-    names = [(one.tensor or {}).get("name") for one in (wanted, found)]
+    names = [one.tensor and one.tensor.name for one in (wanted, found)]
     if None not in names and names[0] != names[1]:
         return False
     return all(_is_same(_place(wanted, role), _place(found, role), before, after) for role in ("write", "save"))

@@ -12,7 +12,7 @@ from noclobber.model.source import Site
 from noclobber.rules.shared.causes import overlapping
 from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
-from noclobber.rules.shared.wording import is_custom, name_in_words, nbytes, op_in_words
+from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import (
     by_iteration,
     fills_by_loop,
@@ -93,7 +93,7 @@ def _is_rebindable(clobber: Clobber, write: Write) -> bool:
         op_in_words(one.op) in ("copy_", "fill_", "index_put_") and one.site and one.site.line == line
         for one in clobber.writes
     )
-    return not stored and nbytes(write.tensor) >= nbytes(clobber.save.tensor)
+    return not stored and write.tensor.nbytes >= clobber.save.tensor.nbytes
 
 
 def _in_backward(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:

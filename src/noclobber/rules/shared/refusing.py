@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Label, Role, Severity, Suggestion, label
+from noclobber.model.finding import Cause, Finding, Label, Role, Severity, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import inside_label, subject
-from noclobber.rules.shared.wording import op_in_words, tensor_record
+from noclobber.rules.shared.wording import op_in_words
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
@@ -39,13 +39,14 @@ def finding(
     surfaced: str = "",
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
+    cause: Cause | None = None,
 ) -> Finding:
     """Return the finding of a refusal. `told` labels the line to blame, the other words label the other known lines."""
     return Finding(
         *rule,
         headline,
         _labels(refusal, told, created, surfaced),
-        tensor=tensor_record(refusal.tensor),
+        cause=cause,
         notes=tuple(notes),
         suggestions=tuple(suggestions),
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Tensor, Write
-from noclobber.model.finding import Finding, Label, Severity, Suggestion
+from noclobber.model.events import Write
+from noclobber.model.finding import Cause, Finding, Label, Severity, Suggestion
 from noclobber.rules.shared.labels import (
     in_step,
     inside_label,
@@ -19,7 +19,7 @@ from noclobber.rules.shared.labels import (
     write_label,
     writer_in_words,
 )
-from noclobber.rules.shared.wording import counted, listed, node_in_words, save_record, tensor_record, write_record
+from noclobber.rules.shared.wording import counted, listed, node_in_words
 
 MOST_LABELS = 3
 MOST_LINES = 4
@@ -60,27 +60,18 @@ def story(
     beside = (*beside, *(in_step(blamed) if blamed else ()))
     library = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
     library = library or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
-    found = account(
-        rule,
-        headline,
-        (*known, *more, *read, *beside, *library),
-        clobber.save.tensor,
-        clobber.writes,
-        notes=(*notes, *said),
-        suggestions=suggestions,
-    )
-    return replace(found, save=save_record(clobber.save))
+    labels = (*known, *more, *read, *beside, *library)
+    return account(rule, headline, labels, notes=(*notes, *said), suggestions=suggestions)
 
 
 def account(
     rule: tuple[str, str, Severity],
     headline: str,
     labels: Sequence[Label],
-    tensor: Tensor,
-    writes: Sequence[Write],
     *,
     notes: Sequence[str] = (),
     suggestions: Sequence[Suggestion] = (),
+    cause: Cause | None = None,
 ) -> Finding:
     """Return a finding from its labels. The first write label is primary, else the save label, else any other."""
     ranked = sorted(labels, key=lambda one: {"write": 0, "save": 1, "inside": 3}.get(one.role, 2))
@@ -91,8 +82,7 @@ def account(
         severity,
         headline,
         tuple(replace(one, primary=one is ranked[0]) for one in labels),
-        tensor=tensor_record(tensor),
-        writes=tuple(write_record(write) for write in writes),
+        cause=cause,
         notes=tuple(notes),
         suggestions=tuple(suggestions),
     )

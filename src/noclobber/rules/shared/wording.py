@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import prod
-from typing import Any
 
 from noclobber.model.events import Save, Tensor, Write
 
@@ -40,10 +38,6 @@ _BUILDS_OF = ("Native", "Mkldnn", "Cudnn", "Miopen", "Mps")
 _RESULTS = re.compile(r"(result|output|values)\d*$")
 _INPUTS = ("self", "mat1", "x", "x1", "A", "logits")
 _STATISTICS = {"result1": "the mean of its input", "result2": "the variance of its input"}
-_ITEM_SIZES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
 
 
 def op_in_words(op: str) -> str:
@@ -148,13 +142,6 @@ def version_in_words(write: Write) -> str:
     return f" (version {before} -> {after})"
 
 
-def nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements; 0 where the element type is not a known one."""
-    if tensor.region is not None:
-        return tensor.region.nbytes
-    return prod(tensor.shape) * _ITEM_SIZES.get(tensor.dtype.removeprefix("torch."), 0)
-
-
 def listed(parts: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -163,42 +150,3 @@ def listed(parts: Sequence[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 write", "3 writes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def tensor_record(tensor: Tensor) -> dict[str, Any]:
-    """`Finding.tensor`: name, kind, shape (a list), dtype, device, bytes."""
-    return {
-        "name": tensor.name,
-        "kind": tensor.kind,
-        "shape": list(tensor.shape),
-        "dtype": tensor.dtype,
-        "device": tensor.device,
-        "bytes": nbytes(tensor),
-    }
-
-
-def save_record(save: Save) -> dict[str, Any]:
-    """`Finding.save`: node, op (in words), field, the fields of that line that were overwritten, version.
-
-    "packed" is there, and True, for what the program's pack hook returned, and "policy" for what the policy of a
-    selective checkpoint keeps.
-    """
-    field = {"field": save.field, "fields": [save.field]}
-    kept: dict[str, Any] = {save.unchecked: True} if save.unchecked in ("packed", "policy") else {}
-    return {"node": save.node, "op": node_in_words(save.node), **field, "version": save.version, **kept}
-
-
-def write_record(write: Write) -> dict[str, Any]:
-    """One of `Finding.writes`: op, via, versions, overlap with the save, optimizer, path and line where known."""
-    span = write.site.span() if write.site else None
-    return {
-        "op": write.op,
-        "via": write.via,
-        "version_before": write.version_before,
-        "version_after": write.version_after,
-        "overlaps": write.overlaps,
-        "optimizer": write.step.optimizer if write.step else None,
-        "path": span.path if span else None,
-        "line": span.line if span else None,
-        "untracked": write.untracked,
-    }
