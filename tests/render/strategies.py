@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Carried, Read, Refusal, Save, Step, Tensor, Write
-from noclobber.model.finding import Cause, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Cause, Cure, Edit, Finding, Label, Suggestion
 from noclobber.model.hints import Opportunity, Spelling
 from noclobber.model.report import Coverage, Report
 from noclobber.model.silent import Drift, Moved
@@ -35,6 +35,7 @@ suggestions = st.builds(
     Suggestion,
     TEXT,
     st.lists(st.builds(Edit, spans, TEXT), max_size=3).map(tuple),
+    st.none() | st.sampled_from(Cure),
 )
 _sites = st.none() | st.builds(told_site, spans, st.none() | st.builds(told_site, spans))
 _tensors = st.builds(Tensor, st.lists(_NUMBER, max_size=2).map(tuple), TEXT, TEXT, st.none() | TEXT)
@@ -48,7 +49,7 @@ events = st.one_of(
     st.builds(
         Refusal, TEXT, _sites, tensor=_tensors, carried=st.lists(st.builds(Carried, TEXT), max_size=1).map(tuple)
     ),
-    st.builds(Opportunity, TEXT, _sites, _tensors, *[_NUMBER] * 5, st.builds(Spelling, st.just("module"), TEXT)),
+    st.builds(Opportunity, TEXT, st.builds(told_site, spans), _tensors, *[_NUMBER] * 5, st.builds(Spelling, st.just("module"), TEXT)),
 )
 findings = st.builds(
     Finding,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import linecache
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
+from noclobber.fix.candidates import candidates
+from noclobber.model.report import finding_in, finding_out
+from noclobber.model.source import source_text
+from noclobber.rewrites import advised
 from tests.rewrites.programs import END, HEAD, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal
 
@@ -81,6 +86,28 @@ def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, b
         mended = Program(tmp_path, body)
         mended.text = changed
         assert not mended.findings()
+
+
+def reworded(finding):
+    """The finding as a report brings it back, with other words everywhere."""
+    told = finding_in(finding_out(finding))
+    return replace(
+        told,
+        message="other words",
+        labels=tuple(replace(one, text="other words") for one in told.labels),
+        notes=("other words",),
+        suggestions=tuple(replace(one, message="other words", edits=()) for one in told.suggestions),
+    )
+
+
+@pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
+def test_what_is_advised_and_tried_depends_on_no_words(tmp_path, body):
+    findings = Program(tmp_path, body).findings()
+    told = [reworded(one) for one in findings]
+    changes = [[help.edits for help in one.suggestions if help.edits] for one in findings]
+    assert [[help.edits for help in one.suggestions if help.edits] for one in advised(told)] == changes
+    tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
+    assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
 
 
 def _seen_by_hooks(text):

@@ -54,6 +54,21 @@ class Edit:
     replacement: str
 
 
+class Cure(Enum):
+    """What a suggestion does, whatever its words."""
+
+    OUT_OF_PLACE = "bind a new tensor"
+    CLONE_FIRST = "copy before the write"
+    CLONE_FOR_READER = "copy for the reader"
+    CLONE_ARGUMENT = "copy for a function that writes"
+    CLONE_VALUE = "copy what is read"
+    FLAG = "switch a flag"
+    MODE = "no_grad in place of inference_mode"
+    NO_GRAD = "write under no_grad"
+    LATER = "move behind the backward"
+    OWN_ROWS = "memory for each sample"
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """What to do. `message` is an imperative without a full stop ("write out of place").
@@ -63,6 +78,7 @@ class Suggestion:
 
     message: str
     edits: tuple[Edit, ...] = ()
+    cure: Cure | None = None
 
 
 class Cause(Enum):

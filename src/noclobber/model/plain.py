@@ -44,6 +44,8 @@ def built(kind: Any, data: Any) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _one_of(args, data)
+    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(data, dict):
+        raise WrongType(f"a {kind.__name__} is {type(data).__name__}, which it cannot be")
     if kind is Site:
         inside = data.get("inside")
         return told_site(span_in(data), None if inside is None else built(Site, inside))

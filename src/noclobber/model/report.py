@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from noclobber.model.events import Tensor, Write
-from noclobber.model.finding import Cause, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Cause, Cure, Edit, Finding, Label, Suggestion
 from noclobber.model.hints import Hint, InPlaceCall
 from noclobber.model.ledger import Ledger, ledger_in, ledger_out
 from noclobber.model.page import Page
@@ -245,6 +245,7 @@ def finding_out(finding: Finding) -> dict[str, Any]:
             {
                 "message": one.message,
                 "applicability": "sound" if one.edits else "words",
+                "cure": None if one.cure is None else one.cure.value,
                 "edits": [{**span_out(edit.span), "replacement": edit.replacement} for edit in one.edits],
             }
             for one in finding.suggestions
@@ -305,7 +306,11 @@ def finding_in(data: dict[str, Any]) -> Finding:
         processes=tuple(data.get("processes", ())),
         notes=tuple(data["notes"]),
         suggestions=tuple(
-            Suggestion(one["message"], tuple(Edit(span_in(edit), edit["replacement"]) for edit in one["edits"]))
+            Suggestion(
+                one["message"],
+                tuple(Edit(span_in(edit), edit["replacement"]) for edit in one["edits"]),
+                None if one["cure"] is None else Cure(one["cure"]),
+            )
             for one in data["suggestions"]
         ),
     )
@@ -313,4 +318,4 @@ def finding_in(data: dict[str, Any]) -> Finding:
 
 def _names_in(tensor: dict[str, Any]) -> tuple[str, ...]:
     name = tensor.get("name")
-    return tuple(tensor.get("names", () if name is None else (name,)))
+    return tuple(tensor.get("names", (name,) if name else ()))

@@ -18,7 +18,6 @@ from noclobber.model.source import Span
 from noclobber.rewrites.copying import copied
 from noclobber.rewrites.flags import without_flag
 from noclobber.rewrites.guarding import guarded
-from noclobber.rewrites.joining import joined
 from noclobber.rewrites.keeping import kept_as_clone
 from noclobber.rewrites.mapping import made_from_mapped
 from noclobber.rewrites.modes import recorded
@@ -109,4 +108,8 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
 def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
     if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
         return finding
-    return replace(finding, suggestions=joined(Suggestion(one.title, edits), finding.suggestions))
+    # The words that say the same go, and what comes next is another way.
+    same = next((own for own in finding.suggestions if own.cure is one.cure), None)
+    others = [own for own in finding.suggestions if own is not same]
+    others[:1] = [replace(own, message=f"or {own.message.removeprefix('or ')}") for own in others[:1]]
+    return replace(finding, suggestions=(Suggestion(one.title, edits, one.cure), *others))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Cause, Edit, Finding
+from noclobber.model.finding import Cause, Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed, place
 from noclobber.rewrites.holding import root_of
 from noclobber.rewrites.sound import Sound
@@ -29,12 +29,12 @@ def copied(finding: Finding) -> Sound | None:
         for one in (write, place(finding, "read")):
             edit = _argument_cloned(one) if one is not None else None
             if edit is not None:
-                return Sound("give the Function a clone", (edit,))
+                return Sound("give the Function a clone", (edit,), Cure.CLONE_ARGUMENT)
     if finding.code == "NC302" and write is not None and (edit := _cloned_first(write)) is not None:
-        return Sound("write into a clone, so that the gradient flows through", (edit,))
+        return Sound("write into a clone, so that the gradient flows through", (edit,), Cure.CLONE_FIRST)
     if finding.cause is Cause.READS_TARGET and write is not None:
         edit = _value_cloned(write)
-        return Sound("clone the value that is read", (edit,)) if edit is not None else None
+        return Sound("clone the value that is read", (edit,), Cure.CLONE_VALUE) if edit is not None else None
     return None
 
 

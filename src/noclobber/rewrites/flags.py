@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import holds_alone, is_new
 from noclobber.rewrites.making import module_writes, parts_of
@@ -32,7 +32,7 @@ def without_flag(finding: Finding) -> Sound | None:
     if is_flagged(call):
         found = dropped(file, call)
         fits = found is not None and bool(call.args) and _is_last_use(file, call, call.args[0])
-        return Sound(f"let `{called(call)}` write a new tensor", (found,)) if fits and found else None
+        return Sound(f"let `{called(call)}` write a new tensor", (found,), Cure.FLAG) if fits and found else None
     made = module_called(file, call)
     if made is None or not all(_fits(file, one, module_writes(made)) for one in _calls_of(file, call)):
         return None
@@ -41,7 +41,7 @@ def without_flag(finding: Finding) -> Sound | None:
     if not flagged or len(edits) != len(flagged):
         return None
     modules = "these modules" if len(flagged) > 1 else "this module"
-    return Sound(f"build {modules} without `inplace=True`", tuple(edits))
+    return Sound(f"build {modules} without `inplace=True`", tuple(edits), Cure.FLAG)
 
 
 def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:

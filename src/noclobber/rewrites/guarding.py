@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cure, Finding
 from noclobber.rewrites.finding import blamed, kind_of
 from noclobber.rewrites.holding import arguments_of
 from noclobber.rewrites.sound import Sound
@@ -59,7 +59,7 @@ def guarded(finding: Finding) -> Sound | None:
     edits = under_no_grad(file, together)
     if not edits or any(one.lineno != last_line(one) for one in together):
         return None
-    return Sound("update it inside `with torch.no_grad():`", edits)
+    return Sound("update it inside `with torch.no_grad():`", edits, Cure.NO_GRAD)
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cure, Finding
 from noclobber.model.operators import KEPT, NODES
 from noclobber.rewrites.finding import blamed, kind_of, name_of, place
 from noclobber.rewrites.holding import arguments_of, writes_through
@@ -47,10 +47,16 @@ def kept_as_clone(finding: Finding) -> Sound | None:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = [append(file, one, ".clone()") for one in kept]
         clones = "a clone" if len(kept) == 1 else "clones"
-        return Sound(f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}", tuple(edits))
+        return Sound(
+            f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}",
+            tuple(edits),
+            Cure.CLONE_FOR_READER,
+        )
     if field in ("result", "output") and _gives_what_it_saves(file, save, node):
         return Sound(
-            "write into a clone of the result, and let autograd keep the original", (append(file, save, ".clone()"),)
+            "write into a clone of the result, and let autograd keep the original",
+            (append(file, save, ".clone()"),),
+            Cure.CLONE_FIRST,
         )
     return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Cause, Finding
+from noclobber.model.finding import Cause, Cure, Finding
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import root_of
 from noclobber.rewrites.sound import Sound
@@ -39,7 +39,7 @@ def made_from_mapped(finding: Finding) -> Sound | None:
         return None
     sizes = ", ".join(file.source(one) for one in made.args)
     text = f"{mapped}.new_{called(made)}({sizes}, dtype=torch.{dtype})"
-    return Sound(f"make `{root.id}` from `{mapped}`, which is mapped", (replace(file, made, text),))
+    return Sound(f"make `{root.id}` from `{mapped}`, which is mapped", (replace(file, made, text),), Cure.OWN_ROWS)
 
 
 def _made(file: File, scope: Function, name: str) -> ast.Call | None:

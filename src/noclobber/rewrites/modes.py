@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cure, Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.rewrites.sound import Sound
 from noclobber.syntax.edits import replace
@@ -27,5 +27,7 @@ def recorded(finding: Finding) -> Sound | None:
     for one in ast.walk(file.tree):
         plain = isinstance(one, ast.Call) and called(one) == "inference_mode" and not one.args and not one.keywords
         if plain and isinstance(one, ast.Call) and file.source(one.func) == "torch.inference_mode":
-            return Sound("use `no_grad` instead of `inference_mode`", (replace(file, one, "torch.no_grad()"),))
+            return Sound(
+                "use `no_grad` instead of `inference_mode`", (replace(file, one, "torch.no_grad()"),), Cure.MODE
+            )
     return None

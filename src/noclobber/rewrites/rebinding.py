@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed, kind_of, lines_written
 from noclobber.rewrites.flags import dropped
 from noclobber.rewrites.holding import holds_alone, root_of, writes_through
@@ -53,8 +53,9 @@ def rebound(finding: Finding) -> Sound | None:
         if edit is None:
             return None
         edits.append(edit)
-    title = f"write into a clone of `{name}`" if cloned else "write out of place"
-    return Sound(title, tuple(edits))
+    if cloned:
+        return Sound(f"write into a clone of `{name}`", tuple(edits), Cure.CLONE_FIRST)
+    return Sound("write out of place", tuple(edits), Cure.OUT_OF_PLACE)
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:

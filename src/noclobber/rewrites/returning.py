@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cure, Finding
 from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import arguments_of, is_held_by_engine, root_of, writes_through
 from noclobber.rewrites.sound import Sound
@@ -53,7 +53,9 @@ def _bound(file: File, write: ast.stmt) -> Sound | None:
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found
-    return Sound(f"make a new tensor of `{target.id}`, and leave the given tensor unchanged", tuple(edits))
+    return Sound(
+        f"make a new tensor of `{target.id}`, and leave the given tensor unchanged", tuple(edits), Cure.OUT_OF_PLACE
+    )
 
 
 def _valued(file: File, call: ast.Call) -> Sound | None:
@@ -67,4 +69,4 @@ def _valued(file: File, call: ast.Call) -> Sound | None:
     if not all(map(has_twin, calls)):
         return None
     text = without_underscores(file, outer, calls)
-    return Sound("give a new tensor instead of writing into this one", (replace(file, outer, text),))
+    return Sound("give a new tensor instead of writing into this one", (replace(file, outer, text),), Cure.OUT_OF_PLACE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noclobber.model.finding import Edit
+from noclobber.model.finding import Cure, Edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +13,4 @@ class Sound:
 
     title: str
     edits: tuple[Edit, ...]
+    cure: Cure

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed, place
 from noclobber.rewrites.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
 from noclobber.rewrites.resolving import bound_to, module_called
@@ -55,7 +55,7 @@ def stepped_later(finding: Finding) -> Sound | None:
     edits = _moved(file, step, back, call, f"inputs=list({given})")
     only = f"compute gradients there only for the parameters of `{file.source(theirs)}`"
     title = f"move `{file.source(mine)}.step()` below `{file.source(loss)}.backward()`, and {only}"
-    return Sound(title, edits) if edits else None
+    return Sound(title, edits, Cure.LATER) if edits else None
 
 
 def _method_of(row: ast.stmt, name: str) -> ast.expr | None:

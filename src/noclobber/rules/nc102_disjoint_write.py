@@ -36,7 +36,7 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
@@ -58,7 +58,7 @@ def find(event: Event) -> Finding | None:
         "would have been right"
     )
     name = event.save.tensor.name
-    clone = Suggestion("save a copy of the slice that is read: `.clone()`")
+    clone = Suggestion("save a copy of the slice that is read: `.clone()`", cure=Cure.CLONE_FOR_READER)
     stack = Suggestion("collect the parts in a list and `torch.stack` them after the loop")
     writes = tuple(sorted(event.writes, key=lambda write: write.order))
     return story(

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, in_parallel, overlapping
 from noclobber.rules.shared.keeps import reason
@@ -65,7 +65,10 @@ def find(event: Event) -> Finding | None:
         f"a forward {silently}rewrites {subject(event.save.tensor)}, which an earlier forward's backward still needs"
     )
     once = Suggestion("run one forward for each backward: concatenate the batches instead of calling the module twice")
-    copy = Suggestion("let the forward read a copy of the buffer (`.clone()`), or rebind it instead of writing into it")
+    copy = Suggestion(
+        "let the forward read a copy of the buffer (`.clone()`), or rebind it instead of writing into it",
+        cure=Cure.CLONE_FOR_READER,
+    )
     cures = (
         [once, Suggestion("or pass `broadcast_buffers=False` to `DistributedDataParallel`")] if spread else [copy, once]
     )

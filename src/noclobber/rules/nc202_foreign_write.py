@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Handed, Write
-from noclobber.model.finding import Finding, Label, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Label, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
@@ -116,11 +116,13 @@ def _cures(write: Write) -> tuple[Suggestion, ...]:
     if handed.by in _GIVEN_OUT:
         return (
             Suggestion("write into a copy: `t.numpy().copy()`"),
-            Suggestion("or write with torch and out of place, so that autograd keeps the old bytes"),
+            Suggestion(
+                "or write with torch and out of place, so that autograd keeps the old bytes", cure=Cure.OUT_OF_PLACE
+            ),
         )
     return (
         Suggestion("let the code outside of torch write into its own tensor, or give autograd a `.clone()`"),
-        Suggestion("or let it write after the last backward that needs these bytes"),
+        Suggestion("or let it write after the last backward that needs these bytes", cure=Cure.LATER),
     )
 
 

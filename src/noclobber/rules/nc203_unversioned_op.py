@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
@@ -83,7 +83,11 @@ def find(event: Event) -> Finding | None:
             _collective(first) or f"`{op_in_words(first.op)}` counts no version, so PyTorch raises nothing",
             reason(event.save),
         ]
-        cures = (Suggestion("give this operator a copy (`.clone()`), or run it after the backward"),)
+        cures = (
+            Suggestion(
+                "give this operator a copy (`.clone()`), or run it after the backward", cure=Cure.CLONE_ARGUMENT
+            ),
+        )
     return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
 
 

@@ -59,7 +59,7 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Severity, Suggestion, label, label_at
+from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion, label, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.assigned import assignment, is_read
@@ -167,7 +167,7 @@ _PLAIN = (
         "give the region the value as an argument of `checkpoint`: both runs get the same arguments; change the "
         "attribute or variable outside of the region"
     ),
-    Suggestion("or change it after the last backward that runs the region again"),
+    Suggestion("or change it after the last backward that runs the region again", cure=Cure.LATER),
 )
 
 
@@ -200,7 +200,11 @@ def _kept_unseen(refusal: Refusal) -> Finding:
         refusal,
         told="the operator that made the tensor runs here, and takes it as it was kept",
         notes=[_TAKEN],
-        suggestions=[Suggestion("write out of place in the checkpointed function, and in what gets its tensors")],
+        suggestions=[
+            Suggestion(
+                "write out of place in the checkpointed function, and in what gets its tensors", cure=Cure.OUT_OF_PLACE
+            )
+        ],
     )
 
 
@@ -267,7 +271,8 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     return (
         Suggestion(
             "make this change after the last backward that runs the region again; a change that the region makes "
-            "itself happens twice"
+            "itself happens twice",
+            cure=Cure.LATER,
         ),
         Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
     )

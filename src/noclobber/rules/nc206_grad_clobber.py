@@ -41,7 +41,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event, GradientWrite
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.cures import cures
@@ -92,7 +92,7 @@ def _gradient(event: GradientWrite) -> Finding:
             "parts that run later get the changed values",
             "PyTorch compares no versions of gradients, so it raises nothing",
         ],
-        suggestions=[Suggestion(words), *_otherwise(event)],
+        suggestions=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *_otherwise(event)],
     )
 
 
@@ -106,4 +106,4 @@ def _who(event: GradientWrite) -> str:
 def _otherwise(event: GradientWrite) -> list[Suggestion]:
     if event.by == "hook":
         return []
-    return [Suggestion("or work on a copy: `grad = grad_output.clone()`")]
+    return [Suggestion("or work on a copy: `grad = grad_output.clone()`", cure=Cure.CLONE_FIRST)]

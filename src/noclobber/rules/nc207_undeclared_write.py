@@ -58,7 +58,7 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event, Undeclared
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
@@ -89,7 +89,9 @@ def find(event: Event) -> Finding | None:
             Suggestion(
                 'declare the write: `mutates_args={"x"}` with the name of the argument, `Tensor(a!)` in a schema'
             ),
-            Suggestion("and give the operator a clone, as backward needs the old bytes: `x.clone()`"),
+            Suggestion(
+                "and give the operator a clone, as backward needs the old bytes: `x.clone()`", cure=Cure.CLONE_ARGUMENT
+            ),
         ],
     )
 
@@ -120,7 +122,7 @@ def _function(event: Undeclared) -> Finding:
         ],
         suggestions=[
             Suggestion("call `ctx.mark_dirty` on the input, and return it"),
-            Suggestion(f"or leave the input as it is, and let {name} write a new tensor"),
+            Suggestion(f"or leave the input as it is, and let {name} write a new tensor", cure=Cure.OUT_OF_PLACE),
         ],
     )
 

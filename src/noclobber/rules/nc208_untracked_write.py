@@ -45,7 +45,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Untracked
 from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
 from noclobber.rules.shared.story import account
@@ -130,14 +130,26 @@ def _unrecorded(event: Untracked, write: Write) -> str:
 def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
     if event.tensor.kind == "parameter":
         return (
-            Suggestion("compute with the new values as a tensor: `torch.func.functional_call(module, {name: new}, x)`"),
-            Suggestion("or make adapted weights out of place, `new = w - lr * g`, and use them in the loss"),
+            Suggestion(
+                "compute with the new values as a tensor: `torch.func.functional_call(module, {name: new}, x)`",
+                cure=Cure.OUT_OF_PLACE,
+            ),
+            Suggestion(
+                "or make adapted weights out of place, `new = w - lr * g`, and use them in the loss",
+                cure=Cure.OUT_OF_PLACE,
+            ),
         )
     if event.source is not None and op_in_words(write.op) in _WHOLE:
         return (
-            Suggestion("assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`"),
+            Suggestion(
+                "assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`",
+                cure=Cure.OUT_OF_PLACE,
+            ),
             Suggestion("or, if no gradient should flow there, take the value with `.detach()`"),
         )
     name = event.tensor.name or "h"
     meant = f"or, if the gradient should pass unchanged, write `{name} = {name} + (new - {name}).detach()`"
-    return (Suggestion("let autograd see it: compute the new value out of place"), Suggestion(meant))
+    return (
+        Suggestion("let autograd see it: compute the new value out of place", cure=Cure.OUT_OF_PLACE),
+        Suggestion(meant),
+    )

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Save
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event, Overwritten
 from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import (
@@ -83,6 +83,6 @@ def find(event: Event) -> Finding | None:
         ],
         suggestions=[
             *cures(wanted),
-            Suggestion("or let the write take a clone, so that this tensor keeps its value"),
+            Suggestion("or let the write take a clone, so that this tensor keeps its value", cure=Cure.CLONE_FIRST),
         ],
     )

@@ -41,7 +41,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import (
     APPLIED,
@@ -97,7 +97,7 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     why = ["the gradient of a leaf belongs to its value in forward; a recorded write would replace that value"]
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
-        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`")]
+        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT)]
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
         note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
@@ -106,14 +106,17 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
         ]
     if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
-        return why, [Suggestion(f"{first}, with an operation out of place")]
+        return why, [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
     guard = _update(op, text)
     if guard is not None:
-        return why, [Suggestion(guard)]
+        return why, [Suggestion(guard, cure=Cure.NO_GRAD)]
     if parameter or form(site) in (Form.CALL, Form.OTHER):
-        return why, [Suggestion(f"if no gradient should flow through the write, do it {_GUARD}")]
-    aside = Suggestion("write out of place, so that the gradient flows through")
-    return why, [aside, Suggestion(f"or, if no gradient should flow through the write, do it {_GUARD}")]
+        return why, [Suggestion(f"if no gradient should flow through the write, do it {_GUARD}", cure=Cure.NO_GRAD)]
+    aside = Suggestion("write out of place, so that the gradient flows through", cure=Cure.OUT_OF_PLACE)
+    return why, [
+        aside,
+        Suggestion(f"or, if no gradient should flow through the write, do it {_GUARD}", cure=Cure.NO_GRAD),
+    ]
 
 
 def _update(op: str, text: str) -> str | None:

@@ -34,8 +34,9 @@ Notes
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.refusing import (
@@ -64,10 +65,10 @@ def find(event: Event) -> Finding | None:
         return None
     site = blamed(refusal)
     parameter = refusal.tensor.kind == "parameter"
-    guard = Suggestion("set the values inside `with torch.no_grad():`")
-    clone = Suggestion("write into a clone, so that the gradient flows through")
+    guard = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.NO_GRAD)
+    clone = Suggestion("write into a clone, so that the gradient flows through", cure=Cure.CLONE_FIRST)
     if is_applied(refusal.site):
-        helps = [Suggestion("give the Function a clone")]
+        helps = [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
     elif parameter:
         helps = [guard]
     else:
@@ -92,4 +93,4 @@ def _surgery(site: Site | None) -> bool:
 
 
 def _or(suggestion: Suggestion) -> Suggestion:
-    return Suggestion(f"or {suggestion.message}")
+    return replace(suggestion, message=f"or {suggestion.message}")

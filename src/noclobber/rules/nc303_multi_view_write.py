@@ -36,7 +36,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
@@ -90,7 +90,7 @@ def find(event: Event) -> Finding | None:
 def _below(refusal: Refusal) -> list[Suggestion]:
     words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
     if is_rebindable(refusal.written, refused=True):
-        return [Suggestion("write out of place"), Suggestion(f"or {words}")]
+        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {words}")]
     return [Suggestion(words)]
 
 
@@ -100,13 +100,16 @@ def _cure(refusal: Refusal) -> list[Suggestion]:
     if op in TWIN_IS_VIEW:
         return [Suggestion(f"use `{op.rstrip('_')}`, which leaves the view as it is")]
     if is_rebindable(site, refused=True):
-        return [Suggestion("write out of place")]
+        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)]
     if by_iteration(site) and _is_split_by_call(site):
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [Suggestion(f"collect new parts in a list, and join them along the same dimension: {joined}")]
     if by_iteration(site):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
-        return [Suggestion(index), Suggestion("or work on the whole tensor at once, out of place")]
+        return [
+            Suggestion(index),
+            Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE),
+        ]
     return [Suggestion("write to a slice of the base, `x[:n] += y`, or to a clone of the part")]
 
 

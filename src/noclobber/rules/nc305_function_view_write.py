@@ -38,7 +38,7 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import (
     blamed,
@@ -101,4 +101,4 @@ def _cures(refusal: Refusal, hooked: bool) -> list[Suggestion]:
     clone = Suggestion("return a clone from the Function's `forward`: `return x.clone()`")
     if not aside:
         return [clone, Suggestion("or clone its result before the write")]
-    return [Suggestion("write out of place"), Suggestion(f"or {clone.message}")]
+    return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {clone.message}")]

@@ -34,7 +34,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from dataclasses import replace
+
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.writetext import is_rebindable
@@ -51,7 +53,7 @@ MESSAGES = messages(
     "Setting requires_grad=True on inference tensor",
 )
 
-_NO_GRAD = Suggestion("make it under `torch.no_grad()` instead of `torch.inference_mode()`")
+_NO_GRAD = Suggestion("make it under `torch.no_grad()` instead of `torch.inference_mode()`", cure=Cure.MODE)
 _CLONE = Suggestion("or take a `.clone()` of it outside of inference mode")
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
 
@@ -71,7 +73,7 @@ def find(event: Event) -> Finding | None:
             if is_rebindable(blamed(refusal), refused=True)
             else "write to a clone: `t = t.clone()` first"
         )
-        helps = [Suggestion(words), Suggestion(f"or {_NO_GRAD.message}")]
+        helps = [Suggestion(words, cure=Cure.OUT_OF_PLACE), replace(_NO_GRAD, message=f"or {_NO_GRAD.message}")]
     elif says(refusal, "requires_grad=True on"):
         headline, told = "`requires_grad` is set on an inference tensor", "it is set here"
     else:

@@ -33,7 +33,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cause, Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.writetext import is_rebindable
@@ -57,13 +57,17 @@ def find(event: Event) -> Finding | None:
     if says(refusal, "input tensors? (?:and the written-to|cannot refer)"):
         headline, cause = "in-place write to memory that the same operation reads", Cause.READS_TARGET
         note = "the value and the tensor written share memory; the result would depend on the order of the elements"
-        helps = [Suggestion("clone the value that is read")]
+        helps = [Suggestion("clone the value that is read", cure=Cure.CLONE_VALUE)]
     else:
         headline, cause = "in-place write to a tensor whose elements share memory", Cause.SELF_OVERLAP
         note = "several elements share one place in memory, as after `expand`; their order would decide the result"
         cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
         aside = is_rebindable(blamed(refusal), refused=True)
-        helps = [Suggestion("write out of place"), Suggestion(f"or {cloned.message}")] if aside else [cloned]
+        helps = (
+            [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {cloned.message}")]
+            if aside
+            else [cloned]
+        )
     return finding(
         (CODE, NAME, SEVERITY),
         headline,

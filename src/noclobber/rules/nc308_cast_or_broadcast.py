@@ -32,7 +32,7 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
@@ -56,7 +56,7 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None or not _writes(refusal):
         return None
-    aside = Suggestion("write out of place: the result gets its own tensor")
+    aside = Suggestion("write out of place: the result gets its own tensor", cure=Cure.OUT_OF_PLACE)
     if says(refusal, "can.t be cast|dtypes match"):
         headline = "the result of an in-place write has a type that the tensor cannot hold"
         note = "in place the element type cannot change; out of place the result gets the type it needs"

@@ -29,7 +29,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import finding, messages, recognised
 
@@ -54,7 +54,9 @@ def find(event: Event) -> Finding | None:
         told="the result is written into `out` here",
         notes=["`out=` replaces the old values of the tensor; autograd has no node for that"],
         suggestions=[
-            Suggestion("take the result as a new tensor, without `out=`"),
-            Suggestion("or, if the result needs no gradient, call it inside `with torch.no_grad():`"),
+            Suggestion("take the result as a new tensor, without `out=`", cure=Cure.OUT_OF_PLACE),
+            Suggestion(
+                "or, if the result needs no gradient, call it inside `with torch.no_grad():`", cure=Cure.NO_GRAD
+            ),
         ],
     )

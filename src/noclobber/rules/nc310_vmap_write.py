@@ -38,7 +38,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cause, Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
 
@@ -64,7 +64,7 @@ def find(event: Event) -> Finding | None:
     told, note = writes_it(refusal), _ONCE
     cause: Cause | None = None
     headline = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
-    helps = [Suggestion(_CANVAS), Suggestion("or write out of place")]
+    helps = [Suggestion(_CANVAS, cure=Cure.OWN_ROWS), Suggestion("or write out of place", cure=Cure.OUT_OF_PLACE)]
     if says(refusal, "inplace randomness"):
         headline = "random in-place write to a tensor that is not mapped by `vmap`"
         note = 'with `randomness="different"` each sample needs its own memory'
@@ -77,7 +77,7 @@ def find(event: Event) -> Finding | None:
     elif says(refusal, "under vmap"):
         headline, told = "`.data` used under `vmap`", "`.data` is used here"
         note = "`.data` bypasses the mapping and gives one tensor for all samples"
-        helps = [Suggestion("use `.detach()` to read, and an operation out of place to write")]
+        helps = [Suggestion("use `.detach()` to read, and an operation out of place to write", cure=Cure.OUT_OF_PLACE)]
     else:
         cause = Cause.UNMAPPED
     return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps, cause=cause)

@@ -43,7 +43,7 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import finding, messages, recognised, says
 from noclobber.rules.shared.wording import op_in_words
@@ -70,11 +70,14 @@ def find(event: Event) -> Finding | None:
     told = f"`{op_in_words(op)}` writes it here" if op else "written in place here"
     if says(refusal, "inside functorch"):
         headline, told = "assignment to `.data` inside a `torch.func` transform", "`.data` is assigned here"
-        helps = [Suggestion("bind the new value to a name: `x = new`")]
+        helps = [Suggestion("bind the new value to a name: `x = new`", cure=Cure.OUT_OF_PLACE)]
     else:
         headline = "in-place write to a tensor from outside of the transformed function"
         helps = [
-            Suggestion("give the tensor to the function as an argument, and return its new value: `has_aux=True`"),
+            Suggestion(
+                "give the tensor to the function as an argument, and return its new value: `has_aux=True`",
+                cure=Cure.OUT_OF_PLACE,
+            ),
             Suggestion("for batch norm: `torch.func.replace_all_batch_norm_modules_(net)`, or `net.eval()`"),
         ]
         if not _statistics(refusal):

@@ -40,7 +40,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says
 
@@ -65,11 +65,13 @@ def find(event: Event) -> Finding | None:
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
+    cure: Cure | None = None
     if says(refusal, "were not returned"):
         headline = "`ctx.mark_dirty` on an input that the Function does not return"
         helps = ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
     elif says(refusal, "is a view of another Tensor|modify views in-place"):
         headline = "a Function with several results writes in place to an input that is a view"
+        cure = Cure.CLONE_ARGUMENT
         helps = [
             "give the Function a clone: `Function.apply(x.clone())`",
             "or split it: one Function writes, another computes",
@@ -87,5 +89,5 @@ def find(event: Event) -> Finding | None:
         told=applied(refusal),
         surfaced=APPLIED,
         notes=[_BECOMES],
-        suggestions=[Suggestion(one) for one in helps],
+        suggestions=[Suggestion(helps[0], cure=cure), *map(Suggestion, helps[1:])],
     )

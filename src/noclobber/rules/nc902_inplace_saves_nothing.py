@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
 from noclobber.model.units import size
@@ -73,6 +73,10 @@ def find(event: Event) -> Finding | None:
         f"`{op}` saves no memory: {why}",
         [label("write", event.write, text)],
         notes=notes,
-        suggestions=[Suggestion("write out of place: that takes no more memory, and no save can be overwritten")],
+        suggestions=[
+            Suggestion(
+                "write out of place: that takes no more memory, and no save can be overwritten", cure=Cure.OUT_OF_PLACE
+            )
+        ],
     )
     return found.about(replace(event, tensor=tensor))

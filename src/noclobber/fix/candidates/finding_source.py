@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Role
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import File, Place, Placed, last_line, parse, walk
@@ -57,7 +58,9 @@ class Scene:
 
     def ops(self) -> list[str]:
         """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
-        names = [one.op.split("::")[-1].split(".default")[0] for one in self.finding.writes]
+        event = self.finding.event
+        ops = [event.op or ""] if isinstance(event, Refusal) else [one.op for one in self.finding.writes]
+        names = [op.split("::")[-1].split(".default")[0] for op in ops]
         return list(dict.fromkeys(name for name in names if name))
 
     def kind(self) -> str:

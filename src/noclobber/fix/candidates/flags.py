@@ -31,7 +31,7 @@ TITLE = "build this module without `inplace=True`"
 def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidate]:
     """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
     built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if _is_builder(one)]
-    classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops() or [_op_in(scene)]))
+    classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops()))
     names = {name for place in places for name in _modules(place)}
     named = [(file, one) for file, one in built if _bound_to(file, one) & names]
     alike = [(file, one) for file, one in built if called(one) in classes]
@@ -113,8 +113,3 @@ def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
             edit = after(file, one, *loop)
             if edit is not None and file.indent(one) is not None:
                 yield Candidate(f"switch `inplace` off in the modules of `{name}`", (edit,), cost)
-
-
-def _op_in(scene: Scene) -> str:
-    words = next((one.text for one in scene.finding.labels if one.role == "write"), "")
-    return words.split("`")[1] if words.count("`") >= 2 else ""

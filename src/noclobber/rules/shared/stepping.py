@@ -7,7 +7,7 @@ from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import PUT_BACK, Suggestion
+from noclobber.model.finding import PUT_BACK, Cure, Suggestion
 from noclobber.model.source import Site
 from noclobber.rules.shared.built_once import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
@@ -65,14 +65,15 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         later = "run every backward before the first step: step in a second loop, after this one"
         constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
         if _has_turns(write):
-            return (Suggestion(later), Suggestion(f"or {forward}"))
-        return (Suggestion(forward), Suggestion(f"or {later}"), Suggestion(constant))
+            return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))
+        return (Suggestion(forward), Suggestion(f"or {later}", cure=Cure.LATER), Suggestion(constant))
     once = "sum the losses, call `backward` once and step once: `(first + second).backward()`"
     return (
         *[Suggestion(once)] * _steps_again(clobber, write),
         Suggestion(
             f"run every backward before the steps{_places(clobber, write)}; call no `zero_grad()` in between, and "
-            "limit a backward with `inputs=` if both losses reach the same weights"
+            "limit a backward with `inputs=` if both losses reach the same weights",
+            cure=Cure.LATER,
         ),
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
         Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
@@ -86,7 +87,8 @@ def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
         "checkpoint with `use_reentrant=False`: a hook on a weight that is used in several places then runs once, "
         "after all of them"
     )
-    return (Suggestion(once), Suggestion(f"or {later}")) if write.nested else (Suggestion(later),)
+    moved = Suggestion(f"or {later}" if write.nested else later, cure=Cure.LATER)
+    return (Suggestion(once), moved) if write.nested else (moved,)
 
 
 def _steps_again(clobber: Clobber, write: Write) -> bool:
