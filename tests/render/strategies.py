@@ -49,7 +49,14 @@ events = st.one_of(
     st.builds(
         Refusal, TEXT, _sites, tensor=_tensors, carried=st.lists(st.builds(Carried, TEXT), max_size=1).map(tuple)
     ),
-    st.builds(Opportunity, TEXT, st.builds(told_site, spans), _tensors, *[_NUMBER] * 5, st.builds(Spelling, st.just("module"), TEXT)),
+    st.builds(
+        Opportunity,
+        TEXT,
+        st.builds(told_site, spans),
+        _tensors,
+        *[_NUMBER] * 5,
+        st.builds(Spelling, st.just("module"), TEXT),
+    ),
 )
 findings = st.builds(
     Finding,
