@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import forward_bytes
 from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
-from noclobber.observe.core import reads
+from noclobber.observe.core import engine, reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import OnDevice
@@ -39,6 +39,7 @@ def arm(context: Context, way: Way) -> None:
     """
     native = private.lookup("utils.checkpoint._checkpoint_hook")
     private.lookup("utils.checkpoint._Holder")
+    again = private.lookup("utils.checkpoint._recomputation_hook")
 
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
@@ -56,7 +57,15 @@ def arm(context: Context, way: Way) -> None:
         way.guarded(lambda: began(hooks, frame, caller))
         return hooks
 
+    def _recomputation_hook(*args: object) -> ExitStack:
+        stack = ExitStack()
+        if (ended := way.guarded(lambda: engine.log(context))) is not None:
+            stack.callback(way.entry(ended, also_off=True))
+        stack.enter_context(again(*args))
+        return stack
+
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
+    way.patches.put(torch.utils.checkpoint, "_recomputation_hook", _recomputation_hook)
 
 
 def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
