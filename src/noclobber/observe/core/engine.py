@@ -203,10 +203,10 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
 
 
 def log(context: Context) -> Callable[[], object] | None:
-    """Log writes while a backward that does without runs a checkpointed region again: it saves with PyTorch's own hooks,
-    and is given no gradient that it could write into.
+    """Log writes while a checkpointed region runs again inside a backward that does without.
 
-    Returns what ends this; None where there is nothing to do.
+    The region saves with PyTorch's own hooks, and is given no gradient that it could write into. Returns what ends
+    this; None where there is nothing to do.
     """
     call = here() if context.by_key and context.bus.listeners else None
     if call is None or not call.quiet or private.key_is_set():

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from noclobber.model.events import Step
+from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api.private import Pair
 
 if TYPE_CHECKING:
     from noclobber.observe.core.records import Backward, Record
     from noclobber.observe.core.written import Written
+
+
+SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
+"""What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
+place, and the fingerprint if bytes are compared."""
 
 
 class HotPath(Protocol):
@@ -35,6 +41,12 @@ class HotPath(Protocol):
 
     def place_here(self) -> Place | None:
         """Return the place of the program's line that runs, as `sites.place_of` does."""
+
+    def save(self, tensor: torch.Tensor, contents: bool, /) -> SaveElsewhere | None:
+        """Return what is known of a tensor that is being saved; None if only Python can tell."""
+
+    def fingerprint(self, tensor: torch.Tensor, /) -> int | None:
+        """Return the fingerprint of a tensor; None if only Python can tell."""
 
     # -- writes
 

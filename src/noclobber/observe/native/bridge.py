@@ -18,6 +18,7 @@ from noclobber.observe.core import fingerprints, kernel_functions, records, save
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
+from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
@@ -63,6 +64,8 @@ class Bridge:
         self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
         self.set_usual: Callable[[bool], None] = native.set_usual
         self.set_sharing: Callable[[bool], None] = native.share
+        self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
+        self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
         self.place_here: Callable[[], Place | None] = native.place_here
         self.backward_begins: Callable[[], Place | None] = native.backward_begins
         self.set_careful: Callable[[bool], None] = native.set_careful

@@ -265,7 +265,40 @@ PyObject *show_place_here(PyObject *, PyObject *) {
   END_HANDLE_TH_ERRORS
 }
 
+bool is_readable(const at::Tensor &tensor) { return is_usual(tensor.unsafeGetTensorImpl()) && tensor.is_cpu(); }
+
+// Returns the fingerprint of a tensor; None if it is for Python.
+PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor &shown = THPVariable_Unpack(tensor);
+  auto digest = is_readable(shown) ? fingerprint(shown) : std::nullopt;
+  return digest ? PyLong_FromUnsignedLongLong(*digest) : Py_NewRef(Py_None);
+  END_HANDLE_TH_ERRORS
+}
+
+// Returns what is known of a tensor that is being saved under other hooks than noclobber's: its version, its storage, the
+// number of the node, the place, and the fingerprint if that is asked for. None if it is for Python.
+PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const at::Tensor &tensor = THPVariable_Unpack(arguments[0]);
+  const bool contents = arguments[1] == Py_True;
+  auto digest = contents && is_readable(tensor) ? fingerprint(tensor) : std::nullopt;
+  if (contents ? !digest : !is_usual(tensor.unsafeGetTensorImpl())) {
+    Py_RETURN_NONE;
+  }
+  const int64_t node = (int64_t)at::sequence_number::peek() - 1;
+  const Place *place = place_here();
+  note_past(thread(), node, place);
+  return Py_BuildValue("(IKLNN)", version_of(tensor.unsafeGetTensorImpl()),
+                       (unsigned long long)storage_key(tensor.unsafeGetTensorImpl()), (long long)node,
+                       shown_place(place),
+                       digest ? PyLong_FromUnsignedLongLong(*digest) : Py_NewRef(Py_None));
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef each_step[] = {
+    {"save", (PyCFunction)(void (*)())show_save, METH_FASTCALL, nullptr},
+    {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
     {"after_step", (PyCFunction)(void (*)())after_step, METH_FASTCALL, nullptr},
     {"begin_backward", (PyCFunction)(void (*)())begin_backward, METH_FASTCALL, nullptr},
@@ -307,7 +340,6 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
     throw py::error_already_set();
   }
   // For the self-test and the tests.
-  m.def("fingerprint", [](const py::object &tensor) { return fingerprint(THPVariable_Unpack(tensor.ptr())); });
   m.def("storage_key", [](const py::object &tensor) {
     return storage_key(THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl());
   });
