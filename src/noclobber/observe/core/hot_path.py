@@ -33,9 +33,6 @@ class HotPath(Protocol):
     def alive(self) -> int:
         """Return how many saves there are of which no Handle was made, in all threads."""
 
-    def filed(self, any_there: bool, /) -> None:
-        """Hear whether the live table has saves by storage."""
-
     def place_of(self, node: int, /) -> Place | None:
         """Return where a node last saved; None if that is not known."""
 
@@ -89,7 +86,7 @@ class HotPath(Protocol):
 
     # -- what it must know
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
         """Begin to take writes, and saves if `watching`. Of `attentive` and `taken` only the sizes are looked at."""
 
     def end(self) -> None:
@@ -115,9 +112,6 @@ class HotPath(Protocol):
 
     def set_keeping(self, keeping: bool, /) -> None:
         """Hear whether bytes are preserved."""
-
-    def set_rereads(self) -> None:
-        """Hear that there is memory which will be read again although no save lies on it."""
 
     def forget(self, *, places: bool) -> None:
         """Drop the records; with `places` also what is known of lines, which nobody may be using then."""

@@ -51,13 +51,12 @@ class Bridge:
             self._guarded(_place_here),
             self._handle,
             self._guarded(lambda key: bool(live.at(key))),
-            self._guarded(lambda key: bool(live.at(key)) or memory.is_reread(key)),
+            self._guarded(memory.is_reread),
             self._guarded(_failed),
         )
         self._moments = moments  # the buffer must not be moved while the native part has its address
         self.hand_over: Callable[[int | None], None] = native.hand_over
         self.alive: Callable[[], int] = native.alive
-        self.filed: Callable[[bool], None] = native.set_filed
         self.place_of: Callable[[int], Place | None] = native.place_of_node
         self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
         self.leave: Callable[[], None] = native.leave
@@ -104,10 +103,13 @@ class Bridge:
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
-        live, memory = self._context.live, self._context.memory
-        self._native.begin(watching, fingerprints.LARGE, attentive, taken, live.unsorted, memory.returned)
-        self._native.set_rereads(rereads)
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
+        native, live, memory = self._native, self._context.live, self._context.memory
+        live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
+        native.saves_filed(live.by_storage)
+        native.rereads_filed(memory.rereads.by_storage)
+        unsorted = live.unsorted, memory.rereads.unsorted
+        native.begin(watching, fingerprints.LARGE, attentive, taken, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -115,9 +117,6 @@ class Bridge:
     def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
         pack, unpack = hooks if hooks is not None else (None, None)
         self._native.enter(pack, unpack, handed, contents, moved)
-
-    def set_rereads(self) -> None:
-        self._native.set_rereads(True)
 
     def around_steps(
         self,
@@ -174,7 +173,7 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=[], taken=(), rereads=False)
+            self.begin(watching=True, attentive=[], taken=())
             self.enter((unexpected, unexpected), None, contents=False)
             try:
                 before, number = self.alive(), private.next_node()
@@ -266,7 +265,6 @@ def begin(context: Context) -> None:
         watching=context.watching,
         attentive=context.attentive,
         taken=context.untracked.taken,
-        rereads=context.memory.rereads.any(),
     )
 
 

@@ -42,15 +42,15 @@ void hold_locks_at_forks() {
 }
 
 void connect(uintptr_t moments, const py::object &parameter, const py::object &kinds, const py::object &place,
-             const py::object &handles, const py::object &holds, const py::object &needed, const py::object &refused) {
+             const py::object &handles, const py::object &saved, const py::object &reread, const py::object &refused) {
   hold_locks_at_forks();
   latest_moment = reinterpret_cast<std::atomic<int64_t> *>(moments);
   replace(parameter_type, parameter);
   replace(kind_of, kinds);
   replace(place_in_python, place);
   replace(make_handle, handles);
-  replace(may_hold, holds);
-  replace(is_needed, needed);
+  replace(python_saves.has_alive, saved);
+  replace(python_rereads.has_alive, reread);
   replace(failed, refused);
 }
 
@@ -90,11 +90,12 @@ void connect_backwards(const py::object &begins, const py::object &ends, const p
 }
 
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves,
-           const py::object &views_returned) {
+           const py::object &rereads, const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
   replace(taken, targets);
-  replace(python_unsorted, saves);
+  replace(python_saves.unsorted, saves);
+  replace(python_rereads.unsorted, rereads);
   replace(returned, views_returned);
   flags.careful = flags.keeping = false;
   flags.watching = watching;
@@ -265,6 +266,13 @@ PyObject *show_place_here(PyObject *, PyObject *) {
   END_HANDLE_TH_ERRORS
 }
 
+template <PythonTable &table> PyObject *hear_of(PyObject *, PyObject *by_storage) {
+  PyObject *old = std::exchange(table.filed, Py_NewRef(by_storage));
+  table.any_filed = PyDict_GET_SIZE(by_storage) != 0;
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
 bool is_readable(const at::Tensor &tensor) { return is_usual(tensor.unsafeGetTensorImpl()) && tensor.is_cpu(); }
 
 // Returns the fingerprint of a tensor; None if it is for Python.
@@ -297,6 +305,8 @@ PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
 }
 
 PyMethodDef each_step[] = {
+    {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
+    {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
     {"save", (PyCFunction)(void (*)())show_save, METH_FASTCALL, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
@@ -328,8 +338,6 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("leave", &leave);
   m.def("set_careful", [](bool on) { flags.careful = on; });
   m.def("set_keeping", [](bool on) { flags.keeping = on; });
-  m.def("set_filed", [](bool on) { flags.filed = on; });
-  m.def("set_rereads", [](bool on) { flags.rereads = on; });
   m.def("hand_over", &hand_over_at);
   m.def("take_records", &take_records);
   m.def("take_views", &take_views);
