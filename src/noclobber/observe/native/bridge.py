@@ -14,7 +14,7 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
-from noclobber.observe.core import fingerprints, kernel_functions, records, save_hooks, sites, write_kernels
+from noclobber.observe.core import fingerprints, kernel_functions, reads, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
@@ -70,6 +70,8 @@ class Bridge:
         self.set_careful: Callable[[bool], None] = native.set_careful
         self.set_keeping: Callable[[bool], None] = native.set_keeping
         records.count_with(native.next_moment)
+        native.connect_reads(reads.KINDS)
+        reads.walk_with(native.walk)
         unlocked_in_child(self)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:

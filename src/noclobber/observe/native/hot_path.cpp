@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "backwards.h"
+#include "reads.h"
 
 namespace py = pybind11;
 
@@ -87,6 +88,12 @@ void connect_backwards(const py::object &begins, const py::object &ends, const p
   replace(local_state, of);
   call_key = key;
   lines_kept = lines;
+}
+
+void connect_reads(const py::tuple &named) {
+  PyObject *const *of = PySequence_Fast_ITEMS(named.inc_ref().ptr());
+  auto type = [&](int number) { return (PyTypeObject *)of[number]; };
+  kinds = {of[0], of[1], of[2], of[3], type(4), type(5), type(6), type(7), of[8], of[9], PyLong_AsSsize_t(of[10])};
 }
 
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves,
@@ -332,6 +339,8 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("enroll_passing", &enroll_passing);
   m.def("connect_steps", &connect_steps);
   m.def("connect_backwards", &connect_backwards);
+  m.def("connect_reads", &connect_reads);
+  m.def("walk", &walk);
   m.def("begin", &begin);
   m.def("end", &end);
   m.def("enter", &enter);
