@@ -33,9 +33,6 @@ class Beside(Protocol):
     def alive(self) -> int:
         """Return how many saves have no handle."""
 
-    def filed(self, any_there: bool, /) -> None:
-        """Hear whether `by_storage` has an entry."""
-
 
 class LiveSaves(Generic[Handle]):
     """The handles of saves that autograd still holds, by storage.
@@ -60,6 +57,8 @@ class LiveSaves(Generic[Handle]):
         """How many handles were alive at the last sweep."""
         self.beside: Beside | None = None
         """What knows of further saves; None if all have handles."""
+        self.tell: Callable[[dict[int, list[ref[Handle]]]], object] | None = None
+        """Hears of `by_storage` whenever it may have changed; None if nobody does."""
         self._filed = 0
         unlocked_in_child(self)
 
@@ -178,8 +177,8 @@ class LiveSaves(Generic[Handle]):
 
     def _settled(self) -> None:
         self._inside = None
-        if self.beside is not None:
-            self.beside.filed(bool(self.by_storage))
+        if self.tell is not None:
+            self.tell(self.by_storage)
 
     def _file(self) -> None:
         # What is being filed stays in `unsorted` until all of it is: another thread that finds nothing there relies on

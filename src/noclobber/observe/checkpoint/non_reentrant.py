@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -15,8 +16,8 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import forward_bytes
-from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
-from noclobber.observe.core import reads
+from noclobber.observe.checkpoint.regions import CheckpointRegion, Holder, RegionSave, saved_under
+from noclobber.observe.core import engine, reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import OnDevice
@@ -38,7 +39,7 @@ def arm(context: Context, way: Way) -> None:
     is replaced here each time it is called (torch 2.13).
     """
     native = private.lookup("utils.checkpoint._checkpoint_hook")
-    private.lookup("utils.checkpoint._Holder")
+    again = private.lookup("utils.checkpoint._recomputation_hook")
 
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
@@ -56,7 +57,15 @@ def arm(context: Context, way: Way) -> None:
         way.guarded(lambda: began(hooks, frame, caller))
         return hooks
 
+    def _recomputation_hook(*args: object) -> ExitStack:
+        stack = ExitStack()
+        if (ended := way.guarded(lambda: engine.log(context))) is not None:
+            stack.callback(way.entry(ended, also_off=True))
+        stack.enter_context(again(*args))
+        return stack
+
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
+    way.patches.put(torch.utils.checkpoint, "_recomputation_hook", _recomputation_hook)
 
 
 def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
@@ -107,25 +116,32 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     In forward PyTorch keeps a holder in place of each saved tensor. By the holder it finds the tensor that the second
     run computes, of which it compares shape, type and device only. `frame` is PyTorch's record of the region.
     """
-    context, guarded = region.context, region.way.guarded
+    way, thread, bus = region.way, region.context.thread, region.context.bus
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
     @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> object:
         holder = pack(tensor)
-        if context.thread.watched:
-            guarded(lambda: region.save(holder, tensor, place_of(sys._getframe(1))))
+        try:  # as `Way.guarded` does, which costs more
+            if way.on and thread.watched:
+                region.save(holder, tensor, sys._getframe(1))
+        except Exception as failure:
+            way.fail(failure)
         return holder
 
-    def unpack_hook(holder: object) -> torch.Tensor:
-        told = context.bus.told
+    def unpack_hook(holder: Holder) -> torch.Tensor:
+        told = bus.told
         try:
             tensor: torch.Tensor = unpack(holder)
         except Exception as error:
-            raised = error
-            guarded(lambda: region.failed(raised))
+            way.guarded(partial(region.failed, error))
             raise
-        read = guarded(lambda: _read(region, frame, holder, tensor, told))
+        try:
+            if way.on and bus.told == told and region.is_as_saved(holder, tensor):
+                return tensor
+        except Exception as failure:
+            way.fail(failure)
+        read = way.guarded(partial(_read, region, frame, holder, tensor, told))
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)
         return tensor if read is None else read
@@ -136,7 +152,7 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
 def _read(
     region: CheckpointRegion,
     frame: forward_bytes.RegionFrame,
-    holder: object,
+    holder: Holder,
     tensor: torch.Tensor,
     told: int,
 ) -> torch.Tensor:
@@ -157,13 +173,12 @@ def _read(
     return tensor
 
 
-def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder: object, tensor: torch.Tensor) -> None:
+def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder: Holder, tensor: torch.Tensor) -> None:
     """Compare a tensor that backward reads with forward. If it differs, report the first tensor of the region that
     differs and will be read."""
-    node, packed = private.current_node(), region.saved.get(holder)
+    node, packed, call = private.current_node(), saved_under(holder), here()
     if packed is None:
         return
-    call = here()
     if isinstance(packed.digest, OnDevice) and call is not None:
         if clobbers.is_read(holder, node):
             region.ask_later(call, node, clobbers.field_of(holder, node), packed, tensor)
@@ -177,7 +192,7 @@ def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder:
         region.tell(node, clobbers.field_of(holder, node), packed, tensor)
 
 
-_Recomputed = tuple[int, "Node | None", object, RegionSave, torch.Tensor]
+_Recomputed = tuple[int, "Node | None", Holder, RegionSave, torch.Tensor]
 """The order of a save in its region, the node that reads it, its holder, the save in forward, the tensor now."""
 
 
@@ -186,9 +201,7 @@ def _recomputed(region: CheckpointRegion, frame: forward_bytes.RegionFrame, root
     for node in graph.walk([root] if root is not None else []):
         for saved in graph.saves_of_or_gone(node):
             holder = graph.content(saved)
-            packed = (
-                region.saved.get(holder) if isinstance(holder, private.lookup("utils.checkpoint._Holder")) else None
-            )
+            packed = saved_under(holder)
             if packed is None:
                 continue
             for group, handle in holder.handles.items():
@@ -198,7 +211,7 @@ def _recomputed(region: CheckpointRegion, frame: forward_bytes.RegionFrame, root
 
 
 def _matters(
-    region: CheckpointRegion, node: Node | None, holder: object, packed: RegionSave, tensor: torch.Tensor
+    region: CheckpointRegion, node: Node | None, holder: Holder, packed: RegionSave, tensor: torch.Tensor
 ) -> bool:
     """Return True if a tensor that was computed again differs, the node reads it, and all its bytes have a meaning."""
     if not region.differs(packed, tensor):

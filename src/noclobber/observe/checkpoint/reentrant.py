@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 
 from noclobber.model.error import ClobberError
 from noclobber.observe.checkpoint import forward_bytes, taint
-from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave
+from noclobber.observe.checkpoint.regions import CheckpointRegion, RegionSave, save_of
 from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -224,7 +224,7 @@ def _compare_outputs(
         return
     if (first := derived.first_changed(outputs)) is not None:
         node, handle = first
-        was = RegionSave(handle.alias, handle.place, handle.digest)
+        was = RegionSave(save_of(handle.alias, handle.place, handle.digest))
         region.tell(node, clobbers.field_of(handle, node), was, handle.alias, reentrant=True)
     elif derived.wipes_out(outputs):
         for before, tensor in zip(packed, outputs, strict=False):

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, ref
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 import torch
 
@@ -25,13 +26,26 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, all_known, differ, fingerprint, same_but_for_zeros
 from noclobber.observe.core.history import Reread
+from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, moment, reading, second_runs
-from noclobber.observe.core.sites import Place, site_of
+from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import graph, private
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
+
+
+class Holder(Protocol):
+    """What PyTorch keeps in place of a tensor that a region saves in forward, with noclobber's record of the save."""
+
+    handles: dict[int, object]
+    noclobber_save: RegionSave
+
+
+def saved_under(holder: object) -> RegionSave | None:
+    """Return the record of the save that PyTorch keeps a holder for; None where noclobber has not seen the save."""
+    return getattr(holder, "noclobber_save", None)
 
 
 class RegionSave:
@@ -41,16 +55,17 @@ class RegionSave:
     is_copy = False
     __slots__ = ("__weakref__", "digest", "filled_last", "key", "node", "order", "place", "rough", "version")
 
-    def __init__(self, tensor: torch.Tensor, place: Place | None, digest: Digest, order: int = 0) -> None:
-        self.digest = digest
+    def __init__(self, known: SaveElsewhere, order: int = 0) -> None:
+        self.version, self.key, self.node, self.place, self.digest = known
         self.order = order
         self.rough: torch.Tensor | None = None
-        self.version = private.version_of(tensor) or 0
-        self.place = place
-        self.node = private.next_node() - 1
-        self.key = private.storage_key(tensor)
         self.filled_last = False
         """True if the operator computes this save only after all is saved (late_fills.py)."""
+
+
+def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
+    """Return what is known of a tensor that is being saved."""
+    return private.version_of(tensor) or 0, private.storage_key(tensor), private.next_node() - 1, place, digest
 
 
 class CheckpointRegion:
@@ -64,7 +79,7 @@ class CheckpointRegion:
         self.memory = context.memory
         self.place = place
         self.begin = self.end = self.again = moment()
-        """The moments when forward began, when it made its last save, and when the second run began."""
+        """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside: dict[int, Reread] = {}
         for tensor in (*read.tensors, *read.given):
             key = private.storage_key(tensor)
@@ -73,8 +88,6 @@ class CheckpointRegion:
                 self.memory.expect(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
-        self.saved: WeakKeyDictionary[object, RegionSave] = WeakKeyDictionary()
-        """The saves of forward, by the holder that PyTorch keeps in place of the tensor."""
         self.count = 0
         """How many tensors forward saved."""
         self._of_last: list[RegionSave] = []
@@ -93,7 +106,7 @@ class CheckpointRegion:
 
     def output(self, tensor: torch.Tensor) -> RegionSave:
         """Return the record of a tensor that a reentrant region returns in forward."""
-        packed = RegionSave(tensor, self.place, self.digest(tensor))
+        packed = RegionSave(save_of(tensor, self.place, self.digest(tensor)))
         packed.rough = None if packed.digest is None else rough(tensor)
         return packed
 
@@ -105,23 +118,40 @@ class CheckpointRegion:
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
-        with private.no_modes():
-            return fingerprint(tensor)
+        native = self.context.native
+        digest = native.fingerprint(tensor) if native is not None else None
+        if digest is None:
+            with private.no_modes():
+                return fingerprint(tensor)
+        return digest
 
-    def save(self, holder: object, tensor: torch.Tensor, place: Place | None) -> None:
-        """Record a tensor that forward saves under PyTorch's holder."""
+    def save(self, holder: Holder, tensor: torch.Tensor, frame: FrameType) -> None:
+        """Record a tensor that forward saves under PyTorch's holder. `frame` asked for the save."""
+        context = self.context
+        known = context.native.save(tensor, self._digests) if context.native is not None else None
+        if known is None:
+            known = save_of(tensor, place_of(frame), self.digest(tensor))
+            history = context.thread.history
+            history.nodes.append(known[2])
+            history.places.append(known[3])
         self.count += 1
-        self.saved[holder] = packed = RegionSave(tensor, place, self.digest(tensor), self.count)
-        self.end = moment()
+        holder.noclobber_save = packed = RegionSave(known, self.count)
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
         self._of_last.append(packed)
-        self.context.thread.packed.append(ref(packed))
-        if packed.key is not None and self._outside_at(packed.key) is not None:
-            self.used.add(packed.key)
-        history = self.context.thread.history
-        history.nodes.append(packed.node)
-        history.places.append(place)
+        context.thread.packed.append(ref(packed))
+        key = packed.key
+        if key in self.outside and key not in self.used and self._outside_at(key) is not None:
+            self.used.add(key)
+
+    def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
+        """Return True if a recomputed tensor is known at once to be as in forward; most are."""
+        packed = saved_under(holder)
+        if packed is None or packed.filled_last or self.past is not None:
+            return False
+        if packed.digest is None:
+            return (private.version_of(tensor) or 0) <= packed.version
+        return type(packed.digest) is int and self.digest(tensor) == packed.digest
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
         """Note that a second run begins, and what it can read. It ends with `run`."""

@@ -187,20 +187,33 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
 
     Returns what ends this; None where there is nothing to do.
     """
+    unlog = log(context)
+    if unlog is None:
+        return None
+    if (call := here()) is not None:
+        threads.wake_hooks(context, call)
+        context.calls.python_begins(call)
+
+    def rest(*_: object) -> None:
+        unlog()
+        if call is not None:
+            threads.rest_hooks(context, call)
+
+    return rest
+
+
+def log(context: Context) -> Callable[[], object] | None:
+    """Log writes while a checkpointed region runs again inside a backward that does without.
+
+    The region saves with PyTorch's own hooks, and is given no gradient that it could write into. Returns what ends
+    this; None where there is nothing to do.
+    """
     call = here() if context.by_key and context.bus.listeners else None
     if call is None or not call.quiet or private.key_is_set():
         return None
     private.set_key(True)
-    threads.wake_hooks(context, call)
     _share_reads(context, False)  # until the call ends: the code may overwrite a save that was read already
-    if not call.with_python:
-        context.calls.python_begins(call)
-
-    def rest(*_: object) -> None:
-        private.set_key(False)
-        threads.rest_hooks(context, call)
-
-    return rest
+    return partial(private.set_key, False)
 
 
 @contextmanager

@@ -144,8 +144,6 @@ class Memory:
     def expect(self, reread: Reread) -> None:
         """Remember the writes to this memory as long as `reread` lives."""
         self.rereads.unsorted.append(ref(reread))
-        if self.native is not None:
-            self.native.set_rereads()
         if len(self.rereads.unsorted) > self.rereads.limit:
             self.rereads.sweep()
 

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from noclobber.model.events import Step
+from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api.private import Pair
 
 if TYPE_CHECKING:
     from noclobber.observe.core.records import Backward, Record
     from noclobber.observe.core.written import Written
+
+
+SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
+"""What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
+place, and the fingerprint if bytes are compared."""
 
 
 class HotPath(Protocol):
@@ -27,14 +33,17 @@ class HotPath(Protocol):
     def alive(self) -> int:
         """Return how many saves there are of which no Handle was made, in all threads."""
 
-    def filed(self, any_there: bool, /) -> None:
-        """Hear whether the live table has saves by storage."""
-
     def place_of(self, node: int, /) -> Place | None:
         """Return where a node last saved; None if that is not known."""
 
     def place_here(self) -> Place | None:
         """Return the place of the program's line that runs, as `sites.place_of` does."""
+
+    def save(self, tensor: torch.Tensor, contents: bool, /) -> SaveElsewhere | None:
+        """Return what is known of a tensor that is being saved; None if only Python can tell."""
+
+    def fingerprint(self, tensor: torch.Tensor, /) -> int | None:
+        """Return the fingerprint of a tensor; None if only Python can tell."""
 
     # -- writes
 
@@ -77,7 +86,7 @@ class HotPath(Protocol):
 
     # -- what it must know
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
         """Begin to take writes, and saves if `watching`. Of `attentive` and `taken` only the sizes are looked at."""
 
     def end(self) -> None:
@@ -103,9 +112,6 @@ class HotPath(Protocol):
 
     def set_keeping(self, keeping: bool, /) -> None:
         """Hear whether bytes are preserved."""
-
-    def set_rereads(self) -> None:
-        """Hear that there is memory which will be read again although no save lies on it."""
 
     def forget(self, *, places: bool) -> None:
         """Drop the records; with `places` also what is known of lines, which nobody may be using then."""

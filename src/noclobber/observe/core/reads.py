@@ -9,7 +9,7 @@ import functools
 import itertools
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from types import (
     BuiltinFunctionType,
@@ -77,8 +77,6 @@ def read_by(
     Unless `states`, the parameters, buffers and children of modules are left out: of a module only attributes count.
     """
     found = Reads()
-    seen: dict[int, object] = {}
-    waiting: list[tuple[object, int, Path]] = []
     names: tuple[str, ...] | None = None
     first: list[tuple[object, object]] = []
     for index, argument in enumerate(args):
@@ -87,10 +85,26 @@ def read_by(
         else:
             names = _parameters(function) if names is None else names
             first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
-    rows: Iterable[tuple[object, object]] = [*first, *(kwargs or {}).items()]
-    values, tensors, path, depth = found.values, found.tensors, None, _DEEPEST
-    values.append((None, "", (type(function).__name__, id(function), None)))
-    waiting.append((function, _DEEPEST, None))
+    found.values.append((None, "", (type(function).__name__, id(function), None)))
+    _walk([*first, *(kwargs or {}).items()], function, _DEEPEST, states, found.values, found.tensors)
+    return found
+
+
+def walk(
+    rows: list[tuple[object, object]],
+    function: object,
+    depth: int,
+    states: bool,
+    values: list[Value],
+    tensors: list[torch.Tensor],
+) -> None:
+    """Note what arguments are and lead to, and what a function leads to, `depth` levels down.
+
+    The native part does the same (native/reads.h).
+    """
+    seen: dict[int, object] = {}
+    waiting: list[tuple[object, int, Path]] = [(function, depth, None)]
+    path: Path = None
     while True:
         for key, value in rows:
             kind = type(value)
@@ -116,17 +130,17 @@ def read_by(
             if id(value) not in seen:
                 break
         else:
-            return found
+            return
         seen[id(value)] = value
         kind = type(value)
         if issubclass(kind, torch.nn.Module):
             rows = _of_module(value, states)
             depth += 1  # a module in a module is on the level of its owner
         else:
-            rows = list(_inside(value))
-        if id(kind) not in seen and (users := _users_of(kind)):
+            rows = _inside(value)
+        if id(kind) not in seen:
             seen[id(kind)] = kind
-            rows += [row for one in users for row in _of_class(kind.__mro__[one], rows)]
+            rows += _of_class(kind, rows)
 
 
 def tensors_held(values: Iterable[object]) -> list[torch.Tensor]:
@@ -142,8 +156,12 @@ def tensors_held(values: Iterable[object]) -> list[torch.Tensor]:
     return found
 
 
-def _inside(value: Any) -> Iterator[tuple[object, object]]:
-    """Yield the values that a value leads to directly, each with its attribute, key, index or variable."""
+def _inside(value: Any) -> list[tuple[object, object]]:
+    """Return the values that a value leads to directly, each with its attribute, key, index or variable."""
+    return list(_each_inside(value))
+
+
+def _each_inside(value: Any) -> Iterator[tuple[object, object]]:
     kind = type(value)
     if issubclass(kind, dict):
         rows = list(itertools.islice(dict.items(value), _MOST))
@@ -226,7 +244,12 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named) if isinstance(named, (tuple, list)) else ()
 
 
-def _of_class(kind: type, rows: list[tuple[object, object]]) -> Iterator[tuple[object, object]]:
+def _of_class(kind: type, rows: list[tuple[object, object]]) -> list[tuple[object, object]]:
+    """Return what an object reads of its class, and of the classes above, as far as the user has written them."""
+    return [row for one in _users_of(kind) for row in _of_users_class(kind.__mro__[one], rows)]
+
+
+def _of_users_class(kind: type, rows: list[tuple[object, object]]) -> Iterator[tuple[object, object]]:
     """Yield the plain values that are attributes of a user's class and not in `rows`, those of an object; and the
     globals that its methods name."""
     own = [(name, value) for name, value in list(vars(kind).items()) if type(value) in _PLAIN and name[:2] != "__"]
@@ -322,6 +345,29 @@ def _names(code: CodeType) -> frozenset[str]:
     """Return the names that code, and the functions defined in it, may look up among the globals."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(code.co_names).union(*(_names(constant) for constant in inner))
+
+
+KINDS = (
+    _PLAIN,
+    _PASSED_BY,
+    _SIZED,
+    _OF_EVERY_MODULE,
+    torch.Tensor,
+    torch.nn.Module,
+    Enum,
+    itertools.count,
+    _inside,
+    _of_class,
+    _LONGEST,
+)
+"""What the native part needs to know for `walk`, in the order of its `Kinds`."""
+_walk: Callable[..., None] = walk
+
+
+def walk_with(native: Callable[..., None]) -> None:
+    """Let the native part do the walk from now on."""
+    global _walk
+    _walk = native
 
 
 # -- what differs between two runs -------------------------------------------------------------------------------------

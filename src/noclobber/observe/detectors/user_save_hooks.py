@@ -133,16 +133,12 @@ def arm(context: Context, way: Way) -> None:
 
 def _pushed(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack] | None:
     """Return the hooks to push in place of the program's hooks; None to push the program's hooks as they are."""
+    if context.watching and getattr(pack, "__module__", "") == "torch.utils.checkpoint":
+        return None  # `checkpoint/` watches them
     context.python_in_backward = True
-    if context.watching and context.thread.watched and not _is_exempt(pack):
-        return _wrapped(context, way, pack, unpack)
+    if context.watching and context.thread.watched and not isinstance(pack, torch.fx.GraphModule):
+        return _wrapped(context, way, pack, unpack)  # the compiler reads hooks in the form of a graph
     return None
-
-
-def _is_exempt(pack: object) -> bool:
-    """Return True if hooks are not to be wrapped: checkpoints are watched by other code (`checkpoint/`), and hooks in
-    the form of a graph are read by the compiler."""
-    return getattr(pack, "__module__", "") == "torch.utils.checkpoint" or isinstance(pack, torch.fx.GraphModule)
 
 
 _wrapping: WeakKeyDictionary[Pack, tuple[Pack, Unpack]] = WeakKeyDictionary()

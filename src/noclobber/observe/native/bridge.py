@@ -14,10 +14,11 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
-from noclobber.observe.core import fingerprints, kernel_functions, records, save_hooks, sites, write_kernels
+from noclobber.observe.core import fingerprints, kernel_functions, reads, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
+from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
@@ -50,24 +51,27 @@ class Bridge:
             self._guarded(_place_here),
             self._handle,
             self._guarded(lambda key: bool(live.at(key))),
-            self._guarded(lambda key: bool(live.at(key)) or memory.is_reread(key)),
+            self._guarded(memory.is_reread),
             self._guarded(_failed),
         )
         self._moments = moments  # the buffer must not be moved while the native part has its address
         self.hand_over: Callable[[int | None], None] = native.hand_over
         self.alive: Callable[[], int] = native.alive
-        self.filed: Callable[[bool], None] = native.set_filed
         self.place_of: Callable[[int], Place | None] = native.place_of_node
         self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
         self.leave: Callable[[], None] = native.leave
         self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
         self.set_usual: Callable[[bool], None] = native.set_usual
         self.set_sharing: Callable[[bool], None] = native.share
+        self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
+        self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
         self.place_here: Callable[[], Place | None] = native.place_here
         self.backward_begins: Callable[[], Place | None] = native.backward_begins
         self.set_careful: Callable[[bool], None] = native.set_careful
         self.set_keeping: Callable[[bool], None] = native.set_keeping
         records.count_with(native.next_moment)
+        native.connect_reads(reads.KINDS)
+        reads.walk_with(native.walk)
         unlocked_in_child(self)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
@@ -101,10 +105,13 @@ class Bridge:
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized, rereads: bool) -> None:
-        live, memory = self._context.live, self._context.memory
-        self._native.begin(watching, fingerprints.LARGE, attentive, taken, live.unsorted, memory.returned)
-        self._native.set_rereads(rereads)
+    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
+        native, live, memory = self._native, self._context.live, self._context.memory
+        live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
+        native.saves_filed(live.by_storage)
+        native.rereads_filed(memory.rereads.by_storage)
+        unsorted = live.unsorted, memory.rereads.unsorted
+        native.begin(watching, fingerprints.LARGE, attentive, taken, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -112,9 +119,6 @@ class Bridge:
     def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
         pack, unpack = hooks if hooks is not None else (None, None)
         self._native.enter(pack, unpack, handed, contents, moved)
-
-    def set_rereads(self) -> None:
-        self._native.set_rereads(True)
 
     def around_steps(
         self,
@@ -171,7 +175,7 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=[], taken=(), rereads=False)
+            self.begin(watching=True, attentive=[], taken=())
             self.enter((unexpected, unexpected), None, contents=False)
             try:
                 before, number = self.alive(), private.next_node()
@@ -263,7 +267,6 @@ def begin(context: Context) -> None:
         watching=context.watching,
         attentive=context.attentive,
         taken=context.untracked.taken,
-        rereads=context.memory.rereads.any(),
     )
 
 

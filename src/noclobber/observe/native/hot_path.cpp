@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "backwards.h"
+#include "reads.h"
 
 namespace py = pybind11;
 
@@ -42,15 +43,15 @@ void hold_locks_at_forks() {
 }
 
 void connect(uintptr_t moments, const py::object &parameter, const py::object &kinds, const py::object &place,
-             const py::object &handles, const py::object &holds, const py::object &needed, const py::object &refused) {
+             const py::object &handles, const py::object &saved, const py::object &reread, const py::object &refused) {
   hold_locks_at_forks();
   latest_moment = reinterpret_cast<std::atomic<int64_t> *>(moments);
   replace(parameter_type, parameter);
   replace(kind_of, kinds);
   replace(place_in_python, place);
   replace(make_handle, handles);
-  replace(may_hold, holds);
-  replace(is_needed, needed);
+  replace(python_saves.has_alive, saved);
+  replace(python_rereads.has_alive, reread);
   replace(failed, refused);
 }
 
@@ -89,12 +90,19 @@ void connect_backwards(const py::object &begins, const py::object &ends, const p
   lines_kept = lines;
 }
 
+void connect_reads(const py::tuple &named) {
+  PyObject *const *of = PySequence_Fast_ITEMS(named.inc_ref().ptr());
+  auto type = [&](int number) { return (PyTypeObject *)of[number]; };
+  kinds = {of[0], of[1], of[2], of[3], type(4), type(5), type(6), type(7), of[8], of[9], PyLong_AsSsize_t(of[10])};
+}
+
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves,
-           const py::object &views_returned) {
+           const py::object &rereads, const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
   replace(taken, targets);
-  replace(python_unsorted, saves);
+  replace(python_saves.unsorted, saves);
+  replace(python_rereads.unsorted, rereads);
   replace(returned, views_returned);
   flags.careful = flags.keeping = false;
   flags.watching = watching;
@@ -265,7 +273,49 @@ PyObject *show_place_here(PyObject *, PyObject *) {
   END_HANDLE_TH_ERRORS
 }
 
+template <PythonTable &table> PyObject *hear_of(PyObject *, PyObject *by_storage) {
+  PyObject *old = std::exchange(table.filed, Py_NewRef(by_storage));
+  table.any_filed = PyDict_GET_SIZE(by_storage) != 0;
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
+bool is_readable(const at::Tensor &tensor) { return is_usual(tensor.unsafeGetTensorImpl()) && tensor.is_cpu(); }
+
+// Returns the fingerprint of a tensor; None if it is for Python.
+PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor &shown = THPVariable_Unpack(tensor);
+  auto digest = is_readable(shown) ? fingerprint(shown) : std::nullopt;
+  return digest ? PyLong_FromUnsignedLongLong(*digest) : Py_NewRef(Py_None);
+  END_HANDLE_TH_ERRORS
+}
+
+// Returns what is known of a tensor that is being saved under other hooks than noclobber's: its version, its storage, the
+// number of the node, the place, and the fingerprint if that is asked for. None if it is for Python.
+PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const at::Tensor &tensor = THPVariable_Unpack(arguments[0]);
+  const bool contents = arguments[1] == Py_True;
+  auto digest = contents && is_readable(tensor) ? fingerprint(tensor) : std::nullopt;
+  if (contents ? !digest : !is_usual(tensor.unsafeGetTensorImpl())) {
+    Py_RETURN_NONE;
+  }
+  const int64_t node = (int64_t)at::sequence_number::peek() - 1;
+  const Place *place = place_here();
+  note_past(thread(), node, place);
+  return Py_BuildValue("(IKLNN)", version_of(tensor.unsafeGetTensorImpl()),
+                       (unsigned long long)storage_key(tensor.unsafeGetTensorImpl()), (long long)node,
+                       shown_place(place),
+                       digest ? PyLong_FromUnsignedLongLong(*digest) : Py_NewRef(Py_None));
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef each_step[] = {
+    {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
+    {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
+    {"save", (PyCFunction)(void (*)())show_save, METH_FASTCALL, nullptr},
+    {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
     {"after_step", (PyCFunction)(void (*)())after_step, METH_FASTCALL, nullptr},
     {"begin_backward", (PyCFunction)(void (*)())begin_backward, METH_FASTCALL, nullptr},
@@ -289,14 +339,14 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("enroll_passing", &enroll_passing);
   m.def("connect_steps", &connect_steps);
   m.def("connect_backwards", &connect_backwards);
+  m.def("connect_reads", &connect_reads);
+  m.def("walk", &walk);
   m.def("begin", &begin);
   m.def("end", &end);
   m.def("enter", &enter);
   m.def("leave", &leave);
   m.def("set_careful", [](bool on) { flags.careful = on; });
   m.def("set_keeping", [](bool on) { flags.keeping = on; });
-  m.def("set_filed", [](bool on) { flags.filed = on; });
-  m.def("set_rereads", [](bool on) { flags.rereads = on; });
   m.def("hand_over", &hand_over_at);
   m.def("take_records", &take_records);
   m.def("take_views", &take_views);
@@ -307,7 +357,6 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
     throw py::error_already_set();
   }
   // For the self-test and the tests.
-  m.def("fingerprint", [](const py::object &tensor) { return fingerprint(THPVariable_Unpack(tensor.ptr())); });
   m.def("storage_key", [](const py::object &tensor) {
     return storage_key(THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl());
   });

@@ -111,7 +111,7 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
       PyDict_GET_SIZE(kwargs) != 0) {
     return false;
   }
-  if (flags.watching && (alive != 0 || python_has_saves() || flags.rereads)) {
+  if (flags.watching && (alive != 0 || python_saves.any() || python_rereads.any())) {
     return false;
   }
   auto *type = (PyObject *)Py_TYPE(optimizer);

@@ -59,19 +59,13 @@ struct Flags {
   std::atomic<bool> watching{false}; // whether saves are recorded
   std::atomic<bool> careful{false};  // whether counted writes must be checked too
   std::atomic<bool> keeping{false};  // whether bytes are preserved
-  std::atomic<bool> filed{false};    // whether Python's live table has saves that are sorted by storage
-  std::atomic<bool> rereads{false};  // whether there is memory that will be read again though no save lies on it
 };
 inline Flags flags;
-// Containers of Python, of which only the size is looked at: those to call before each write, the tensors whose `.data`
-// was taken, and the saves that are not sorted yet.
-inline PyObject *attentive = nullptr, *taken = nullptr, *python_unsorted = nullptr;
+// Containers of Python, of which only the size is looked at: those to call before each write, and the tensors whose
+// `.data` was taken.
+inline PyObject *attentive = nullptr, *taken = nullptr;
 inline PyObject *returned = nullptr; // the storages of views that custom Functions returned
-inline PyObject *may_hold = nullptr; // Python's function: whether its live table has a save on this storage
-inline PyObject *is_needed = nullptr; // Python's function: whether a finding may need the writes to this storage
 inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
-
-inline bool python_has_saves() { return flags.filed || PyList_GET_SIZE(python_unsorted) != 0; }
 
 // True also where it fails: then Python decides. Throws what a signal handler raised meanwhile, as KeyboardInterrupt.
 inline bool answers(PyObject *function, uintptr_t key) {
@@ -82,6 +76,33 @@ inline bool answers(PyObject *function, uintptr_t key) {
   clear_error();
   return yes;
 }
+
+// One of Python's tables by storage (`LiveSaves`): what is not sorted yet, and what is filed.
+struct PythonTable {
+  PyObject *unsorted = nullptr, *filed = nullptr;
+  std::atomic<bool> any_filed{false};
+  PyObject *has_alive = nullptr; // Python's function: whether there is something on this storage that is alive
+
+  bool any() const { return any_filed || (unsorted != nullptr && PyList_GET_SIZE(unsorted) != 0); }
+
+  // Python is asked only where its answer may be yes: a call costs as much as all else that is done for a write.
+  bool has(uintptr_t key) const {
+    if (!any()) {
+      return false;
+    }
+    {
+      Gil gil;
+      Owned number(PyLong_FromUnsignedLongLong(key));
+      if (number != nullptr && PyList_GET_SIZE(unsorted) == 0 && PyDict_Contains(filed, number) == 0) {
+        return false;
+      }
+      clear_error();
+    }
+    return answers(has_alive, key);
+  }
+};
+inline PythonTable python_saves;   // the live table
+inline PythonTable python_rereads; // memory that will be read again though no save lies on it
 
 // -- noting ------------------------------------------------------------------------------------------------------------
 
@@ -102,8 +123,7 @@ inline void prune() {
       auto [at, fresh] = needed.try_emplace(old[i].key, true);
       if (fresh && !interrupted) {
         try {
-          at->second = is_saved(old[i].key) ||
-                       ((python_has_saves() || flags.rereads) && answers(is_needed, old[i].key));
+          at->second = is_saved(old[i].key) || python_saves.has(old[i].key) || python_rereads.has(old[i].key);
         } catch (const python_error &) {
           interrupted = std::current_exception();
         }
@@ -197,7 +217,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   const uintptr_t key = storage_key(impl);
-  if ((counted ? may_clobber(key, impl) : is_saved(key)) || (python_has_saves() && answers(may_hold, key))) {
+  if ((counted ? may_clobber(key, impl) : is_saved(key)) || python_saves.has(key)) {
     return FOR_PYTHON;
   }
   if (in_graph) {
@@ -206,7 +226,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   // No view of the memory is there that PyTorch could refuse, or no version moves.
   const bool alone = !c10::GradMode::is_enabled() || is_only_holder(tensor.storage()) ||
                      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
-  return !alone ? NOTED : flags.rereads && answers(is_needed, key) ? FOR_PYTHON : IGNORED;
+  return !alone ? NOTED : python_rereads.has(key) ? FOR_PYTHON : IGNORED;
 }
 
 // Returns true in an autocast region: Python looks there at what autograd does not see (stale_casts.py).
