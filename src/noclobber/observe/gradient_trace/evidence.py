@@ -1,4 +1,5 @@
-"""Records the gradients of a run, so that they can be compared: for each backward call, what reaches every leaf."""
+"""Records a run, so that it can be compared: for each backward call, what reaches every leaf, and what the program keeps
+from one step to the next."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -97,6 +99,8 @@ class Evidence:
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf, by name. A weak reference to the leaf itself would make `swap_tensors` fail."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self._bare: dict[str, private.StorageRef] = {}
+        """The memory of each variable that held a tensor at the last backward call, by name."""
         self._made: list[weakref.ref[torch.nn.Module]] = []
         """Every module that holds anything, in the order in which the modules got their first content."""
         self._known: set[int] = set()
@@ -142,12 +146,14 @@ class Evidence:
         with torch.no_grad():
             leaves = {name: sketch(leaf) for name, leaf in alive.items()}
             both = self._held("_parameters") | self._held("_buffers")
-            self.events.append({"kind": "end", "leaves": leaves, "held": both})
+            kept = self._kept(leaf_names.names(), (), at_end=True)
+            self.events.append({"kind": "end", "leaves": leaves, "held": both} | kept)
 
     def _registered(self, module: torch.nn.Module, name: str, value: object) -> None:
-        if os.getpid() == self._process and id(module) not in self._known:
-            self._known.add(id(module))
-            self._made.append(weakref.ref(module, partial(self._gone, id(module))))
+        for one in (module, value):
+            if isinstance(one, torch.nn.Module) and os.getpid() == self._process and id(one) not in self._known:
+                self._known.add(id(one))
+                self._made.append(weakref.ref(one, partial(self._gone, id(one))))
 
     def _gone(self, module: int, _: object) -> None:
         self._known.discard(module)
@@ -162,6 +168,44 @@ class Evidence:
                 if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
                     sketches[f"{number} {type(module).__name__}.{name}"] = sketch(tensor)
         return sketches
+
+    def _kept(self, found: leaf_names.Names, leaves: Iterable[torch.Tensor], *, at_end: bool = False) -> Event:
+        """Return sketches of what the program keeps from one step to the next, besides what it differentiates by.
+
+        "state" has the buffers, what attributes, containers, objects and closures hold, and the variables that still
+        hold the memory of the last call. "bare" has the other variables: a patch may bind a variable again.
+        """
+        named: dict[str, torch.Tensor] = dict(found.kept)
+        for number, made in enumerate(self._made):
+            if (module := made()) is not None:
+                named.update(leaf_names.kept_by(f"{number} {type(module).__name__}", module))
+        lasting = self._lasting(found.bare)
+        if at_end:  # what a graph hangs on may be the last step's alone
+            lasting = {name: tensor for name, tensor in lasting.items() if not tensor.requires_grad}
+        leaf_ids = {id(leaf) for leaf in leaves}
+
+        def seen(tensors: dict[str, torch.Tensor]) -> dict[str, Sketch | None]:
+            return {
+                name: _sketch_or_none(tensor)
+                for name, tensor in tensors.items()
+                if id(tensor) not in leaf_ids and name not in self._named and not _is_trained(tensor)
+            }
+
+        with torch.no_grad():
+            bare = {name: tensor for name, tensor in found.bare.items() if name not in lasting}
+            return {"buffers": self._held("_buffers"), "state": seen(named | lasting), "bare": seen(bare)}
+
+    def _lasting(self, bare: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the variables that hold the same memory as at the last call."""
+        before, self._bare = self._bare, {}
+        for name, tensor in bare.items():
+            with suppress(RuntimeError, NotImplementedError):  # it has no storage
+                self._bare[name] = private.storage_ref(tensor)
+        return {
+            name: bare[name]
+            for name, memory in self._bare.items()
+            if name in before and not before[name].expired() and before[name].cdata == memory.cdata
+        }
 
     def _is_other(self, outputs: Iterable[object]) -> bool:
         """Return True if a backward call is not part of the program's run: it is made in a child process or a
@@ -194,13 +238,12 @@ class Evidence:
                     call = _Call(t_outputs, [], copied)
                     if self._forward is not None:
                         call.along = forward_mode.along_roots(t_outputs, args[0])
-                    self.events.append(call.document(True, None))
+                    self.events.append(call.document(True, None) | self._kept(call.found, ()))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
             call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == 1)
-            with torch.no_grad():
-                buffers = self._held("_buffers")
+            kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
                 for name, leaf in call.named.items()
@@ -216,7 +259,7 @@ class Evidence:
                 raise
             finally:
                 call.release()
-            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | {"buffers": buffers})
+            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | kept)
             return result
 
         return _engine_run_backward
@@ -266,8 +309,8 @@ class Evidence:
         with torch.no_grad():
             held = [sketch(parameter) for parameter in parameters]
             for parameter in parameters:
-                state = optimizer.state.get(parameter, {})
-                held += [sketch(value) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
+                state = dict(sorted(optimizer.state.get(parameter, {}).items()))
+                held += [sketch(value) for _, value in leaf_names.held_by("", state)]
             self.events.append({"kind": "stepped", "optimizer": name, "held": held})
 
 
@@ -296,7 +339,7 @@ class _Call:
             self.roots = [taken(output) for output in outputs if isinstance(output, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, str, list[Seen]]] = []
         self.hooks: list[RemovableHandle] = []
-        found = leaf_names.names()
+        found = self.found = leaf_names.names()
         self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
         for node in graph.walk(roots):
@@ -372,6 +415,18 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
     sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
     return Sketch(shape, dtype, (float(sums[0]), float(sums[1]), float(sums[2])), bits)
+
+
+def _sketch_or_none(tensor: torch.Tensor) -> Sketch | None:
+    """Return a sketch of whatever the program keeps; None where its numbers cannot be read."""
+    try:
+        return None if torch.nn.parameter.is_lazy(tensor) else sketch(tensor)
+    except Exception:
+        return None
+
+
+def _is_trained(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
 
 
 def norm(gradient: torch.Tensor | Sketch) -> float:
