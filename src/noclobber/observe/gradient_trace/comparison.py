@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.gradient_trace import evidence, forward_mode
+from noclobber.observe.gradient_trace import evidence
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Event, Seen, Sketch
@@ -185,10 +185,22 @@ def first_loss(events: list[Event]) -> list[Seen] | None:
     return next((event["roots"] for event in events if "roots" in event), None)
 
 
-def derivative(events: list[Event]) -> forward_mode.Along | None:
-    """Return the derivative along the direction of the leaves in the first backward call; None where it is not
-    known."""
-    return next((event["along"] for event in events if "along" in event), None)
+def call_of(events: list[Event], number: int) -> Event | None:
+    """Return the backward call of a number, without those inside of it; None where it was not begun."""
+    return next((event for event in reversed(events) if event.get("number") == number), None)
+
+
+def same_before(right: Event, found: Event) -> tuple[str, bool]:
+    """Compare what two runs computed before a backward call: the loss, and what the program keeps.
+
+    Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
+    """
+    pairs = list(zip(right["roots"], found["roots"], strict=False))
+    same = [_same(one, other) for one, other in pairs]
+    if len(right["roots"]) != len(found["roots"]) or None in same:
+        return "the loss differs", False
+    kept = next((said for what in ("buffers", "state") if (said := _kept_differ([right], [found], what))), "")
+    return kept, all(same)
 
 
 def lost_leaf(right: list[Event], found: list[Event]) -> str:

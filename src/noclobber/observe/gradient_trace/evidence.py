@@ -1,5 +1,4 @@
-"""Records a run, so that it can be compared: for each backward call, what reaches every leaf, and what the program keeps
-from one step to the next."""
+"""Records a run, so that it can be compared: for each backward call, what reaches every leaf, and what is kept."""
 
 from __future__ import annotations
 
@@ -63,9 +62,10 @@ class Evidence:
 
     `saved` is the most bytes that any backward call kept for itself. The first and the last `whole` calls record copies
     of their gradients; the calls between record sketches. `retaining` keeps every graph for a second backward.
-    `forward` gives the derivative of the loss, where only the loss is wanted. With `before`, a gradient with respect to
-    a tensor that was overwritten is taken with respect to the value from before the write: `before(tensor, inputs)`
-    returns the number of the node that the write made, None for a tensor that stands for the value that is meant.
+    `forward` gives the derivative of the loss, where only the loss is wanted. `after` calls come before the one whose
+    derivative is measured. With `before`, a gradient with respect to a tensor that was overwritten is taken with
+    respect to the value from before the write: `before(tensor, inputs)` returns the number of the node that the write
+    made, None for a tensor that stands for the value that is meant.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Evidence:
         truncation: Truncation = "",
         retaining: bool = False,
         forward: forward_mode.ForwardMode | None = None,
+        after: int = 0,
         before: Callable[[object, Sequence[object]], int | None] | None = None,
     ) -> None:
         self.events: list[Event] = []
@@ -89,11 +90,14 @@ class Evidence:
         self.full: Callable[[], None] = lambda: None
         """Called when the last backward call that is recorded has ended."""
         self.started: Callable[[], None] = lambda: None
-        """Called when the loss of the first backward call is known, where only the loss is wanted."""
+        """Called when the loss is known, where only the loss is wanted."""
+        self.reached: Callable[[], None] = lambda: None
+        """Called when the calls have ended that the loss follows, where there are any."""
         self.looked: Callable[[], None] = lambda: None
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
         self._retaining, self._wanted, self._whole, self._forward = retaining, wanted, whole, forward
+        self._after = after
         self._before = before
         self._fresh = Fresh(truncation) if truncation else None
         self._named: dict[str, tuple[Any, Geometry]] = {}
@@ -143,10 +147,14 @@ class Evidence:
             if (module := held()) is not None:
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_parameters(module))
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_buffers(module))
+        found = leaf_names.names()
+        # Nothing runs after this: a view may be asked.
+        named = (found.bare | found.kept).items()
+        alive.update((name, tensor) for name, tensor in named if tensor.requires_grad and tensor.is_leaf)
         with torch.no_grad():
-            leaves = {name: sketch(leaf) for name, leaf in alive.items()}
+            leaves = {name: _sketch_or_none(leaf) for name, leaf in alive.items()}
             both = self._held("_parameters") | self._held("_buffers")
-            kept = self._kept(leaf_names.names(), (), at_end=True)
+            kept = self._kept(found, alive.values(), at_end=True)
             self.events.append({"kind": "end", "leaves": leaves, "held": both} | kept)
 
     def _registered(self, module: torch.nn.Module, name: str, value: object) -> None:
@@ -234,15 +242,18 @@ class Evidence:
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
-                if not self.events:
+                if not self.events and self.begun > self._after:
                     call = _Call(t_outputs, [], copied)
                     if self._forward is not None:
-                        call.along = forward_mode.along_roots(t_outputs, args[0])
-                    self.events.append(call.document(True, None) | self._kept(call.found, ()))
+                        call.along = [forward_mode.along_roots(t_outputs, args[0])]
+                    loss = call.document(True, None) | {"number": self.begun}
+                    with torch.no_grad():
+                        loss["weighed"] = forward_mode.weighed(t_outputs, args[0])
+                    self.events.append(loss | self._kept(call.found, ()))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == 1)
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
@@ -255,11 +266,13 @@ class Evidence:
             try:
                 result = engine(t_outputs, *args, **kwargs)
             except BaseException:
-                self.events.append({"kind": "failed", "roots": call.roots})
+                self.events.append({"kind": "failed", "roots": call.roots, "number": self.begun} | kept)
                 raise
             finally:
                 call.release()
-            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | kept)
+            self.events.append(
+                call.document(bool(kwargs.get("accumulate_grad")), result) | {"number": self.begun} | kept
+            )
             return result
 
         return _engine_run_backward
@@ -280,6 +293,8 @@ class Evidence:
                 self.looked()
             if self._fresh is not None and self._depth == 0:
                 self._fresh.backward_ended()
+            if self._depth == 0 and self.done == self._after:
+                self.reached()
             if self._depth == 0 and (self.done >= self._most or time.monotonic() > self._until):
                 self.full()
             return result
@@ -321,7 +336,7 @@ def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 class _Call:
     """One backward call under way. `taken` makes the record of a tensor: a copy or a sketch.
 
-    If `measured`, the derivative along the directions of the leaves is computed from the gradients too.
+    If `measured`, the derivatives along directions of the leaves are computed from the gradients too.
     """
 
     def __init__(
@@ -333,8 +348,8 @@ class _Call:
         measured: bool = False,
     ) -> None:
         self._taken = taken
-        self.along: forward_mode.Along | None = None
-        self._measured: list[forward_mode.Along] = []
+        self.along: list[forward_mode.Along | None] = []
+        self._measured: list[list[forward_mode.Along]] = []
         with torch.no_grad():
             self.roots = [taken(output) for output in outputs if isinstance(output, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, str, list[Seen]]] = []
@@ -362,7 +377,8 @@ class _Call:
                 with torch.no_grad():
                     got.append(self._taken(gradients[0]))
                     if leaf is not None:
-                        self._measured.append(forward_mode.along(gradients[0], leaf))
+                        numbers = range(forward_mode.DIRECTIONS)
+                        self._measured.append([forward_mode.along(gradients[0], leaf, number) for number in numbers])
 
         return gradient_arrives
 
@@ -373,9 +389,10 @@ class _Call:
 
     def document(self, accumulates: bool, result: Any) -> Event:
         """Return the event of the call. `result` is what the engine returned: the gradients of `grad`."""
+        measured = [forward_mode.total(list(parts)) for parts in zip(*self._measured, strict=True)]
         with torch.no_grad():
             return {
-                "along": forward_mode.total(self._measured) if self._measured and accumulates else self.along,
+                "along": measured if accumulates and measured else self.along,
                 "kind": "backward" if accumulates else "grad",
                 "roots": self.roots,
                 "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],

@@ -94,10 +94,15 @@ def _scopes(frame: FrameType | None) -> Iterator[tuple[str, Mapping[str, object]
                 yield str(frame.f_globals.get("__name__", "")), frame.f_globals
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
-        path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if isinstance(path, str) and id(vars(module)) not in seen and owner_of(path) is Owner.USER:
+        if isinstance(module, ModuleType) and id(vars(module)) not in seen and _is_users(name, module):
             seen.add(id(vars(module)))
             yield name, vars(module)
+
+
+def _is_users(name: str, module: ModuleType) -> bool:
+    """Return True if a module is the user's own. At its end a script has no `__file__` any more."""
+    path = vars(module).get("__file__")
+    return name == "__main__" or (isinstance(path, str) and owner_of(path) is Owner.USER)
 
 
 class _Walk:
