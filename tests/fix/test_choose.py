@@ -12,6 +12,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
+from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.search import LAST_RESORT, Repairs, RepairSearch
 from noclobber.fix.proof.verdicts import Verdict
 from noclobber.model.events import Refusal, Tensor
@@ -74,7 +75,7 @@ def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
 
 def proven(saved: int = 0) -> Verdict:
-    return Verdict(True, clean=True, proof="all of it", compared=True, complete=True, result=result(saved=saved))
+    return Verdict(True, clean=True, proof="all of it", level=Level.PROVEN, complete=True, result=result(saved=saved))
 
 
 def test_few_bytes_do_not_outweigh_a_smaller_diff_and_many_do(mended):
@@ -109,7 +110,7 @@ def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
     assert (text, done.left) == ("x = 2\n", [])
     assert [one.finding.names for one in done.repairs] == [("h",), ("g",)]
     assert [one.proof for one in done.repairs] == ["all of it"] * 2  # the whole patch was proven once more
-    assert all(one.compared for one in done.repairs)
+    assert all(one.level is Level.PROVEN for one in done.repairs)
     assert told.runs[:2] == ["x = 1\n"] * 2
 
 
@@ -119,7 +120,7 @@ def test_a_part_of_a_patch_is_not_called_proven(mended):
 
     _, done, _ = mended({"1": 1}, shown)
     assert done.left
-    assert all("still fails" in one.proof and not one.compared for one in done.repairs)
+    assert all("still fails" in one.proof and one.level is Level.UNPROVEN for one in done.repairs)
 
 
 def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
@@ -154,16 +155,20 @@ def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_
     assert (offered.patch.after, len(offered.left), len(offered.unproven)) == ({}, 1, 1)
     taken = RepairSearch(told, lambda _: None, unproven=True).search()  # type: ignore[arg-type]
     assert (taken.patch.read(str(path)), taken.left, taken.unproven) == ("x = 1\n", [], [])
-    assert [(one.proven, one.compared) for one in taken.repairs] == [(False, False)]
+    assert [one.level for one in taken.repairs] == [Level.UNPROVEN]
 
 
 def test_what_could_be_compared_and_is_comes_before_what_could_be_and_is_not(mended):
     checked = Verdict(True, clean=True, proof="it runs", comparable=True, result=result())
 
     def shown(text: str, path: Path) -> Verdict:
-        return Verdict(True, clean=True, proof="all of it", compared=True, result=result()) if "2" in text else checked
+        return (
+            Verdict(True, clean=True, proof="all of it", level=Level.PROVEN, result=result())
+            if "2" in text
+            else checked
+        )
 
     text, done, told = mended({"1": 1, "2": 2, "3": 3}, shown)
-    assert (text, [one.compared for one in done.repairs]) == ("x = 2\n", [True])
+    assert (text, [one.level for one in done.repairs]) == ("x = 2\n", [Level.PROVEN])
     assert "x = 3\n" not in told.runs
     assert mended({"1": 1, "3": 2}, lambda *_: checked)[0] == "x = 1\n"

@@ -161,7 +161,9 @@ def test_what_the_leaves_hold_in_the_end_counts():
 
 
 def with_buffers(*held):
-    return [call((W, G)) | {"buffers": {"0 BatchNorm1d.running_mean": sketch(one)}} for one in held]
+    return [
+        call((W, G)) | {"buffers": {"0 BatchNorm1d.running_mean": sketch(one)}, "state": {}, "bare": {}} for one in held
+    ]
 
 
 def test_buffers_hold_the_same_at_each_call():

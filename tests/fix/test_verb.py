@@ -14,6 +14,7 @@ import pytest
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.search import Repair, Repairs
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
@@ -218,12 +219,15 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path, monkeypatch):
     assert outside.read_text() == "x = 1\n"
 
 
-@pytest.mark.parametrize(("compared", "options"), [(True, "--write"), (False, "--write --unproven")])
-def test_what_to_do_next_is_what_writes_it(tmp_path, monkeypatch, compared, options):
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [(Level.PROVEN, "--write"), (Level.CHECKED, "--write"), (Level.UNPROVEN, "--write --unproven")],
+)
+def test_what_to_do_next_is_what_writes_it(tmp_path, monkeypatch, level, options):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("x = 1\n")
     done = mending(tmp_path / "a.py")
-    done.repairs = [replace(one, compared=compared) for one in done.repairs]
+    done.repairs = [replace(one, level=level) for one in done.repairs]
     assert told(done, ["a.py"], writing=False, unproven=False).words[-1] == f"next: noclobber fix {options} a.py"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
 from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
 from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.levels import Level
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
@@ -230,28 +232,28 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    proven = all(one.compared for one in done.repairs)
-    if proven:
+    sure = all(one.level is not Level.UNPROVEN for one in done.repairs)
+    if sure:
         fixed.diff = "".join(_diffs(done.patch))
     else:
         fixed.status = 0 if unproven and not done.left else 1
         fixed.words += ["the patch, not proven:", *_indented(_diffs(done.patch))]
     fixed.words += ["", _summary(done)]
     if writing and done.patch.after:
-        _write(done, fixed, proven or unproven)
-    elif options := _next(done, proven):
+        _write(done, fixed, sure or unproven)
+    elif options := _next(done, sure):
         fixed.words.append(f"{NEXT} noclobber fix {options} {typed(words)}")
     return fixed
 
 
-def _next(done: Repairs, proven: bool) -> str:
+def _next(done: Repairs, sure: bool) -> str:
     """Return the options that write what is shown; empty if they would not fix everything."""
     offered = {one.finding.identity() for one, _ in done.unproven}
     patches = [done.patch, *(patch for _, patch in done.unproven)]
     left = any(finding.identity() not in offered for finding, _ in done.left)
     if left or not any(one.after for one in patches) or any(map(_outside, patches)):
         return ""
-    return "--write" if done.patch.after and proven and not offered else "--write --unproven"
+    return "--write" if done.patch.after and sure and not offered else "--write --unproven"
 
 
 def _together(repairs: Sequence[Repair]) -> list[Repair]:
@@ -276,16 +278,13 @@ def _indented(diffs: Sequence[str]) -> list[str]:
 
 
 def _proof(one: Repair) -> str:
-    return f"  {'proven' if one.compared else 'checked' if one.proven else 'unproven'}: {one.proof}"
+    return f"  {one.level}: {one.proof}"
 
 
 def _summary(done: Repairs) -> str:
     repairs = _together(done.repairs)
-    proven = sum(one.compared for one in repairs)
-    checked = sum(one.proven and not one.compared for one in repairs)
-    others = len(repairs) - proven - checked
-    counts = {"proven": proven, "checked": checked, "unproven": others}
-    words = [f"{_counted(count, 'fix', 'es')}, {how}" for how, count in counts.items() if count]
+    counts = Counter(one.level for one in repairs)
+    words = [f"{_counted(counts[level], 'fix', 'es')}, {level}" for level in Level if counts[level]]
     left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
     return f"noclobber: {'; '.join([*(words or ['no proven fix']), left])}"
 
@@ -303,7 +302,9 @@ def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
         fixed.words.append(f"noclobber: nothing written: {left} would be left; the diff is above")
     elif not may_be_written and not _outside(done.patch):
         fixed.status = 1
-        fixed.words.append("noclobber: nothing written: not every fix is proven; `--write --unproven` writes them all")
+        fixed.words.append(
+            "noclobber: nothing written: not every fix is proven or checked; `--write --unproven` writes them all"
+        )
     else:
         _write_patch(done.patch, fixed)
 

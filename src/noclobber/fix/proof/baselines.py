@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from noclobber.fix.proof.job import Mode, Order, Result
+from noclobber.fix.proof.job import FORWARD, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
+
+if TYPE_CHECKING:
+    import torch
+
+    from noclobber.observe.gradient_trace.forward_mode import Along
 
 Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
 WHOLE: tuple[Kind, ...] = ("full", "handed", "before")
@@ -42,8 +47,8 @@ _WORDS = {
     "backward": "; gradients that reach back into an earlier backward call are left out",
     "handed": ", where hooks and custom backwards get clones of gradients",
     "before": ", with respect to the values from before the write",
-    "derivative": "what the program computes with gradients off",
-    "updated": "what the program computes with gradients off and its write to a leaf as an update",
+    "derivative": "",
+    "updated": " and its write to a leaf as an update",
 }
 
 
@@ -57,19 +62,37 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
         kinds: dict[frozenset[str], Kind] = {frozenset({HANDED}): "handed", frozenset({ASKED}): "before"}
         kind = kinds.get(frozenset(codes & set(WITHOUT)))
         return (kind,) if kind else ()
-    refused = any(code.startswith("NC3") for code in codes)
-    if refused and not calls:
+    if is_refused(codes) and not calls:
         return ("derivative",)
     if "NC104" in codes:
         return ("full", "backward")
     return ("full", "step") if "NC103" in codes else ("full",)
 
 
-class References:
-    """The runs of one program that give right gradients, each made once."""
+def is_refused(codes: Iterable[str]) -> bool:
+    """Return True if PyTorch refuses a write: no run of the program as it is has gradients beyond it."""
+    return any(code.startswith("NC3") for code in codes)
 
-    def __init__(self, launcher: Launcher, backwards: int, seconds: float, whole: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Central differences of a program. `events` are those of the run in which no leaf is moved, `along` has the
+    derivative along each direction."""
+
+    events: list[dict[str, Any]]
+    along: list[Along]
+
+
+class References:
+    """The runs of one program that give right gradients, each made once.
+
+    `after`: how many backward calls the program ends before a write is refused.
+    """
+
+    def __init__(self, launcher: Launcher, backwards: int, seconds: float, whole: int, after: int = 0) -> None:
         self._launcher = launcher
+        self._after = after
+        self._differences: dict[tuple[Kind, bool], Differences | None] = {}
         self._backwards, self._seconds, self._whole = backwards, seconds, whole
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
@@ -91,8 +114,8 @@ class References:
             cloned = _mode(kind) == "reference" and result.error.startswith("ClobberError")
             if cloned:
                 result = self._launcher.run(self._order("clones", kind))
-            elif kind == "derivative" and not result.went_through:
-                result = self._launcher.run(self._order("losses", kind))
+            elif kind in FORWARD and not result.went_through:
+                result = self._launcher.run(replace(self._order(kind, kind), step=0.0))
             self._known[kind] = replace(self._reference(kind, result), cloned=cloned)
         return self._known[kind]
 
@@ -106,6 +129,37 @@ class References:
             self._again[kind] = self._reference(kind, self._launcher.run(self._order(_mode(kind), kind)))
         return self._again[kind]
 
+    def differences(self, kind: Kind, *, double: bool) -> Differences | None:
+        """Central differences, `double` in float64; None where the program does not run so."""
+        if (kind, double) not in self._differences:
+            self._differences[kind, double] = self._differ(kind, double)
+        return self._differences[kind, double]
+
+    def _differ(self, kind: Kind, double: bool) -> Differences | None:
+        from noclobber.observe.gradient_trace import central_differences, comparison, evidence, forward_mode
+
+        order = replace(self._order(_mode(kind), kind), double=double)
+
+        def started(step: float, direction: int = 0) -> Trial:
+            return self._launcher.start(replace(order, step=step, direction=direction))
+
+        def loss(trial: Trial) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+            events = evidence.read(trial.result().evidence)
+            return events, comparison.call_of(events, self._after + 1)
+
+        events, still = loss(started(0.0))
+        dtype: torch.dtype | None = central_differences.dtype_of(still) if still is not None else None
+        if still is None or dtype is None:
+            return None
+        along = []
+        for direction in range(forward_mode.DIRECTIONS):
+            both = [started(sign * central_differences.STEP[dtype], direction) for sign in (1, -1)]
+            ahead, behind = (loss(trial)[1] for trial in both)
+            if ahead is None or behind is None:
+                return None
+            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], dtype))
+        return Differences(events, along)
+
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe.gradient_trace import evidence
 
@@ -118,6 +172,7 @@ class References:
             self._backwards,
             self._seconds,
             self._whole,
+            after=self._after,
             truncation=truncation,
             retaining=self.retaining,
             handing=kind == "handed",

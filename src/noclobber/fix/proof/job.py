@@ -12,15 +12,15 @@ from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.selection import Selection
 
-Mode = Literal["search", "watch", "bare", "reference", "clones", "losses", "derivative", "updated", "hints", "memory"]
+Mode = Literal["search", "watch", "bare", "reference", "clones", "derivative", "updated", "hints", "memory"]
 """search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
 reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
-losses: with gradients off, for the loss that the first backward begins from; derivative, updated: and for its
-derivative by forward mode, where a write to a leaf is part of what is computed, or makes it another leaf.
+derivative, updated: with gradients off, for the loss that a backward begins from and its derivative, where a write to a
+leaf is part of what is computed, or makes it another leaf.
 hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
-FORWARD: tuple[Mode, ...] = ("losses", "derivative", "updated")
-"""Those without reverse mode, which end where the first backward would begin."""
+FORWARD: tuple[Mode, ...] = ("derivative", "updated")
+"""Those without reverse mode, which end where the backward would begin."""
 
 DYNAMO = "torch._dynamo"
 """What optimizers import when they are made, and what takes as long as torch itself."""
@@ -60,6 +60,14 @@ class Order:
     """Whether hooks and custom backwards get clones of gradients."""
     selection: Selection = field(default_factory=Selection)
     """Which findings count in a search, and are to be gone with a patch."""
+    after: int = 0
+    """How many backward calls come before the one whose derivative is measured."""
+    step: float | None = None
+    """How far leaves are moved, for central differences; None for forward mode."""
+    direction: int = 0
+    """The number of the direction that they are moved along."""
+    double: bool = False
+    """Whether numbers are made in float64 where the program does not say which type they have."""
     before: bool = False
     """Whether gradients are asked for with respect to what activations in place have overwritten."""
 

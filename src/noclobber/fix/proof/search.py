@@ -12,6 +12,7 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.job import Result
 from noclobber.fix.proof.launcher import Trial
+from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.readings import Reading, readings
 from noclobber.fix.proof.verdicts import Prover, Verdict
 from noclobber.model.finding import Finding
@@ -31,15 +32,14 @@ _UNPROVEN = "this patch removes the finding, but the program still fails"
 class Repair:
     """A finding and its fix. `extra`: how many bytes more a backward keeps at its peak, None if unknown.
 
-    If not `proven`, `proof` says why not. If no gradients were `compared`, it says what else was checked.
+    `proof` says what was compared, or why nothing could be.
     """
 
     finding: Finding
     title: str
     extra: int | None
     proof: str
-    proven: bool = True
-    compared: bool = True
+    level: Level = Level.PROVEN
     note: str = ""
     """What another patch would change, although it comes first."""
 
@@ -108,6 +108,8 @@ class RepairSearch:
         self._done = Repairs()
         self._saved = prover.search.saved
         """The most bytes saved at the start of a backward, with the patch so far."""
+        self._differing = False
+        """Whether a patch is used that could not be compared."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
 
     def search(self) -> Repairs:
@@ -126,10 +128,9 @@ class RepairSearch:
         done.left += [(one, []) for one in findings if not self._is_left(one)]
         done.left = [(self._done.patch.unpatched(one), tried) for one, tried in done.left]
         last = done.repairs[-1] if done.repairs and not done.left else None
-        proven = all(one.proven for one in done.repairs)
-        proof, compared = (last.proof, last.compared) if last is not None else (_UNPROVEN, False)
-        compared &= proven
-        done.repairs = [replace(one, proof=proof + one.note, compared=compared, proven=proven) for one in done.repairs]
+        proof, level = (last.proof, last.level) if last is not None else (_UNPROVEN, Level.UNPROVEN)
+        level = Level.UNPROVEN if self._differing else level
+        done.repairs = [replace(one, proof=proof + one.note, level=level) for one in done.repairs]
         return done
 
     def _is_left(self, finding: Finding) -> bool:
@@ -161,8 +162,9 @@ class RepairSearch:
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = attempt.differing[0]
             there = done.patch.unpatched(finding)
-            told = Repair(there, offered.candidate.title, None, why, proven=False, compared=False)
+            told = Repair(there, offered.candidate.title, None, why, Level.UNPROVEN)
             if self._unproven:
+                self._differing = True
                 done.repairs.append(told)
                 done.patch = offered.patch
                 return offered
@@ -215,7 +217,7 @@ class RepairSearch:
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
-        return Repair(there, best.candidate.title, extra, verdict.proof, compared=verdict.compared, note=note)
+        return Repair(there, best.candidate.title, extra, verdict.proof, verdict.level, note)
 
 
 def _to_fix(result: Result) -> list[Finding]:

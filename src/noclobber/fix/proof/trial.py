@@ -80,12 +80,18 @@ class TrialProcess:
     def _torch_is_there(self) -> None:
         from noclobber.observe import subscription
         from noclobber.observe.gradient_trace import evidence, right_gradients
+        from noclobber.observe.gradient_trace.central_differences import Moved
         from noclobber.observe.gradient_trace.forward_mode import ForwardMode
 
         generators.begin_torch()
         order, mode = self._order, self._order.mode
-        if mode in ("derivative", "updated"):
-            self._tangents = ForwardMode(updates=mode == "updated")
+        if mode in FORWARD:
+            updates = mode == "updated"
+            self._tangents = (
+                ForwardMode(updates=updates)
+                if order.step is None
+                else Moved(updates=updates, step=order.step, number=order.direction)
+            )
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,
@@ -94,14 +100,19 @@ class TrialProcess:
             truncation=order.truncation,
             retaining=order.retaining,
             forward=self._tangents,
+            after=order.after,
             before=subscription.overwritten_by if order.before else None,
         )
         seen.full = lambda: self._finish(Ended.LIMIT)
         if mode in FORWARD:
             seen.started = seen.full
             right_gradients.compile_nothing()
+            right_gradients.permit_inference_writes()
+            right_gradients.map_by_loops()
         if mode == "search":
             seen.looked = self._looked
+        if order.double:
+            right_gradients.in_float64()
         if order.handing:
             right_gradients.hand_out_clones()
         seen.arm(self._watching())
@@ -112,10 +123,10 @@ class TrialProcess:
             os.mkdir(files)
             self._member = Member(Run(files, contents=True, on_write="record"), self._session, [])
             self._member.begin()
-        if self._tangents is not None:
+        if self._tangents is not None and order.after:
+            seen.reached = self._tangents.begin
+        elif self._tangents is not None:
             self._tangents.begin()
-        elif mode == "losses":
-            right_gradients.gradients_off()
 
     def _measure(self) -> None:
         from noclobber.observe.measured_peak import MeasuredPeak

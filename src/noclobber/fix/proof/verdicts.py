@@ -11,13 +11,36 @@ from noclobber.fix.edits.candidate import Way
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
-from noclobber.fix.proof.baselines import ASKED, DRIFT, HANDED, WHOLE, WITHOUT, Kind, Reference, References, kinds_for
+from noclobber.fix.proof.baselines import (
+    ASKED,
+    DRIFT,
+    HANDED,
+    WHOLE,
+    WITHOUT,
+    Kind,
+    Reference,
+    References,
+    is_refused,
+    kinds_for,
+)
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
+from noclobber.fix.proof.levels import Level
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
+_NO_BACKWARD = "no backward call runs with the patch, so there are no gradients to compare"
+_UNREACHED = "there are no gradients to compare with, because without the patch the program ends before them"
+_NOT_RIGHT = (
+    "even with the saved values kept, this program's gradients are not correct, so there is nothing to compare the "
+    "patch with"
+)
+_DISAGREES = (
+    "its gradient could not be checked: central differences of its loss are not known, or not its gradient, as where "
+    "values are detached"
+)
+_OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes gradients of its own"
 _BEYOND = "later calls cannot be compared: without the patch the program ends before them"
 
 
@@ -39,8 +62,7 @@ class Verdict:
     clean: bool = False
     why: str = ""
     proof: str = ""
-    compared: bool = False
-    """Whether gradients were compared with the right ones."""
+    level: Level = Level.UNPROVEN
     comparable: bool = False
     """Whether they might have been compared, and those of another patch may be."""
     complete: bool = False
@@ -63,6 +85,9 @@ class Prover:
         """How many backward calls each run makes, at most."""
         self.codes: set[str] = set()
         self.references = References(launcher, self.calls, seconds, backwards)
+        self._after = 0
+        """How many backward calls come before the one whose derivative is measured."""
+        self._doubled: dict[object, dict[str, Any] | None] = {}
 
     def meet(self, finding: Finding, findings: Iterable[Finding] = ()) -> None:
         """Begin the run that patches for this finding will be compared with.
@@ -72,16 +97,21 @@ class Prover:
         self.codes.add(finding.code)
         place = _place(finding, "write")
         self.codes.update(one.code for one in findings if one.code == "NC208" and _place(one, "write") == place)
-        if finding.code == "NC104" and not self.references.retaining:
-            self.references = References(self._launcher, self.calls, self._seconds, self._whole)
-            self.references.retaining = True
+        retaining = finding.code == "NC104" or self.references.retaining
+        after = self.search.calls if is_refused(self.codes) else 0
+        if (retaining, after) != (self.references.retaining, self._after):
+            self._after = after
+            self.references = References(self._launcher, self.calls, self._seconds, self._whole, after)
+            self.references.retaining = retaining
         for kind in kinds_for(self.codes, self.search.calls)[:1]:
             self.references.start(kind)
 
     def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
         """Begin to run the program with a patch. Raises Misfit where an encoding lacks a character of it."""
-        order = Order(mode, self.calls, self._seconds, self._whole, patch.served)
-        return self._launcher.start(order, fresh=mode == "bare")
+        return self._launcher.start(self._order(mode, patch), fresh=mode == "bare")
+
+    def _order(self, mode: Mode, patch: Patch) -> Order:
+        return Order(mode, self.calls, self._seconds, self._whole, patch.served, after=self._after)
 
     def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same") -> Verdict:
         """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.
@@ -101,7 +131,7 @@ class Prover:
             return self._beyond_the_first(result, patch, finding, way)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
-        return replace(self._judged(result), elsewhere=bool(left) and not any(left))
+        return replace(self._judged(result, patch), elsewhere=bool(left) and not any(left))
 
     def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way) -> Verdict:
         """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
@@ -112,8 +142,7 @@ class Prover:
         events = self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
         first = comparison.summed(events) if way == "summed" else comparison.until(events, 1)
         besides = comparison.besides_one_step if finding.code != "NC104" else partial(comparison.besides, exact=False)
-        order = Order("reference", self.calls, self._seconds, self._whole, patch.served)
-        right = evidence.read(self._launcher.run(order).evidence)
+        right = evidence.read(self._launcher.run(self._order("reference", patch)).evidence)
         compared = comparison.compare(right, found)
         differing = (
             comparison.compare(first, comparison.until(found, 1)).difference
@@ -127,9 +156,9 @@ class Prover:
         proof = f"{_counted(compared, '')}; {_FIRST[way]}{fewer}"
         # Newer weights are another result, unless the program as it is ends before it has one.
         proven = way == "summed" or not self.search.went_through
-        return Verdict(True, True, proof=proof, compared=proven, result=result)
+        return Verdict(True, True, proof=proof, level=Level.PROVEN if proven else Level.UNPROVEN, result=result)
 
-    def _judged(self, result: Result) -> Verdict:
+    def _judged(self, result: Result, patch: Patch) -> Verdict:
         """Compare with the references, the first of which was started when the finding was met."""
         found, clean = evidence.read(result.evidence), not result.findings
         if clean and not self._ends_as_before(result):
@@ -137,13 +166,13 @@ class Prover:
         differences, codes = [], set(self.codes)
         for kind in kinds_for(self.codes, self.search.calls):
             if kind == "derivative":
-                return self._by_derivative(found, result)
+                return self._by_derivative(found, result, patch)
             reference = self.references.get(kind)
             codes -= {HANDED} if kind == "handed" else set()
             codes.update(one.code for one in reference.result.findings)
             codes -= {ASKED} if kind == "before" else set()  # it asks as it did; the answer is another
             if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:
-                return self._by_derivative(found, result)  # as of compiled code, which preserving does not reach
+                return self._by_derivative(found, result, patch)  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
             compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
@@ -165,62 +194,122 @@ class Prover:
             elif said := self._other_output(kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
-                complete = kind in WHOLE and (reference.result.went_through or reference.result.ends_like(result))
+                whole = reference.result.went_through or reference.result.ends_like(result)
+                if not whole and is_refused(codes):
+                    return self._by_derivative(found, result, patch, f"{_counted(compared, reference.words)}; ")
                 proof = _matches(compared, reference, result)
-                return Verdict(True, clean, proof=proof, compared=True, complete=complete, result=result)
+                complete = whole and kind in WHOLE
+                return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
         if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
         for reference in self.references.known():
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
                 return Verdict(False, why=why, differs=True, result=result)
-        return self._by_loss(evidence.read(self.search.evidence), found, result, "the same", codes)
+        return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
 
-    def _by_derivative(self, found: list[dict[str, Any]], result: Result) -> Verdict:
-        """Compare with forward mode, which gives the derivative along one direction, where reverse mode is refused.
+    def _by_derivative(self, found: list[dict[str, Any]], result: Result, patch: Patch, said: str = "") -> Verdict:
+        """Compare with the program with gradients off, where reverse mode is refused: the loss, what the program keeps,
+        and the derivative by forward mode along one direction, or by central differences along several.
 
         A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the
-        written value depends on other leaves, an update would leave them without a gradient.
+        written value depends on other leaves, an update would leave them without a gradient. `said` are the words on
+        the calls before.
         """
+        its, known = comparison.call_of(found, self._after + 1), True
         kinds: tuple[Kind, ...] = ("derivative", "updated")
         for kind in kinds:
             reference = self.references.get(kind)
-            verdict = self._by_loss(reference.events, found, result, reference.words)
-            right, its = comparison.derivative(reference.events), comparison.derivative(found)
-            if not verdict.right or right is None or its is None or not (right[1] or its[1]):
-                return verdict
-            if forward_mode.same(right, its):
-                proof = f"its first loss is {reference.words}, and its gradient agrees with forward mode"
-                return Verdict(True, verdict.clean, proof=f"{proof}; {_BEYOND}", compared=True, result=result)
+            right = comparison.call_of(reference.events, self._after + 1)
+            if right is None or its is None:
+                return self._without_a_call(reference, found, result, said)
+            differing, exact = comparison.same_before(right, its)
+            if differing:
+                which = "first" if not self._after else "next"
+                why = differing.replace("the loss differs", f"the {which} loss is different")
+                return Verdict(False, why=why, differs=True, result=result)
+            how = self._agreement(kind, right, its, patch)
+            if how:
+                return self._checked(result, f"{said}{self._loss(exact)}{reference.words}; gradient agrees with {how}")
+            known = known and how is not None
             if not reference.result.rewritten or reference.result.given:
                 break
+        if not known:
+            unproven = self._without_gradients(result, f"{said}{self._loss(exact)}; ", _DISAGREES)
+            return replace(unproven, comparable=True)
         if reference.result.custom or reference.result.given:
-            return replace(verdict, comparable=True)
+            unproven = self._without_gradients(result, f"{said}{self._loss(exact)}; ", _OF_ITS_OWN)
+            return replace(unproven, comparable=True)
         why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
 
+    def _agreement(self, kind: Kind, right: dict[str, Any], its: dict[str, Any], patch: Patch) -> str | None:
+        """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing
+        gives its derivative, or not for sure."""
+        ours, theirs = its.get("along", []), [one for one in right["along"] if one is not None]
+        if theirs and ours and (theirs[0][1] or ours[0][1]):
+            return "forward mode along 1 random direction" if forward_mode.same(theirs[0], ours[0]) else ""
+        if not any(one[1] for one in ours):
+            return None
+        for double in (True, False):
+            differences = self.references.differences(kind, double=double)
+            call = self._in_float64(patch) if double else its
+            still = None if differences is None else comparison.call_of(differences.events, self._after + 1)
+            if differences is None or still is None or call is None or comparison.same_before(still, call)[0]:
+                continue
+            pairs = list(zip(differences.along, call["along"], strict=False))
+            if len(pairs) == len(differences.along) and all(
+                one[1] and forward_mode.same(wanted, one) for wanted, one in pairs
+            ):
+                where = ", in float64" if double else ""
+                return f"central differences of its own loss along {len(pairs)} random directions{where}"
+            return None
+        return None
+
+    def _in_float64(self, patch: Patch) -> dict[str, Any] | None:
+        """Return the backward call of a patched program that makes its numbers in float64; None if it does not run."""
+        key = patch.key()
+        if key not in self._doubled:
+            order = replace(self._order("bare", patch), backwards=self._after + 1, double=True)
+            self._doubled[key] = comparison.call_of(evidence.read(self._launcher.run(order).evidence), self._after + 1)
+        return self._doubled[key]
+
+    def _without_a_call(self, reference: Reference, found: list[dict[str, Any]], result: Result, said: str) -> Verdict:
+        """Compare the ends of both runs, where none comes to another backward call."""
+        if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
+            without = comparison.call_of(found, self._after + 1) is None and result.ended is Ended.WELL
+            return self._without_gradients(result, said, _NO_BACKWARD if without else _UNREACHED)
+        differing = comparison.besides(reference.events, found, exact=True)
+        differing = differing or printed.difference(reference.result, result)
+        if differing:
+            return Verdict(False, why=differing, differs=True, result=result)
+        ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"
+        if not said:
+            return self._without_gradients(result, said, f"{ends}; {_NO_BACKWARD}")
+        return Verdict(True, not result.findings, proof=f"{said}{ends}", level=Level.CHECKED, result=result)
+
+    def _checked(self, result: Result, proof: str) -> Verdict:
+        return Verdict(True, not result.findings, proof=f"{proof}; {_BEYOND}", level=Level.CHECKED, result=result)
+
+    def _without_gradients(self, result: Result, said: str, lacking: str) -> Verdict:
+        proof = f"{said or 'it runs without an error or a finding; '}{lacking}"
+        return Verdict(True, not result.findings, proof=proof, result=result)
+
+    def _loss(self, exact: bool) -> str:
+        how = "equal to the last bit to" if exact else "equal up to rounding to"
+        return f"{'next' if self._after else 'first'} loss {how} what it is with gradients off"
+
     def _by_loss(
-        self,
-        before: list[dict[str, Any]],
-        found: list[dict[str, Any]],
-        result: Result,
-        words: str,
-        codes: Iterable[str] = (),
+        self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()
     ) -> Verdict:
         """Compare the first loss, where there are no right gradients to compare with."""
         right, loss = comparison.first_loss(before), comparison.first_loss(found)
         if right is not None and loss is not None and not comparison.same_loss(right, loss):
             return Verdict(False, why="the first loss is different", differs=True, result=result)
         known = right is not None and loss is not None
-        runs = f"it runs without an error or a finding{f', and its first loss is {words}' * known}"
-        lacking = "there are no gradients to compare with, because without the patch the program ends before them"
-        if set(codes) & {DRIFT, *WITHOUT}:
-            lacking = (
-                "even with the saved values kept, this program's gradients are not correct, so there is nothing to "
-                "compare the patch with"
-            )
-        proof = f"{runs}; {lacking}"
-        return Verdict(True, not result.findings, proof=proof, result=result)
+        runs = f"it runs without an error or a finding{', and its first loss is the same' * known}; "
+        of_none = _NOT_RIGHT if set(codes) & {DRIFT, *WITHOUT} else _UNREACHED
+        return self._without_gradients(result, runs, of_none if loss is not None else _NO_BACKWARD)
 
     def _other_output(self, kind: Kind, reference: Result, result: Result) -> str:
         """Return how the output or the end of a patched run differs from the reference; empty if it does not, or if
@@ -253,7 +342,7 @@ class Prover:
         kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
         if kind is None:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
-            verdict = self._by_loss(evidence.read(self.search.evidence), evidence.read(again.evidence), again, "")
+            verdict = self._by_loss(evidence.read(self.search.evidence), evidence.read(again.evidence), again)
             return verdict.why if verdict.differs else ""
         once, twice = self.references.get(kind), self.references.again(kind)
         compared = comparison.compare(once.events, twice.events)

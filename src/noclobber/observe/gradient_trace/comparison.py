@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.gradient_trace import evidence, forward_mode
+from noclobber.observe.gradient_trace import evidence
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Event, Seen, Sketch
@@ -80,12 +80,13 @@ def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: boo
     """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
     `exact` says that the gradients are equal bit for bit. Unless `stepped`, only the buffers are compared, and not what
-    optimizers make of the gradients.
+    optimizers make of the gradients, or what else the program keeps.
     """
     within = _SKETCHES if exact else _ROUNDED
     return (
         (_stepped_differ(right, found, within) if stepped else "")
-        or _buffers_differ(right, found)
+        or _kept_differ(right, found, "buffers")
+        or (_kept_differ(right, found, "state", within) if stepped else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -103,7 +104,7 @@ def _bits(seen: object) -> object:
     if isinstance(seen, evidence.Sketch):
         return (seen.shape, seen.dtype, seen.numbers if seen.bits is None else seen.bits)
     if isinstance(seen, dict):
-        return {key: _bits(value) for key, value in seen.items() if key != "along"}
+        return {key: _bits(value) for key, value in seen.items() if key not in ("along", "bare")}
     return list(map(_bits, seen)) if isinstance(seen, (list, tuple)) else seen
 
 
@@ -184,10 +185,22 @@ def first_loss(events: list[Event]) -> list[Seen] | None:
     return next((event["roots"] for event in events if "roots" in event), None)
 
 
-def derivative(events: list[Event]) -> forward_mode.Along | None:
-    """Return the derivative along the direction of the leaves in the first backward call; None where it is not
-    known."""
-    return next((event["along"] for event in events if "along" in event), None)
+def call_of(events: list[Event], number: int) -> Event | None:
+    """Return the backward call of a number, without those inside of it; None where it was not begun."""
+    return next((event for event in reversed(events) if event.get("number") == number), None)
+
+
+def same_before(right: Event, found: Event) -> tuple[str, bool]:
+    """Compare what two runs computed before a backward call: the loss, and what the program keeps.
+
+    Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
+    """
+    pairs = list(zip(right["roots"], found["roots"], strict=False))
+    same = [_same(one, other) for one, other in pairs]
+    if len(right["roots"]) != len(found["roots"]) or None in same:
+        return "the loss differs", False
+    kept = next((said for what in ("buffers", "state") if (said := _kept_differ([right], [found], what))), "")
+    return kept, all(same)
 
 
 def lost_leaf(right: list[Event], found: list[Event]) -> str:
@@ -344,23 +357,44 @@ def _name(known: str) -> str:
     return known.rpartition(": ")[2].lstrip("0123456789").lstrip()
 
 
-def _buffers_differ(right: list[Event], found: list[Event]) -> str:
-    """Return in words which buffer differs; empty where none does. Each buffer must be equal at each backward call.
+def _kept_differ(right: list[Event], found: list[Event], what: str, within: float = _SKETCHES) -> str:
+    """Return in words what the program keeps and differs; empty where nothing does. `what` is "buffers" or "state".
 
-    A patch may move the code that updates a buffer to the other side of a backward call. The buffer must then still
-    arrive at the same value: at most one call later or earlier at the end, and changed if it changes in `right`.
+    It must be equal at each backward call, and at the end where both programs come to their own end. A patch may move
+    the code that writes it to the other side of a backward call. It must then still arrive at the same value: at the
+    end, or at most one call later or earlier, and changed if it changes in `right`.
     """
-    wanted, got = ([event["buffers"] for event in events if "buffers" in event] for events in (right, found))
-    rows = list(zip(wanted, got, strict=False))
-    for name in rows[0][0].keys() & rows[0][1].keys() if rows else ():
-        pairs = [(one[name], other[name]) for one, other in rows if name in one and name in other]
-        if all(_alike(*pair) for pair in pairs):
-            continue
-        (first, its_first), (last, its_last) = pairs[0], pairs[-1]
-        arrives = any(_alike(one, its_last) or _alike(last, other) for one, other in pairs[-2:])
-        if not arrives or (_alike(its_first, its_last) and not _alike(first, last)):
-            return f"the buffer `{_name(name)}` holds something else"
+    rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
+    ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
+    for name in dict.fromkeys(name for one, _ in (*rows, *ends) for name in one[what]):
+        pairs, last = _pairs(rows, what, name), _pairs(ends, what, name)
+        if not all(_alike(*pair, within) for pair in last):
+            return f"in the end {_said(what, name)}"
+        if not last and not _arrives(pairs, within):
+            return _said(what, name)
     return ""
+
+
+def _kept_at(events: list[Event], *, end: bool) -> list[Event]:
+    return [event for event in events if "state" in event and (event["kind"] == "end") is end]
+
+
+def _pairs(rows: list[tuple[Event, Event]], what: str, name: str) -> list[tuple[Seen, Seen]]:
+    """Return what has a name in both runs. In the other run a variable may be bound again at each call."""
+    both = [(one[what], other["bare"] | other[what]) for one, other in rows]
+    return [(wanted[name], got[name]) for wanted, got in both if name in wanted and name in got]
+
+
+def _arrives(pairs: list[tuple[Seen, Seen]], within: float) -> bool:
+    if all(_alike(*pair, within) for pair in pairs):
+        return True
+    (first, its_first), (last, its_last) = pairs[0], pairs[-1]
+    arrives = any(_alike(one, its_last, within) or _alike(last, other, within) for one, other in pairs[-2:])
+    return arrives and (not _alike(its_first, its_last, within) or _alike(first, last, within))
+
+
+def _said(what: str, name: str) -> str:
+    return f"{'the buffer ' * (what == 'buffers')}`{_name(name)}` holds something else"
 
 
 def _stepped_differ(right: list[Event], found: list[Event], within: float) -> str:

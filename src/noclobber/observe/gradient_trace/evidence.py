@@ -1,4 +1,4 @@
-"""Records the gradients of a run, so that they can be compared: for each backward call, what reaches every leaf."""
+"""Records a run, so that it can be compared: for each backward call, what reaches every leaf, and what is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -61,9 +62,10 @@ class Evidence:
 
     `saved` is the most bytes that any backward call kept for itself. The first and the last `whole` calls record copies
     of their gradients; the calls between record sketches. `retaining` keeps every graph for a second backward.
-    `forward` gives the derivative of the loss, where only the loss is wanted. With `before`, a gradient with respect to
-    a tensor that was overwritten is taken with respect to the value from before the write: `before(tensor, inputs)`
-    returns the number of the node that the write made, None for a tensor that stands for the value that is meant.
+    `forward` gives the derivative of the loss, where only the loss is wanted. `after` calls come before the one whose
+    derivative is measured. With `before`, a gradient with respect to a tensor that was overwritten is taken with
+    respect to the value from before the write: `before(tensor, inputs)` returns the number of the node that the write
+    made, None for a tensor that stands for the value that is meant.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Evidence:
         truncation: Truncation = "",
         retaining: bool = False,
         forward: forward_mode.ForwardMode | None = None,
+        after: int = 0,
         before: Callable[[object, Sequence[object]], int | None] | None = None,
     ) -> None:
         self.events: list[Event] = []
@@ -87,16 +90,21 @@ class Evidence:
         self.full: Callable[[], None] = lambda: None
         """Called when the last backward call that is recorded has ended."""
         self.started: Callable[[], None] = lambda: None
-        """Called when the loss of the first backward call is known, where only the loss is wanted."""
+        """Called when the loss is known, where only the loss is wanted."""
+        self.reached: Callable[[], None] = lambda: None
+        """Called when the calls have ended that the loss follows, where there are any."""
         self.looked: Callable[[], None] = lambda: None
         """Called when any backward call has ended, with an error or without."""
         self._most, self._until = most, time.monotonic() + seconds
         self._retaining, self._wanted, self._whole, self._forward = retaining, wanted, whole, forward
+        self._after = after
         self._before = before
         self._fresh = Fresh(truncation) if truncation else None
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf, by name. A weak reference to the leaf itself would make `swap_tensors` fail."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self._bare: dict[str, private.StorageRef] = {}
+        """The memory of each variable that held a tensor at the last backward call, by name."""
         self._made: list[weakref.ref[torch.nn.Module]] = []
         """Every module that holds anything, in the order in which the modules got their first content."""
         self._known: set[int] = set()
@@ -139,15 +147,21 @@ class Evidence:
             if (module := held()) is not None:
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_parameters(module))
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_buffers(module))
+        found = leaf_names.names()
+        # Nothing runs after this: a view may be asked.
+        named = (found.bare | found.kept).items()
+        alive.update((name, tensor) for name, tensor in named if tensor.requires_grad and tensor.is_leaf)
         with torch.no_grad():
-            leaves = {name: sketch(leaf) for name, leaf in alive.items()}
+            leaves = {name: _sketch_or_none(leaf) for name, leaf in alive.items()}
             both = self._held("_parameters") | self._held("_buffers")
-            self.events.append({"kind": "end", "leaves": leaves, "held": both})
+            kept = self._kept(found, alive.values(), at_end=True)
+            self.events.append({"kind": "end", "leaves": leaves, "held": both} | kept)
 
     def _registered(self, module: torch.nn.Module, name: str, value: object) -> None:
-        if os.getpid() == self._process and id(module) not in self._known:
-            self._known.add(id(module))
-            self._made.append(weakref.ref(module, partial(self._gone, id(module))))
+        for one in (module, value):
+            if isinstance(one, torch.nn.Module) and os.getpid() == self._process and id(one) not in self._known:
+                self._known.add(id(one))
+                self._made.append(weakref.ref(one, partial(self._gone, id(one))))
 
     def _gone(self, module: int, _: object) -> None:
         self._known.discard(module)
@@ -162,6 +176,44 @@ class Evidence:
                 if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
                     sketches[f"{number} {type(module).__name__}.{name}"] = sketch(tensor)
         return sketches
+
+    def _kept(self, found: leaf_names.Names, leaves: Iterable[torch.Tensor], *, at_end: bool = False) -> Event:
+        """Return sketches of what the program keeps from one step to the next, besides what it differentiates by.
+
+        "state" has the buffers, what attributes, containers, objects and closures hold, and the variables that still
+        hold the memory of the last call. "bare" has the other variables: a patch may bind a variable again.
+        """
+        named: dict[str, torch.Tensor] = dict(found.kept)
+        for number, made in enumerate(self._made):
+            if (module := made()) is not None:
+                named.update(leaf_names.kept_by(f"{number} {type(module).__name__}", module))
+        lasting = self._lasting(found.bare)
+        if at_end:  # what a graph hangs on may be the last step's alone
+            lasting = {name: tensor for name, tensor in lasting.items() if not tensor.requires_grad}
+        leaf_ids = {id(leaf) for leaf in leaves}
+
+        def seen(tensors: dict[str, torch.Tensor]) -> dict[str, Sketch | None]:
+            return {
+                name: _sketch_or_none(tensor)
+                for name, tensor in tensors.items()
+                if id(tensor) not in leaf_ids and name not in self._named and not _is_trained(tensor)
+            }
+
+        with torch.no_grad():
+            bare = {name: tensor for name, tensor in found.bare.items() if name not in lasting}
+            return {"buffers": self._held("_buffers"), "state": seen(named | lasting), "bare": seen(bare)}
+
+    def _lasting(self, bare: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the variables that hold the same memory as at the last call."""
+        before, self._bare = self._bare, {}
+        for name, tensor in bare.items():
+            with suppress(RuntimeError, NotImplementedError):  # it has no storage
+                self._bare[name] = private.storage_ref(tensor)
+        return {
+            name: bare[name]
+            for name, memory in self._bare.items()
+            if name in before and not before[name].expired() and before[name].cdata == memory.cdata
+        }
 
     def _is_other(self, outputs: Iterable[object]) -> bool:
         """Return True if a backward call is not part of the program's run: it is made in a child process or a
@@ -190,17 +242,19 @@ class Evidence:
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
-                if not self.events:
+                if not self.events and self.begun > self._after:
                     call = _Call(t_outputs, [], copied)
                     if self._forward is not None:
-                        call.along = forward_mode.along_roots(t_outputs, args[0])
-                    self.events.append(call.document(True, None))
+                        call.along = [forward_mode.along_roots(t_outputs, args[0])]
+                    loss = call.document(True, None) | {"number": self.begun}
+                    with torch.no_grad():
+                        loss["weighed"] = forward_mode.weighed(t_outputs, args[0])
+                    self.events.append(loss | self._kept(call.found, ()))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == 1)
-            with torch.no_grad():
-                buffers = self._held("_buffers")
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == self._after + 1)
+            kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
                 for name, leaf in call.named.items()
@@ -212,11 +266,13 @@ class Evidence:
             try:
                 result = engine(t_outputs, *args, **kwargs)
             except BaseException:
-                self.events.append({"kind": "failed", "roots": call.roots})
+                self.events.append({"kind": "failed", "roots": call.roots, "number": self.begun} | kept)
                 raise
             finally:
                 call.release()
-            self.events.append(call.document(bool(kwargs.get("accumulate_grad")), result) | {"buffers": buffers})
+            self.events.append(
+                call.document(bool(kwargs.get("accumulate_grad")), result) | {"number": self.begun} | kept
+            )
             return result
 
         return _engine_run_backward
@@ -237,6 +293,8 @@ class Evidence:
                 self.looked()
             if self._fresh is not None and self._depth == 0:
                 self._fresh.backward_ended()
+            if self._depth == 0 and self.done == self._after:
+                self.reached()
             if self._depth == 0 and (self.done >= self._most or time.monotonic() > self._until):
                 self.full()
             return result
@@ -266,8 +324,8 @@ class Evidence:
         with torch.no_grad():
             held = [sketch(parameter) for parameter in parameters]
             for parameter in parameters:
-                state = optimizer.state.get(parameter, {})
-                held += [sketch(value) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
+                state = dict(sorted(optimizer.state.get(parameter, {}).items()))
+                held += [sketch(value) for _, value in leaf_names.held_by("", state)]
             self.events.append({"kind": "stepped", "optimizer": name, "held": held})
 
 
@@ -278,7 +336,7 @@ def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 class _Call:
     """One backward call under way. `taken` makes the record of a tensor: a copy or a sketch.
 
-    If `measured`, the derivative along the directions of the leaves is computed from the gradients too.
+    If `measured`, the derivatives along directions of the leaves are computed from the gradients too.
     """
 
     def __init__(
@@ -290,13 +348,13 @@ class _Call:
         measured: bool = False,
     ) -> None:
         self._taken = taken
-        self.along: forward_mode.Along | None = None
-        self._measured: list[forward_mode.Along] = []
+        self.along: list[forward_mode.Along | None] = []
+        self._measured: list[list[forward_mode.Along]] = []
         with torch.no_grad():
             self.roots = [taken(output) for output in outputs if isinstance(output, torch.Tensor)]
         self._leaves: list[tuple[Sketch | None, str, list[Seen]]] = []
         self.hooks: list[RemovableHandle] = []
-        found = leaf_names.names()
+        found = self.found = leaf_names.names()
         self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
         for node in graph.walk(roots):
@@ -319,7 +377,8 @@ class _Call:
                 with torch.no_grad():
                     got.append(self._taken(gradients[0]))
                     if leaf is not None:
-                        self._measured.append(forward_mode.along(gradients[0], leaf))
+                        numbers = range(forward_mode.DIRECTIONS)
+                        self._measured.append([forward_mode.along(gradients[0], leaf, number) for number in numbers])
 
         return gradient_arrives
 
@@ -330,9 +389,10 @@ class _Call:
 
     def document(self, accumulates: bool, result: Any) -> Event:
         """Return the event of the call. `result` is what the engine returned: the gradients of `grad`."""
+        measured = [forward_mode.total(list(parts)) for parts in zip(*self._measured, strict=True)]
         with torch.no_grad():
             return {
-                "along": forward_mode.total(self._measured) if self._measured and accumulates else self.along,
+                "along": measured if accumulates and measured else self.along,
                 "kind": "backward" if accumulates else "grad",
                 "roots": self.roots,
                 "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
@@ -372,6 +432,18 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
     sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
     return Sketch(shape, dtype, (float(sums[0]), float(sums[1]), float(sums[2])), bits)
+
+
+def _sketch_or_none(tensor: torch.Tensor) -> Sketch | None:
+    """Return a sketch of whatever the program keeps; None where its numbers cannot be read."""
+    try:
+        return None if torch.nn.parameter.is_lazy(tensor) else sketch(tensor)
+    except Exception:
+        return None
+
+
+def _is_trained(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
 
 
 def norm(gradient: torch.Tensor | Sketch) -> float:

@@ -23,6 +23,8 @@ from noclobber.observe.torch_api.patches import Patches
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
+DIRECTIONS = 3
+"""Along how many directions a gradient is measured."""
 _AT_ONCE = 1 << 20
 """How many numbers are converted to double precision at a time: a leaf may have many millions."""
 Along = tuple[float, float, float]
@@ -47,7 +49,8 @@ class ForwardMode(TorchFunctionMode):
         self.given = False
         """True if such a write gave a leaf values computed from other leaves: an update would lose their gradient."""
         self.custom = False
-        """True if the program changes gradients itself, by a custom Function or a hook. Forward mode ignores both."""
+        """True if the program changes gradients itself, by a custom Function or a hook, or carries a graph over from an
+        earlier backward call. Forward mode ignores all three."""
         self._recording = True
         self._inside = 0
         self._leaves: dict[int, tuple[torch.Tensor, int]] = {}
@@ -63,8 +66,11 @@ class ForwardMode(TorchFunctionMode):
         # With reverse mode off a computed tensor requires no gradient, and PyTorch would refuse both calls.
         self._patches.put(torch.Tensor, "register_hook", lambda tensor, hook: self._without_hook())
         self._patches.put(torch.Tensor, "retain_grad", lambda tensor: None)
-        forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
+        self._enter()
         self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _enter(self) -> None:
+        forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
 
     def _is_recording(self) -> bool:
         return self._recording and not torch.is_inference_mode_enabled()
@@ -96,13 +102,19 @@ class ForwardMode(TorchFunctionMode):
         used = list(_tensors(args, kwargs)) if recorded else []
         for tensor in used:
             if tensor.requires_grad and not _is_of_leaf(tensor):
+                # What a backward call before left, if it is no leaf, leads into a graph that is not looked at.
+                self.custom |= not tensor.is_leaf
                 self._meet(tensor)
-        given = any(_has_tangent(tensor) and not _is_on(tensor, used[0]) for tensor in used[1:])
+        self._begun(func, used)
+        given = any(_has_tangent(tensor) and not is_on(tensor, used[0]) for tensor in used[1:])
         try:
             with nullcontext() if recorded else self._without_tangents(False):
                 return _apart(func, args, kwargs)
         finally:
             self._look(recorded, given)
+
+    def _begun(self, func: Callable[..., object], used: list[torch.Tensor]) -> None:
+        """Called before each call in which gradients would be recorded, with the tensors that it uses."""
 
     def _apply(self, function: Any, *args: Any, **kwargs: Any) -> object:
         """Return what the forward of a custom Function computes. Most custom Functions do not support forward mode."""
@@ -146,7 +158,7 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
-def _is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
+def is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
     """Return True if a tensor is on the memory that is written. For `w[0] -= 1` Python assigns the result to `w[0]`."""
     return private.storage_key(tensor) == private.storage_key(written)
 
@@ -157,14 +169,18 @@ def _is_of_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Call an operator. If PyTorch refuses it because elements share memory, call it as if they did not.
+    """Call an operator. If PyTorch refuses to detach a view in place, take the tangents out of that part of the memory.
 
-    Then the written tensor gets memory of its own, and the tensors that are read are copied first (torch
-    2.13; tests/observe/gradient_trace/test_tangents.py).
+    If PyTorch refuses a call because elements share memory, call it as if they did not. Then the written tensor
+    gets memory of its own, and the tensors that are read are copied first (torch 2.13;
+    tests/observe/gradient_trace/test_tangents.py).
     """
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
+        if "Can't detach views in-place" in str(error):
+            (view,) = args
+            return view.copy_(view.detach())  # type: ignore[attr-defined]
         if "single memory location" not in str(error) or not args or not isinstance(args[0], torch.Tensor):
             raise
         written, spread = args[0], "more than one element of the written-to" in str(error)
@@ -176,14 +192,16 @@ def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[s
     return written if result is own else result
 
 
-def direction(leaf: torch.Tensor) -> torch.Tensor:
-    """Return a direction for a leaf, with its shape and dtype. It is computed from the leaf's values, so two runs give
-    equal leaves the same direction."""
+def direction(leaf: torch.Tensor, number: int = 0) -> torch.Tensor:
+    """Return a direction for a leaf, with its shape and dtype; another one for each `number`. It is computed from the
+    leaf's values, so two runs give equal leaves the same direction."""
     flat = leaf.detach().reshape(-1)
     made = torch.empty_like(flat)
     for start in range(0, flat.numel(), _AT_ONCE):
         part = flat[start : start + _AT_ONCE]
-        turns = 1.7 * torch.arange(start + 1, start + 1 + part.numel(), dtype=torch.float64, device=part.device)
+        turns = (1.7 + 0.9 * number) * torch.arange(
+            start + 1, start + 1 + part.numel(), dtype=torch.float64, device=part.device
+        )
         if part.is_complex():
             parts = (torch.sin(turns + 7919.0 * one.to(torch.float64)) for one in (part.real, -part.imag))
             made[start : start + _AT_ONCE] = torch.complex(*parts)
@@ -192,11 +210,11 @@ def direction(leaf: torch.Tensor) -> torch.Tensor:
     return made.reshape(leaf.shape)
 
 
-def along(gradient: torch.Tensor, leaf: torch.Tensor) -> Along:
-    """Return the derivative that a gradient gives along the direction of its leaf."""
+def along(gradient: torch.Tensor, leaf: torch.Tensor, number: int = 0) -> Along:
+    """Return the derivative that a gradient gives along a direction of its leaf."""
     plain = gradient.detach()
     plain = plain if plain.layout is torch.strided else plain.to_dense()
-    return _sum(plain, direction(leaf))
+    return _sum(plain, direction(leaf, number))
 
 
 def along_roots(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | None]) -> Along | None:
@@ -210,6 +228,12 @@ def along_roots(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | No
         if tangent is not None:
             parts.append(_sum(torch.ones_like(tangent) if gradient is None else gradient, tangent))
     return total(parts) if parts else None
+
+
+def weighed(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | None]) -> float:
+    """Return what a backward call differentiates, as one number: roots times the gradients that are passed to it."""
+    pairs = list(zip(roots, given, strict=True))
+    return sum(_sum(torch.ones_like(root) if gradient is None else gradient, root)[0] for root, gradient in pairs)
 
 
 def total(found: list[Along]) -> Along:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.custom_backwards import natives
 from noclobber.observe.torch_api import graph, private
@@ -36,9 +38,43 @@ def compile_nothing() -> None:
         dynamo.config.disable = True
 
 
-def gradients_off() -> None:
-    """Record no graph from now on. Writes that autograd forbids then succeed, and losses can be compared."""
-    torch.set_grad_enabled(False)
+def in_float64() -> None:
+    """Make numbers in float64 where the program does not say which type they have."""
+    torch.set_default_dtype(torch.float64)
+
+
+def permit_inference_writes() -> None:
+    """Make `torch.inference_mode` mean `torch.no_grad`: its tensors refuse writes where no gradient is recorded too."""
+    private.lookup("_C._InferenceMode")
+    Patches().put(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode))
+
+
+def map_by_loops() -> None:
+    """Make `torch.vmap` call the function for each element: a write to a tensor that is not mapped then succeeds."""
+    native: Callable[..., Callable[..., object]] = torch.vmap
+
+    def vmap(func: Callable[..., object], in_dims: object = 0, out_dims: object = 0, *rest: Any, **how: Any) -> object:
+        mapping = native(func, in_dims, out_dims, *rest, **how)
+
+        def mapped(*args: object, **kwargs: object) -> object:
+            dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
+            pairs = list(zip(args, dims, strict=True))
+            plain = all(dim is None or (type(dim) is int and isinstance(one, torch.Tensor)) for one, dim in pairs)
+            if rest or how or kwargs or not plain or type(out_dims) is not int:
+                return mapping(*args, **kwargs)
+            made = [func(*one) for one in zip(*(_unbound(one, dim, pairs) for one, dim in pairs), strict=True)]
+            return pytree.tree_map(lambda *parts: torch.stack(parts, out_dims), *made)
+
+        return mapped
+
+    for owner in (torch, torch.func):
+        Patches().put(owner, "vmap", vmap)
+
+
+def _unbound(one: Any, dim: int | None, pairs: list[tuple[Any, int | None]]) -> Sequence[object]:
+    """Return what a mapped function is given for an argument, one for each call."""
+    calls = next(other.shape[place] for other, place in pairs if place is not None)
+    return [one] * calls if dim is None else [one.select(dim, number) for number in range(calls)]
 
 
 def hand_out_clones() -> None:

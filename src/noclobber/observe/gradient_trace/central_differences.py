@@ -1,0 +1,71 @@
+"""Computes the derivative of a program's forward along one direction of its leaves, by central differences.
+
+It serves programs with an operator that has no derivative by forward mode. The program runs with its leaves moved along
+the direction, and once more with the leaves moved the other way (tests/observe/gradient_trace/test_tangents.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from noclobber.observe.gradient_trace.forward_mode import Along, ForwardMode, direction, is_on
+
+if TYPE_CHECKING:
+    from noclobber.observe.gradient_trace.evidence import Event
+
+STEP = {torch.float64: 1e-5, torch.float32: 4e-3}
+"""How far the leaves are moved: the error of a difference is its square, or the rounding of the loss divided by it."""
+_WITHIN = {torch.float64: 1e-5, torch.float32: 1e-2}
+"""The tolerance of such a derivative, relative to the size to expect of it."""
+
+
+class Moved(ForwardMode):
+    """Moves each leaf when the leaf is first used: by `step` along a direction. With a step of 0 the program computes
+    what it computes with gradients off.
+
+    With `updates`, a leaf that is written lies at its own place for the write, and is moved when it is next used.
+    """
+
+    def __init__(self, *, updates: bool, step: float, number: int) -> None:
+        super().__init__(updates=updates)
+        self._step, self._number = step, number
+        self._places: dict[int, torch.Tensor] = {}
+
+    def _enter(self) -> None:
+        pass
+
+    def _meet(self, leaf: torch.Tensor) -> None:
+        if id(leaf) not in self._leaves:
+            self._leaves[id(leaf)] = leaf, leaf._version
+            if self._step:
+                self._places[id(leaf)] = leaf.detach().clone()
+                leaf.data.add_(direction(leaf, self._number), alpha=self._step)
+
+    def _begun(self, func: Callable[..., object], used: list[torch.Tensor]) -> None:
+        """Put a leaf back that is about to be written, if the write makes it another leaf."""
+        if not self._updates or not used or not _writes(func):
+            return
+        for key, (leaf, _) in list(self._leaves.items()):
+            if is_on(leaf, used[0]) and (place := self._places.pop(key, None)) is not None:
+                leaf.data.copy_(place)
+
+
+def _writes(func: Callable[..., object]) -> bool:
+    """Return True if a torch function writes its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    dunder = name.startswith("__")
+    return name == "__setitem__" or (name.startswith("__i") if dunder else name.endswith("_"))
+
+
+def dtype_of(call: Event) -> torch.dtype | None:
+    """Return the dtype that the loss of a backward call was computed in; None where it is too coarse."""
+    dtypes = {root.dtype for root in call["roots"] if isinstance(root, torch.Tensor)}
+    return max(dtypes & STEP.keys(), key=lambda dtype: STEP[dtype]) if dtypes and dtypes <= STEP.keys() else None
+
+
+def derivative(ahead: float, behind: float, dtype: torch.dtype) -> Along:
+    """Return the derivative from the losses of two runs whose leaves were moved by the step of a dtype."""
+    return (ahead - behind) / (2 * STEP[dtype]), 0.0, _WITHIN[dtype]

@@ -1,0 +1,41 @@
+"""What proves patches of one program."""
+
+import pytest
+
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof.job import Order
+from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.verdicts import Prover
+from tests.fix import programs
+
+
+class Bench:
+    """A program, searched once, and what proves patches of it."""
+
+    def __init__(self, folder, text, backwards=3):
+        self.path = folder / "program.py"
+        self.path.write_text(text)
+        self.launcher = Launcher(["program.py"])
+        self.launcher.__enter__()
+        search = self.launcher.run(Order("search", backwards, 60))
+        self.finding = search.findings[0]
+        self.prover = Prover(self.launcher, search, backwards, 60)
+        self.prover.meet(self.finding)
+
+    def judged(self, *pairs, mode="watch", way="same"):
+        patch = programs.replaced(self.path, *pairs)
+        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, way=way)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = []
+
+    def make(text, **options):
+        made.append(Bench(tmp_path, text, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.launcher.__exit__()

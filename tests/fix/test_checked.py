@@ -1,0 +1,193 @@
+"""Where PyTorch refuses a write, a right patch is checked by the function that is computed, and a wrong one is not."""
+
+import pytest
+
+from noclobber.fix.proof.levels import Level
+from tests.fix import programs
+
+CENTRAL = "gradient agrees with central differences of its own loss along 3 random directions"
+
+OUT = """\
+import torch
+net, out = torch.nn.Linear(3, 2), torch.empty(4, 2)
+for _ in range(2):
+    h = net(torch.randn(4, 3))
+    torch.sigmoid(h, out=out)
+    out.square().sum().backward()
+"""
+SLOPE = """\
+import torch
+net = torch.nn.Linear(3, 2)
+h = net(torch.randn(4, 3))
+torch.nn.functional.leaky_relu_(h, -0.2)
+h.square().sum().backward()
+"""
+LENGTHS = """\
+import torch
+net = torch.nn.Linear(3, 5)
+h = net(torch.randn(6, 1, 3))
+with torch.no_grad(): blank = h[..., 0]
+blank.sub_(1)
+lengths = torch.tensor([6]), torch.tensor([2])
+torch.nn.functional.ctc_loss(h.log_softmax(-1), torch.tensor([[1, 2]]), *lengths).backward()
+"""
+IMAGE = """\
+import torch
+theta = torch.tensor([[[1.0, 0.1, 0.0], [0.0, 0.9, 0.1]]], requires_grad=True)
+with torch.inference_mode(): image = torch.rand(1, 1, 6, 6)
+image.clamp_(0.1, 0.9)
+grid = torch.nn.functional.affine_grid(theta, (1, 1, 6, 6), align_corners=False)
+torch.nn.functional.grid_sample(image, grid, align_corners=False).square().sum().backward()
+"""
+LEAF = """\
+import torch
+prototypes = torch.nn.Parameter(torch.randn(5, 3))
+prototypes[0] = 0.5
+torch.cdist(torch.randn(4, 3), prototypes).square().sum().backward()
+"""
+GIVEN = """\
+import torch
+points, w = torch.nn.Parameter(torch.randn(5, 3)), torch.ones(3, requires_grad=True)
+points[0] = w * 2
+torch.cdist(torch.randn(4, 3), points).square().sum().backward()
+"""
+SINGLE = """\
+import numpy
+import torch
+x = torch.from_numpy(numpy.random.default_rng(0).normal(size=(4, 3)).astype(numpy.float32))
+net, out = torch.nn.Linear(3, 2, dtype=torch.float32), torch.empty(4, 2, dtype=torch.float32)
+torch.sigmoid(net(x), out=out)
+out.square().sum().backward()
+"""
+
+
+ONCE = "torch.set_grad_enabled(False); {}; torch.set_grad_enabled(True)"
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        (
+            OUT,
+            ("torch.sigmoid(h, out=out)", "out = torch.sigmoid(h)"),
+            ("torch.sigmoid(h, out=out)", "out = torch.sigmoid(h.detach()) + 0 * h"),
+        ),
+        (
+            SLOPE,
+            ("torch.nn.functional.leaky_relu_(h", "h = torch.nn.functional.leaky_relu(h"),
+            ("torch.nn.functional.leaky_relu_(h", "h = 0 * h + torch.nn.functional.leaky_relu(h.detach()"),
+        ),
+        (
+            LENGTHS,
+            ("blank.sub_(1)", "h = torch.cat([h[..., :1] - 1, h[..., 1:]], -1)"),
+            ("blank.sub_(1)", "h = torch.cat([h[..., :1].detach() - 1, h[..., 1:]], -1)"),
+        ),
+        (
+            IMAGE,
+            ("image.clamp_(0.1, 0.9)", "image = image.clamp(0.1, 0.9)"),
+            ("image.clamp_(0.1, 0.9)", "image = image.clamp(0.1, 0.9); theta = 0.5 * theta + 0.5 * theta.detach()"),
+        ),
+        (
+            LEAF,
+            ("prototypes[0] = 0.5", ONCE.format("prototypes[0] = 0.5")),
+            ("prototypes[0] = 0.5", f"{ONCE.format('prototypes[0] = 0.5')}; prototypes.requires_grad_()[1:].detach_()"),
+        ),
+        (
+            GIVEN,
+            ("points[0] = w * 2", "points = points.clone(); points[0] = w * 2"),
+            ("points[0] = w * 2", ONCE.format("points[0] = w * 2")),
+        ),
+        (
+            SINGLE,
+            ("torch.sigmoid(net(x), out=out)", "out = torch.sigmoid(net(x))"),
+            ("torch.sigmoid(net(x), out=out)", "out = torch.sigmoid(net(x).detach() * 0.5 + net(x) * 0.5)"),
+        ),
+    ],
+)
+def test_a_gradient_is_checked_by_differences_where_an_operator_has_none_by_forward_mode(bench, text, right, wrong):
+    it = bench(text)
+    checked = it.judged(right)
+    assert checked.level is Level.CHECKED, (checked.why, checked.proof)
+    assert CENTRAL in checked.proof
+    assert it.judged(wrong).level is Level.UNPROVEN
+
+
+def test_what_differs_from_run_to_run_is_not_checked(bench):
+    it = bench(OUT.replace("torch.randn(4, 3)", "torch.randn(4, 3) + __import__('time').time() % 1"))
+    assert it.judged(("torch.sigmoid(h, out=out)", "out = torch.sigmoid(h)")).level is Level.UNPROVEN
+
+
+MAPPED = """\
+import torch
+net = torch.nn.Linear(3, 2)
+def one(row):
+    out = torch.zeros(2)
+    out[0] = row[0] * row[1]
+    return out
+torch.vmap(one)(net(torch.randn(4, 3))).sum().backward()
+"""
+
+
+def test_a_write_that_vmap_refuses_is_compared_with_a_loop(bench):
+    it = bench(MAPPED)
+    assert it.finding.code == "NC310"
+    assert it.judged(("torch.zeros(2)", "row.new_zeros(2) * row")).level is Level.CHECKED
+    assert not it.judged(("torch.zeros(2)", "row.new_ones(2) * row.detach()")).right
+
+
+def test_an_update_after_a_backward_call_is_compared_at_the_next_one(bench):
+    it = bench(programs.LEAF)
+    assert it.finding.code == "NC301"
+    update = "w -= 0.1 * w.grad"
+    right = it.judged((update, "w.data.sub_(0.1 * w.grad)"))
+    assert right.level is Level.CHECKED
+    assert right.proof.startswith(
+        "1 backward call compared, all gradients correct to the last bit; next loss equal to "
+    )
+    assert it.judged((update, "pass")).why == "the next loss is different"
+    assert it.judged((update, "w.data.sub_(0.2 * w.grad)")).differs
+
+
+def test_an_update_after_the_last_backward_call_is_compared_in_the_end(bench):
+    it = bench(programs.LEAF.replace("range(3)", "range(1)").replace("print", "str"))
+    update = "w -= 0.1 * w.grad"
+    right = it.judged((update, "w.data.sub_(0.1 * w.grad)"))
+    assert right.level is Level.CHECKED
+    assert "what it keeps and prints in the end is what it is with gradients off" in right.proof
+    assert it.judged((update, "pass")).why == "in the end `w` holds something else"
+
+
+def test_a_detached_view_is_a_constant(bench):
+    text = (
+        "import torch\n"
+        "net = torch.nn.Linear(3, 4)\n"
+        "first, second = net(torch.randn(2, 3)).chunk(2, dim=1)\n"
+        "first.detach_()\n"
+        "(first * second).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC399"
+    assert it.judged(("first.detach_()", "first = first.detach()")).level is Level.CHECKED
+    assert it.judged(("first.detach_()", "pass")).differs
+
+
+def test_a_state_that_is_lost_before_a_refused_backward_is_seen(bench):
+    text = (
+        "import torch\n"
+        "net, states = torch.nn.Linear(3, 3), {}\n"
+        "states['v'] = torch.tanh(net(torch.randn(2, 3)))\n"
+        "loss = states['v'].square().mean()\n"
+        "parts = states['v'].chunk(3)\n"
+        "for part in parts: part.zero_()\n"
+        "loss.backward()\n"
+    )
+    it = bench(text)
+    lost = it.judged(("part.zero_()", "part = torch.zeros_like(part)"))
+    assert lost.why == "`states['v']` holds something else"
+
+
+def test_a_program_without_a_backward_call_says_so(bench):
+    it = bench("import torch\nx, y = torch.ones(3, requires_grad=True), torch.empty(3)\ntorch.add(x, 1, out=y)\n")
+    verdict = it.judged(("torch.add(x, 1, out=y)", "y = torch.add(x, 1)"))
+    assert verdict.level is Level.UNPROVEN
+    assert "no backward call runs with the patch" in verdict.proof
