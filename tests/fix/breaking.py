@@ -36,7 +36,9 @@ class Broken:
         event = clobber(**{key: value for key, value in self.more.items() if key != "advice"})
         if "advice" in self.more:
             more = {"suggestions": (Suggestion(self.more["advice"]),), **more}
-        return Finding(self.code, "a rule", "error", "headline", tuple(labels), **more).about(event)
+        return Finding(
+            self.code, "a rule", "hint" if self.code == "NC901" else "error", "headline", tuple(labels), **more
+        ).about(event)
 
 
 _ROLES: dict[str, Role] = {"save": "save", "write": "write", "read": "read", "create": "create"}

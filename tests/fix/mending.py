@@ -11,6 +11,7 @@ from noclobber.fix.edits.source import Source
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Kind, Read, Save, Tensor, Write
 from noclobber.model.finding import Cause, Finding, Label, Role
+from noclobber.model.silent import Drift, Event
 from noclobber.model.source import Site, Span, told_site
 
 Unchecked = Literal["", "hooks", "packed", "ctx", "policy"]
@@ -43,7 +44,9 @@ def finding(
     roles: dict[str, Role] = {"save": "save", "write": "write", "freed": "read", "read": "read", "create": "create"}
     made = tuple(Label(roles[role], span(source, text), "", role == "write") for role, text in labels.items())
     sites = [told_site(span(source, labels["write"]))] if "write" in labels else []
-    event = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
+    event: Event = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
+    if code == "NC205" and isinstance(event, Clobber) and not unchecked:
+        event = Drift(None, event.save, event.writes, event.read)
     return Finding(code, "a rule", "error", "", made, cause=cause).about(event)
 
 

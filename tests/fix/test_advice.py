@@ -117,7 +117,7 @@ def test_a_file_that_has_changed_since_gets_no_edit(program: Path, now: str | No
 
 def test_an_edit_of_a_rule_that_does_not_fit_leaves_its_words(program: Path) -> None:
     bad = Suggestion("do it", (Edit(Span(str(program), 1, 1, 1, 3), "if ("),))
-    assert told(made(program, "nothing known", suggestions=(bad,))).findings[0].suggestions == (Suggestion("do it"),)
+    assert told(made(program, suggestions=(bad,))).findings[0].suggestions == (Suggestion("do it"),)
 
 
 def test_code_that_came_from_no_file_keeps_the_edits_of_its_rule(program: Path) -> None:

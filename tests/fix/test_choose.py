@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from noclobber.fix.candidates import LAST_RESORT
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level
-from noclobber.fix.proof.search import LAST_RESORT, Repairs, RepairSearch
+from noclobber.fix.proof.search import Repairs, RepairSearch
 from noclobber.fix.proof.verdicts import Verdict
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label

@@ -8,13 +8,18 @@ from dataclasses import replace
 
 from noclobber import rewrites
 from noclobber.fix.candidates.finding_source import Scene
-from noclobber.fix.candidates.registry import KINDS
+from noclobber.fix.candidates.registry import KINDS, general
 from noclobber.fix.candidates.untracked_writes import straight_through
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Finding
+from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 
 MOST = 8
 """Candidates of one finding: each is tried by running the program."""
+MOST_MORE = 6
+"""What is tried beyond these where none of them is proven."""
+LAST_RESORT = 6
+"""The cost from which a candidate is a last resort: tried only if no other is proven."""
 
 
 def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
@@ -24,8 +29,22 @@ def candidates(finding: Finding, read: Callable[[str], str]) -> list[Candidate]:
     """
     scene = Scene(finding, read)
     found = [*(one for kind in KINDS.get(finding.code, ()) for one in kind(scene)), *_sound(scene)]
-    ranked = sorted(_distinct(found), key=lambda one: one.cost)
-    return ranked[:MOST]
+    ranked = sorted(_distinct(found), key=lambda one: one.cost)[:MOST]
+    if not shows_what_is_right(finding):
+        return ranked
+    rest = sorted(general(scene), key=lambda one: one.cost)
+    return list(_distinct([*ranked, *(replace(one, cost=one.cost + LAST_RESORT) for one in rest)]))[: MOST + MOST_MORE]
+
+
+def shows_what_is_right(finding: Finding) -> bool:
+    """Return True if a run shows of any change whether it is right. Else only those are tried that mean the same.
+
+    No right gradient is known of what autograd was never told, and a region that runs again may drift in other ways.
+    """
+    told = not isinstance(
+        finding.event, (GradientWrite, Undeclared, Untracked, Overwritten, LostHook, StaleCast, Drift)
+    )
+    return finding.severity == "error" and told
 
 
 def _sound(scene: Scene, cost: int = 5) -> Iterator[Candidate]:

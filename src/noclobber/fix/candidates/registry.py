@@ -29,6 +29,7 @@ from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.fix.candidates.rebinding import local_result, rebound_fill
 from noclobber.fix.edits.candidate import Candidate
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause
 from noclobber.model.hints import Opportunity
 from noclobber.syntax.in_place import in_place
@@ -246,6 +247,26 @@ def refused(scene: Scene) -> Iterator[Candidate]:
             yield from clones.before_write(write, scene, 4) if scene.place("save") else ()
         yield from _calling(scene, write)
     yield from clones.at_save(scene, 5)
+
+
+def general(scene: Scene) -> Iterator[Candidate]:
+    """What a write can be changed into whatever its cause. A run shows which of it is right here."""
+    refused = isinstance(scene.finding.event, Refusal)
+    for write in scene.writes():
+        yield from leaves.guarded(write) if refused and leaves.is_update(write, scene.kind()) else ()
+        yield from later_writes.put_off(scene, write, 3)
+        if scene.kind() == "parameter":  # what takes its place is no weight of the module any more
+            continue
+        yield from safely(write, 1)
+        yield from rebound_fill(write)
+        yield from view_writes.inlined(write)
+        yield from view_writes.into_new(write, 2)
+        yield from clones.before_write(write, scene, 2)
+        yield from row_lists.as_list(write, 2)
+        yield from _calling(scene, write)
+    yield from clones.at_save(scene, 3)
+    for place in scene.places("read"):
+        yield from clones.arguments(place, 3)
 
 
 def opportunity(scene: Scene) -> Iterator[Candidate]:

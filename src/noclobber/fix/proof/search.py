@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.candidates import candidates
+from noclobber.fix.candidates import LAST_RESORT, candidates
 from noclobber.fix.edits.candidate import Candidate, is_of_intent
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
@@ -21,8 +21,6 @@ from noclobber.model.shared_writes import of_one_write
 ROUNDS = 8
 MOST_PROVEN = 3
 """Proven ones that are compared for what they cost."""
-LAST_RESORT = 6
-"""The cost from which a candidate is a last resort: used only if no other is proven."""
 _ALIKE = 1.05
 """Two candidates whose kept bytes differ by less than this factor count as equal."""
 _UNPROVEN = "this patch removes the finding, but the program still fails"
@@ -148,7 +146,7 @@ class RepairSearch:
         attempt = _Attempt()
         found = candidates(finding, done.patch.read)
         for candidate in found:
-            if attempt.is_enough():
+            if attempt.is_enough() or (attempt.clean and candidate.cost >= LAST_RESORT):
                 break
             self._tell(f"trying {attempt.trials + 1} of {len(found)}: {candidate.title}")
             self._try(candidate, finding, attempt)
