@@ -198,10 +198,11 @@ _Recomputed = tuple[int, "Node | None", Holder, RegionSave, torch.Tensor]
 
 def _recomputed(region: CheckpointRegion, frame: forward_bytes.RegionFrame, root: Node | None) -> Iterator[_Recomputed]:
     """Yield the other tensors that a region computed again and that nodes below `root` still have to read."""
+    holders = private.lookup("utils.checkpoint._Holder")
     for node in graph.walk([root] if root is not None else []):
         for saved in graph.saves_of_or_gone(node):
             holder = graph.content(saved)
-            packed = saved_under(holder)
+            packed = saved_under(holder) if isinstance(holder, holders) else None
             if packed is None:
                 continue
             for group, handle in holder.handles.items():

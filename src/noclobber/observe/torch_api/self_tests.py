@@ -111,6 +111,8 @@ def of_checkpoints() -> None:
         raise UnsupportedTorch(f"torch {torch.__version__} has changed `_CheckpointFrame`: {failure}") from None
     for field in ("recompute_fn", "weak_holders", "recomputed", "early_stop", "forward_completed"):
         _holds(field in vars(frame), f"a record of a checkpointed region has `{field}`")
+    holder = private.lookup("utils.checkpoint._Holder")()
+    _holds("handles" in vars(holder), "a region holds for each save an object that takes attributes, with `handles`")
     tensor = torch.empty(0, device="cpu")
     kept = private.lookup("utils.checkpoint._VersionWrapper")(tensor)
     _holds(kept.val is tensor and kept.get_val(False) is tensor, "a selective checkpoint keeps a tensor as `val`")
