@@ -64,6 +64,19 @@ def test_a_hook_on_a_view_is_lost(write):
     assert warned(lambda: hooked(flat, write)) == ["NC210"]
 
 
+def test_a_hook_is_lost_in_another_block_too():
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        with noclobber.watch():
+            h = (x * 2).view(-1)
+            h.register_hook(lambda gradient: gradient * 2)
+        with noclobber.preserve():
+            h += 1
+            h.sum().backward()
+
+    assert warned(program) == ["NC210"]
+
+
 @pytest.mark.parametrize(("make", "write"), [(flat, not_at_all), (whole, added), (whole, without_grad)])
 def test_a_hook_that_stays(make, write):
     assert hooked(make, write)

@@ -52,12 +52,16 @@ def test_a_gradient_that_is_saved_is_kept(backward, gradient):
 def logged(backward):
     """What was written while the log was on, by name."""
     names = []
+
+    def look(written, *rest):
+        names.append(written.op)
+
     with noclobber.preserve():
-        CONTEXT.attentive.append(lambda written, *rest: names.append(written.op))
+        CONTEXT.attend(look)
         try:
             backward()
         finally:
-            CONTEXT.attentive.pop()
+            CONTEXT.ignore(look)
     return names
 
 

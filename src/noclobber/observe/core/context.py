@@ -6,7 +6,7 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -125,18 +125,25 @@ class Subscriber(Listener, Protocol):
         """ "raise" stops writes to live saves."""
 
 
+def _count_less(looks: dict[Look, int], look: Look) -> dict[Look, int]:
+    """Count one reason less to call `look`, and return those that are left."""
+    if (count := looks.pop(look, 0)) > 1:
+        looks[look] = count - 1
+    return looks
+
+
 class Context:
     """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
 
     __slots__ = (
         "__weakref__",
-        "_attending",
         "_counting",
         "_states",
         "accounts",
         "allocations",
         "armed",
         "armings",
+        "attended",
         "attentive",
         "bus",
         "by_key",
@@ -200,9 +207,11 @@ class Context:
         """More than 0 where writes to tensors in the graph must be checked too: to stop them, or as versions lie."""
         self.put_off: set[Handle] = set()
         """Saves whose bytes are not in their memory for the moment, but will be put back (forward_bytes.py)."""
-        self.attentive: list[Look] = []
-        """Those to call before every write at the moment, each once."""
-        self._attending: dict[Look, int] = {}
+        self.attentive: dict[Look, int] = {}
+        """Those to call before every write at the moment, each once, and for how many reasons. It is always the same
+        object, so callers may keep it."""
+        self.attended: dict[int, dict[Look, int]] = {}
+        """The same of those to call before the writes to one storage, by its key."""
         self.unseen: list[Look] = []
         """Those to call before every write that autograd does not see. It is always the same object."""
         self.by_key = True
@@ -265,23 +274,25 @@ class Context:
             if self.native is not None:
                 self.native.set_careful(self.careful > 0)
 
-    def attend(self, look: Look) -> None:
-        """Call `look` before every write of any thread, until `ignore` was called as often as this."""
-        with self._counting:
-            self._attending[look] = count = self._attending.get(look, 0) + 1
-            if count == 1:
-                self.attentive.append(look)
+    def attend(self, look: Look, keys: Sequence[int] | None = None) -> None:
+        """Call `look` before every write of any thread, until `ignore` was called as often as this.
 
-    def ignore(self, look: Look) -> None:
+        With keys of storages it is called before the writes to these: all others stay in the native part.
+        """
+        with self._counting:
+            for looks in (self.attentive,) if keys is None else [self.attended.setdefault(key, {}) for key in keys]:
+                looks[look] = looks.get(look, 0) + 1
+
+    def ignore(self, look: Look, keys: Sequence[int] | None = None) -> None:
         """Undo one `attend`."""
         with self._counting:
-            count = self._attending.pop(look, 0)
-            if count > 1:
-                self._attending[look] = count - 1
-            elif count:
-                self.attentive.remove(look)
+            if keys is None:
+                _count_less(self.attentive, look)
+            for key in keys or ():
+                if (looks := self.attended.get(key)) is not None and not _count_less(looks, look):
+                    del self.attended[key]
 
     def ignore_all(self) -> None:
         """Undo every `attend`."""
         self.attentive.clear()
-        self._attending.clear()
+        self.attended.clear()

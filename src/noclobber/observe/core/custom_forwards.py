@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
@@ -33,50 +32,74 @@ _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "material
 class ForwardCall:
     """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
 
-    __slots__ = ("applied", "ctx", "dirty", "function", "kept", "result")
+    __slots__ = ("args", "ctx", "dirty", "ends", "function", "kept", "result")
 
-    def __init__(self, function: type) -> None:
-        self.function = function
+    def __init__(self, function: type, args: tuple[object, ...]) -> None:
+        self.function, self.args = function, args
         self.ctx: torch.autograd.graph.Node | None = None
         """None until the forward sets an attribute."""
         self.kept: dict[str, Place | None] = {}
         self.dirty: tuple[object, ...] = ()
-        self.applied: Place | None = None
-        """Where the program called `apply`; known at the end of the call."""
+        self.ends: list[tuple[Callable[..., object], object]] = []
+        """What to call at the end, each with what its `begin` returned."""
         self.result: object = None
         """What the call returned; known at its end."""
 
 
-End = Callable[[bool], object]
-"""Called when a forward has ended: with True if it returned, with False if it raised."""
-Begin = Callable[[ForwardCall, tuple[object, ...]], End | None]
-"""Called with a call that begins, and its arguments. Returns what to call at the end, None for nothing."""
-Forget = Callable[[torch.autograd.graph.Node, str], object]
-"""Called with a ctx and the name of an attribute that is set or deleted after its forward."""
+State = TypeVar("State")
 
 
 class CustomForwards:
     """The watchers of these forwards."""
 
     def __init__(self) -> None:
-        self._watching: list[tuple[Way, Begin, Forget | None]] = []
+        self._calls: list[tuple[Callable[..., object], Callable[..., object]]] = []
+        self._ctxs: list[tuple[Callable[..., object], Callable[..., object]]] = []
 
-    def watch(self, way: Way, begin: Begin, forget: Forget | None = None) -> None:
-        """Call `begin` for every call and `forget` for every attribute, until the way is taken off."""
-        entry = (way, begin, forget)
-        self._watching.append(entry)
-        way.at_end(lambda: self._watching.remove(entry))
+    def watch(
+        self,
+        way: Way,
+        begin: Callable[[tuple[object, ...]], State | None],
+        end: Callable[[ForwardCall, State, bool], object],
+    ) -> None:
+        """Call `begin` with the arguments of every call; and if that returns anything, call `end` with the call, with
+        what `begin` returned, and with True if the forward returned, False if it raised."""
+        _add(way, self._calls, (way.entry(begin), way.entry(end, also_off=True)))
 
-    def begin(self, call: ForwardCall, args: tuple[object, ...]) -> list[tuple[Way, End]]:
-        """Tell the watchers that a call begins, and return what to call at its end."""
-        ends = [(way, way.guarded(partial(begin, call, args))) for way, begin, _ in tuple(self._watching)]
-        return [(way, end) for way, end in ends if end is not None]
+    def watch_ctx(
+        self,
+        way: Way,
+        kept: Callable[[ForwardCall], object],
+        forget: Callable[[torch.autograd.graph.Node, str], object],
+    ) -> None:
+        """Call `kept` with every call that has returned and kept something on its ctx, and `forget` with the ctx and
+        the name of an attribute that is set or deleted later."""
+        _add(way, self._ctxs, (way.entry(kept), way.entry(forget)))
+
+    def begin(self, call: ForwardCall) -> None:
+        """Tell the watchers that a call begins."""
+        for begin, end in tuple(self._calls):
+            if (state := begin(call.args)) is not None:
+                call.ends.append((end, state))
+
+    def end(self, call: ForwardCall, returned: bool) -> None:
+        """Tell the watchers that a call has ended."""
+        for end, state in call.ends:
+            end(call, state, returned)
+        if returned and call.kept:
+            for kept, _ in tuple(self._ctxs):
+                kept(call)
 
     def forget(self, ctx: torch.autograd.graph.Node, name: str) -> None:
         """Tell the watchers that an attribute of a ctx was set or deleted after its forward."""
-        for way, _, forget in tuple(self._watching):
-            if forget is not None:
-                way.guarded(partial(forget, ctx, name))
+        for _, forget in tuple(self._ctxs):
+            forget(ctx, name)
+
+
+def _add(way: Way, watching: list[State], entry: State) -> None:
+    """Add to those who watch, until the way is taken off."""
+    watching.append(entry)
+    way.at_end(lambda: watching.remove(entry))
 
 
 class _Calls(threading.local):
@@ -89,42 +112,37 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
     native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
     calls = _Calls()
 
-    def began(cls: type[Function], args: tuple[object, ...]) -> tuple[ForwardCall, list[tuple[Way, End]]] | None:
+    def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
         if not is_watched() or cls.__module__.startswith("torch.") or private.transforms_active():
             return None
-        call = ForwardCall(cls)
-        return call, forwards.begin(call, args)
+        call = ForwardCall(cls, args)
+        forwards.begin(call)
+        return call
 
-    def ended(begun: tuple[ForwardCall, list[tuple[Way, End]]], returned: bool) -> None:
-        call, ends = begun
-        if ends:
-            call.applied = caller()
-        for its_way, end in ends:
-            its_way.guarded(partial(end, returned), also_off=True)
-
-    def expect_writes(result: object) -> None:
-        for one in result if isinstance(result, tuple) else (result,):
+    def ended(call: ForwardCall, returned: bool) -> None:
+        forwards.end(call, returned)
+        for one in call.result if isinstance(call.result, tuple) else (call.result,):
             if isinstance(one, torch.Tensor) and one.requires_grad and private.is_view_of_function(one):
                 key, base = private.storage_key(one), one._base
                 if key is not None and base is not None and not base.requires_grad:
                     memory.returned_as_view(key, one)
 
+    begins, ends = way.entry(began), way.entry(ended, also_off=True)
+
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
-        begun = way.guarded(lambda: began(cls, args))
-        if begun is None:
+        call = begins(cls, args)
+        if call is None:
             return native.__get__(None, cls)(*args, **kwargs)
-        calls.under_way.append(begun[0])
+        calls.under_way.append(call)
         try:
-            result = native.__get__(None, cls)(*args, **kwargs)
+            call.result = result = native.__get__(None, cls)(*args, **kwargs)
         except BaseException as error:
             calls.under_way.pop()
-            way.guarded(lambda: ended(begun, False))
+            ends(call, False)
             without_own_frames(error)
             raise
         calls.under_way.pop()
-        begun[0].result = result
-        way.guarded(lambda: ended(begun, True))
-        way.guarded(lambda: expect_writes(result))
+        ends(call, True)
         return result
 
     way.patches.put(Function, "apply", classmethod(apply))
@@ -138,7 +156,7 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
 
     def __setattr__(ctx: _Ctx, name: str, value: object) -> None:
         set_native(ctx, name, value)
-        way.guarded(lambda: was_set(ctx, name, value))
+        noted(ctx, name, value)
 
     def was_set(ctx: _Ctx, name: str, value: Any) -> None:
         under_way = calls.under_way
@@ -148,7 +166,10 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
             if name == "dirty_tensors":
                 call.dirty = value
             elif isinstance(value, (torch.Tensor, list, tuple, dict)) and name not in _DECLARATIONS:
-                call.kept[name] = caller(1)
+                if not isinstance(value, tuple) or any(isinstance(part, torch.Tensor) for part in value):
+                    call.kept[name] = caller(1)
+                else:  # it never gets a tensor, as a list or a dict may
+                    call.kept.pop(name, None)
         else:
             forwards.forget(ctx, name)
 
@@ -156,5 +177,6 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
         del_native(ctx, name)
         way.guarded(lambda: forwards.forget(ctx, name))
 
+    noted = way.entry(was_set)
     way.patches.put(BackwardCFunction, "__setattr__", __setattr__)
     way.patches.put(BackwardCFunction, "__delattr__", __delattr__)

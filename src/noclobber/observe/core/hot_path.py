@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
 """What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
 place, and the fingerprint if bytes are compared."""
+
+
+Looks = tuple[Sized, Mapping[int, object]]
+"""What is called before every write, and what before the writes to a storage, by its key (`Context.attend`)."""
 
 
 class HotPath(Protocol):
@@ -86,8 +90,9 @@ class HotPath(Protocol):
 
     # -- what it must know
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
-        """Begin to take writes, and saves if `watching`. Of `attentive` and `taken` only the sizes are looked at."""
+    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
+        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see; of `taken`
+        only the size is looked at."""
 
     def end(self) -> None:
         """Leave everything to Python."""

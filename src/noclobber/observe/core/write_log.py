@@ -66,7 +66,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
     beside = live.beside
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
-    storage_key, plain, attentive = private.storage_key, torch.Tensor, context.attentive
+    storage_key, plain = private.storage_key, torch.Tensor
+    attentive, attended = context.attentive, context.attended
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     taken, unseen = untracked_writes.taken, context.unseen
     is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
@@ -97,9 +98,9 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
             moved = _moving(context, tensor, key)
             after = moved if after is None else _both(after, moved)
-        if attentive:
+        if attentive or key in attended:
             frame = frame_above(2)
-            for look in tuple(attentive):
+            for look in (*attentive, *attended.get(key, ())):
                 look(written, tensor, key, frame)
         counted = in_graph and is_plain and not (written.uncounted or written.detaches)
         if not counted or context.careful or (untracked and tensor._is_view()):

@@ -96,11 +96,13 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
 
     It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
     """
-    shape, where, device, shown = shape_of(tensor), geometry(tensor), tensor.device, weak(tensor)
+    where, device = geometry(tensor), tensor.device
+    shown = _weak(tensor, where)
+    shape = shape_of(tensor) if shown is None else tuple(where[1])
 
     def described() -> Tensor:
         with private.aside():
-            still = shown()
+            still = None if shown is None else shown()
             return _unnamed(shape, where, device) if still is None else tensor_of(still)
 
     return described
@@ -268,9 +270,13 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 
 def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
     """Return a function for a tensor on the same bytes, None once their storage is gone. It holds no storage."""
-    where = geometry(tensor)
+    return _weak(tensor, geometry(tensor)) or (lambda: None)
+
+
+def _weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | None] | None:
+    """Return what `weak` returns, given the geometry; None where no tensor can be made of that."""
     if strided(where) is None or private.storage_key(tensor) is None:
-        return lambda: None
+        return None
     storage = private.storage_ref(tensor)
     return lambda: tensor_on(storage, where)
 

@@ -24,7 +24,7 @@ from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.fingerprints import OnDevice, fingerprint, same
 from noclobber.observe.core.records import latest, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
-from noclobber.observe.core.sites import Place
+from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api import native_saves, private
@@ -92,14 +92,7 @@ def arm(context: Context, way: Way) -> None:
     """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
 
-    def begin(call: ForwardCall, args: tuple[object, ...]) -> Callable[[bool], None]:
-        def ended(returned: bool) -> None:
-            if returned and call.kept and call.ctx is not None:
-                stashes.take(call.ctx, call.function, call.kept, call.applied)
-
-        return ended
-
-    context.forwards.watch(way, begin, stashes.forget)
+    context.forwards.watch_ctx(way, stashes.take, stashes.forget)
     context.customs.watch(way, stashes.begins)
 
 
@@ -114,22 +107,24 @@ class CtxSaves:
         self._by_themselves: WeakSet[Node] = WeakSet()
         """Nodes that compare their stashes themselves (`_keep_comparing`)."""
 
-    def take(self, ctx: Any, function: type, kept: dict[str, Place | None], applied: Place | None) -> None:
-        """Record the stashes of a forward that has ended. `applied` is where the program called the Function.
+    def take(self, call: ForwardCall) -> None:
+        """Record the stashes of a forward that has ended.
 
         Writes that forward itself made to a stash are part of what it kept, not clobbers.
         """
+        ctx: Any = call.ctx
+        function = call.function
         if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
             return
         if function not in self._read:
             self._read[function] = attributes_read(function)
-        read, live, made = self._read[function], self._context.live, []
-        for name, place in kept.items():
+        read, live, made = self._read[function], self._context.live, list[CtxSave]()
+        for name, place in call.kept.items():
             if read is None or name in read:
                 for key, tensor in _parts(_attributes(ctx).get(name)):
                     stash = self._stash(ctx, name, key, tensor, place)
                     if stash is not None:
-                        stash.applied = applied
+                        stash.applied = made[0].applied if made else caller()
                         made.append(stash)
                         live.unsorted.append(ref(stash))
         if made:

@@ -64,8 +64,10 @@ class HookedViews:
         self._looking: Look = self._look
 
     def arm(self, way: Way) -> None:
-        """Begin to watch backward calls."""
+        """Begin to watch backward calls, and the writes to the views that are known from before."""
         self._looking = way.entry(self._look)
+        for hooked in self._hooked:
+            self._context.attend(self._looking, [hooked.key])
         self._context.calls.watch(way, self._backward_begins, among=self._hooked)
 
     def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
@@ -76,8 +78,7 @@ class HookedViews:
         behind = tensor.grad_fn.next_functions[0][0]
         if behind is not None and len(self._hooked) < _MOST:
             about, number = clobbers.later_of(tensor), tensor.grad_fn._sequence_nr()
-            if not self._hooked:
-                self._context.attend(self._looking)
+            self._context.attend(self._looking, [key])
             storage = private.storage_ref(tensor)
             self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
 
@@ -94,11 +95,11 @@ class HookedViews:
         for hooked in self._hooked:
             if hooked.behind not in numbers:
                 left.append(hooked)
-            elif hooked.write is not None and hooked.node not in numbers:
+                continue
+            self._context.ignore(self._looking, [hooked.key])
+            if hooked.write is not None and hooked.node not in numbers:
                 about = hooked.described()
                 self._context.bus.notice(
                     LostHook(about, site_of(hooked.place), write_of(hooked.write, about), read_of(backward))
                 )
         self._hooked[:] = left
-        if not left:
-            self._context.ignore(self._looking)

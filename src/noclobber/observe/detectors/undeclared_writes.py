@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,19 +19,16 @@ from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.context import Context
+from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
-from noclobber.observe.core.fingerprints import Digest, OnDevice, differ, fingerprint
+from noclobber.observe.core.fingerprints import differ, fingerprint, fingerprint_and_memory, fingerprint_at
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
-
-if TYPE_CHECKING:
-    pass
 
 KEPT = 256
 """How many inputs that Functions overwrote are remembered until a backward goes through them, and how many results."""
@@ -53,11 +49,13 @@ Made = tuple[int, str, int]
 class Input:
     """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
-    __slots__ = ("digest", "key", "made", "tensor", "version", "writes")
+    __slots__ = ("digest", "key", "made", "memory", "tensor", "version", "writes")
 
-    def __init__(self, tensor: torch.Tensor, made: Made, digest: Digest) -> None:
-        self.tensor, self.made, self.digest = tensor, made, digest
+    def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
+        self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, private.storage_key(tensor)
+        # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
+        self.digest, self.memory = fingerprint_and_memory(tensor) if contents and tensor.is_cpu else (None, None)
         self.writes: list[Record] = []
 
 
@@ -66,8 +64,8 @@ class Beside(Input):
 
     __slots__ = ("old",)
 
-    def __init__(self, tensor: torch.Tensor, made: Made, digest: Digest) -> None:
-        super().__init__(tensor, made, digest)
+    def __init__(self, tensor: torch.Tensor, made: Made) -> None:
+        super().__init__(tensor, made, contents=True)
         self.old: torch.Tensor | None = None
         if tensor.numel() * tensor.itemsize <= LARGEST:
             with private.aside():
@@ -100,19 +98,13 @@ def arm(context: Context, way: Way) -> None:
     writers = context.state(Writers)
     writers.arm(way)
 
-    def begin(call: ForwardCall, args: tuple[object, ...]) -> Callable[[bool], None] | None:
-        inputs = writers.began(args)
+    def end(call: ForwardCall, inputs: list[Input], returned: bool) -> None:
+        writers.left(inputs)
+        if returned:
+            writers.ended(inputs, call.dirty, call.function.__name__)
+            writers.returned(call.result, call.args)
 
-        def ended(returned: bool) -> None:
-            if inputs:
-                writers.left(inputs)
-            if returned:
-                writers.ended(inputs, call.dirty, call.function.__name__, call.applied)
-                writers.returned(call.result, args)
-
-        return ended if torch.is_grad_enabled() else None
-
-    context.forwards.watch(way, begin)
+    context.forwards.watch(way, writers.began, end)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
@@ -121,31 +113,30 @@ class Writers:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._looks: dict[int, Callable[..., None]] = {}
+        self._looking: Look = self._look
         self._results: deque[_Result] = deque(maxlen=KEPT)
         self.overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
         """The tensors that calls overwrote, newest last."""
 
     def arm(self, way: Way) -> None:
         """Guard what is called at writes."""
-        self._way = way
+        self._looking = way.entry(self._look)
 
-    def began(self, args: tuple[object, ...]) -> list[Input]:
-        """Return the inputs of a forward that begins: its arguments that have a node.
+    def began(self, args: tuple[object, ...]) -> list[Input] | None:
+        """Return the inputs of a forward that begins: its arguments that have a node; None with gradients off.
 
         Leaves are left out: a write to a leaf does not change which gradient belongs to it.
         """
         if not torch.is_grad_enabled():
-            return []
+            return None
         contents, inputs = self._context.contents is not None, list[Input]()
         for tensor in args:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (made := _made(tensor)) is not None:
-                inputs.append(Input(tensor, made, fingerprint(tensor) if contents else None))
+                inputs.append(Input(tensor, made, contents=contents))
         inputs += self.beside(args)
         if inputs:
+            self._context.attend(self._looking, _keys(inputs))
             self._context.thread.given.append(inputs)
-            look = self._looks[id(inputs)] = self._way.entry(partial(self._look, inputs))
-            self._context.attend(look)
         return inputs
 
     def beside(self, args: Iterable[object]) -> list[Beside]:
@@ -153,44 +144,45 @@ class Writers:
 
         A write that moves its version is left out later: PyTorch refuses to go on with it.
         """
-        if not self._results or self._context.contents is None:
+        if not self._results or self._context.contents is None or not (keys := _given(args)):
             return []
-        keys, found = _given(args), []
+        found = []
         for result in list(self._results):
             tensor = result.tensor()
             if tensor is None or result.storage.expired() or private.storage_key(tensor) != result.key:
                 self._results.remove(result)
             elif result.key in keys:
-                found.append(Beside(tensor, result.made, fingerprint(tensor)))
+                found.append(Beside(tensor, result.made))
         return found
 
     def returned(self, result: object, args: Iterable[object]) -> None:
         """Remember the tensors in the graph that a call returned on the memory of its arguments."""
-        made = [one for one in _tensors(result) if one.requires_grad and not one.is_leaf]
-        keys = _given(args) if made else ()
-        for tensor in made:
-            key = private.storage_key(tensor)
+        if not (keys := _given(args)):
+            return
+        for tensor in _tensors(result):
+            key = private.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
                 self._results.append(_Result(private.Weak(tensor), private.storage_ref(tensor), key, made_by))
 
     def left(self, inputs: list[Input]) -> None:
         """Stop recording the writes to these inputs: their forward has returned or raised."""
-        self._context.thread.given.remove(inputs)
-        self._context.ignore(self._looks.pop(id(inputs)))
+        if inputs:
+            self._context.thread.given.remove(inputs)
+            self._context.ignore(self._looking, _keys(inputs))
 
-    def _look(self, inputs: list[Input], written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        context = self._context
-        for argument in inputs:
-            if argument.key == key and any(given is inputs for given in context.thread.given):
-                if argument.digest is None:
-                    argument.digest = fingerprint(argument.tensor)
-                noted = record(written, tensor, key, place_of(frame), context.thread)
-                argument.writes.append(noted)
+    def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
+        """Record a write to the inputs of the forwards that this thread runs."""
+        thread = self._context.thread
+        for argument in (argument for inputs in thread.given for argument in inputs if argument.key == key):
+            if argument.digest is None:
+                argument.digest = fingerprint(argument.tensor)
+            argument.writes.append(record(written, tensor, key, place_of(frame), thread))
 
-    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], caller: str, place: Place | None) -> None:
+    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str) -> None:
         """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned."""
+        place: Place | None = None
         for argument in inputs:
-            if any(tensor is argument.tensor for tensor in dirty) or not _changed(argument):
+            if not _changed(argument) or any(tensor is argument.tensor for tensor in dirty):
                 continue
             if len(inputs) == 1 and argument.writes and all(noted.written.op in _SHIFTS for noted in argument.writes):
                 continue
@@ -198,7 +190,9 @@ class Writers:
             if isinstance(argument, Beside) and argument.old is not None:
                 with private.aside():
                     changed = argument.tensor.detach() != argument.old
-            event = partial(_undeclared, caller, place, _write(argument, place), later_of(argument.tensor), beside)
+            place = place or caller()
+            last, version = argument.writes[-1] if argument.writes else None, int(argument.tensor._version)
+            event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
             self.overwritten.append(_Overwritten(argument.made, private.next_node(), event, changed))
 
     def backward_begins(self, call: Backward) -> End | None:
@@ -238,30 +232,28 @@ def _changed(argument: Input) -> bool:
     moved = argument.tensor._version != argument.version
     if isinstance(argument, Beside) and moved:
         return False
-    if argument.digest is None or (isinstance(argument.digest, OnDevice) and not argument.writes):
+    if argument.digest is None:
         return moved
-    return differ(argument.digest, fingerprint(argument.tensor))
-
-
-def _write(argument: Input, place: Place | None) -> Write:
-    """Return the last write to an input. `place` is the call of the Function, blamed where no write was seen."""
-    if not argument.writes:
-        return Write("", site_of(place), via="undeclared")
-    last, after = argument.writes[-1], int(argument.tensor._version)
-    before = last.version
-    return Write(
-        last.written.op,
-        site_of(last.place),
-        via="undeclared",
-        version_before=before,
-        version_after=after,
-    )
+    return differ(argument.digest, fingerprint_at(argument.tensor, argument.memory))
 
 
 def _undeclared(
-    caller: str, place: Place | None, write: Write, described: Callable[[], Tensor], beside: bool
+    by: str, place: Place | None, last: Record | None, version: int, described: Callable[[], Tensor], beside: bool
 ) -> Undeclared:
-    return Undeclared(caller, replace(write, tensor=described()), site_of(place), beside)
+    """Return the event for a write to an input: the `last` that was seen, after which the input had this `version`; the
+    call itself, made at `place`, where none was seen."""
+    if last is None:
+        write = Write("", site_of(place), via="undeclared", tensor=described())
+    else:
+        write = Write(
+            last.written.op,
+            site_of(last.place),
+            via="undeclared",
+            version_before=last.version,
+            version_after=version,
+            tensor=described(),
+        )
+    return Undeclared(by, write, site_of(place), beside)
 
 
 def _made(tensor: torch.Tensor) -> Made | None:
@@ -275,6 +267,10 @@ def _made(tensor: torch.Tensor) -> Made | None:
     except RuntimeError:
         return None
     return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
+
+
+def _keys(inputs: list[Input]) -> list[int]:
+    return [argument.key for argument in inputs if argument.key is not None]
 
 
 def _given(args: Iterable[object]) -> set[int | None]:
@@ -349,7 +345,7 @@ class Operators:
 
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
-                writers.ended(results, (), op, caller())
+                writers.ended(results, (), op)
                 writers.returned(result, values)
             for key, tensor in tensors.items():
                 for handle in live.at(key):

@@ -18,7 +18,7 @@ from noclobber.observe.core import fingerprints, kernel_functions, reads, record
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
-from noclobber.observe.core.hot_path import SaveElsewhere
+from noclobber.observe.core.hot_path import Looks, SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
@@ -105,13 +105,13 @@ class Bridge:
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
-    def begin(self, *, watching: bool, attentive: Sized, taken: Sized) -> None:
+    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
         native, live, memory = self._native, self._context.live, self._context.memory
         live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, fingerprints.LARGE, attentive, taken, *unsorted, memory.returned)
+        native.begin(watching, fingerprints.LARGE, *attentive, taken, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -175,7 +175,7 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=[], taken=())
+            self.begin(watching=True, attentive=({}, {}), taken=())
             self.enter((unexpected, unexpected), None, contents=False)
             try:
                 before, number = self.alive(), private.next_node()
@@ -265,7 +265,7 @@ def begin(context: Context) -> None:
         context.contents.sees_all_writes = False
     _bridge.begin(
         watching=context.watching,
-        attentive=context.attentive,
+        attentive=(context.attentive, context.attended),
         taken=context.untracked.taken,
     )
 

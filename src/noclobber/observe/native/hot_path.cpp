@@ -96,10 +96,12 @@ void connect_reads(const py::tuple &named) {
   kinds = {of[0], of[1], of[2], of[3], type(4), type(5), type(6), type(7), of[8], of[9], PyLong_AsSsize_t(of[10])};
 }
 
-bool begin(bool watching, int64_t from, const py::object &looks, const py::object &targets, const py::object &saves,
-           const py::object &rereads, const py::object &views_returned) {
+bool begin(bool watching, int64_t from, const py::object &looks, const py::object &looks_by_key,
+           const py::object &targets, const py::object &saves, const py::object &rereads,
+           const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
+  replace(attended, looks_by_key);
   replace(taken, targets);
   replace(python_saves.unsorted, saves);
   replace(python_rereads.unsorted, rereads);

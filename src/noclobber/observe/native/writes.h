@@ -64,6 +64,7 @@ inline Flags flags;
 // Containers of Python, of which only the size is looked at: those to call before each write, and the tensors whose
 // `.data` was taken.
 inline PyObject *attentive = nullptr, *taken = nullptr;
+inline PyObject *attended = nullptr; // a dictionary by storage: those to call before the writes to one
 inline PyObject *returned = nullptr; // the storages of views that custom Functions returned
 inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
 
@@ -76,6 +77,18 @@ inline bool answers(PyObject *function, uintptr_t key) {
   clear_error();
   return yes;
 }
+
+// True if a dictionary may have this key. True also where it fails, as `answers`.
+inline bool has_key(PyObject *dictionary, uintptr_t key) {
+  Gil gil;
+  Owned number(PyLong_FromUnsignedLongLong(key));
+  const bool there = number == nullptr || PyDict_Contains(dictionary, number) != 0;
+  clear_error();
+  return there;
+}
+
+// True if Python wants to see the writes to this storage.
+inline bool is_attended(uintptr_t key) { return PyDict_GET_SIZE(attended) != 0 && has_key(attended, key); }
 
 // One of Python's tables by storage (`LiveSaves`): what is not sorted yet, and what is filed.
 struct PythonTable {
@@ -90,15 +103,8 @@ struct PythonTable {
     if (!any()) {
       return false;
     }
-    {
-      Gil gil;
-      Owned number(PyLong_FromUnsignedLongLong(key));
-      if (number != nullptr && PyList_GET_SIZE(unsorted) == 0 && PyDict_Contains(filed, number) == 0) {
-        return false;
-      }
-      clear_error();
-    }
-    return answers(has_alive, key);
+    Gil gil; // what moves from one part to the other is always in one of them while it is held
+    return (PyList_GET_SIZE(unsorted) != 0 || has_key(filed, key)) && answers(has_alive, key);
   }
 };
 inline PythonTable python_saves;   // the live table
@@ -208,6 +214,10 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if (is_untracked(tensor)) {
     return FOR_PYTHON;
   }
+  const uintptr_t key = storage_key(impl);
+  if (is_attended(key)) {
+    return FOR_PYTHON;
+  }
   const bool in_graph = tensor.requires_grad();
   const bool counted = is_counted(op, tensor);
   if (counted && !flags.careful) {
@@ -216,7 +226,6 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if (op.detaches || (flags.keeping && op.moves)) {
     return FOR_PYTHON;
   }
-  const uintptr_t key = storage_key(impl);
   if ((counted ? may_clobber(key, impl) : is_saved(key)) || python_saves.has(key)) {
     return FOR_PYTHON;
   }
@@ -236,7 +245,7 @@ inline bool in_autocast() {
 }
 
 inline bool is_for_python(const Thread &mine) {
-  return !flags.on || !mine.usual || (flags.watching && (PyList_GET_SIZE(attentive) != 0 ||
+  return !flags.on || !mine.usual || (flags.watching && (PyDict_GET_SIZE(attentive) != 0 ||
                                              (!c10::GradMode::is_enabled() && (PyDict_GET_SIZE(returned) != 0 || in_autocast())) ||
                                              (taken != nullptr && Py_SIZE(taken) != 0)));
 }

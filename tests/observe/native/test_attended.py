@@ -1,0 +1,85 @@
+"""The native part leaves to Python the writes that a way of seeing waits for, by their storage, and no others."""
+
+import subprocess
+import sys
+from textwrap import dedent, indent
+
+import pytest
+
+PROGRAM = """
+import torch, noclobber
+from noclobber.observe.core import kernel_functions
+
+class Solves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, start):
+        return run(start.detach().clone())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+class Overwrites(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, start):
+        run(start)
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+def run(tensor):
+    for _ in range(50):
+        tensor.mul_(0.5)
+    return tensor
+
+passed = []
+with noclobber.watch():
+    before = kernel_functions.sink().before
+
+    def counting(written, tensor):
+        passed.append(written.op)
+        return before(written, tensor)
+
+    kernel_functions.send_to(kernel_functions.sink()._replace(before=counting))
+    x = torch.ones(3, requires_grad=True)
+    h = x * 2
+{}
+print(passed.count("aten::mul_"))
+"""
+IN_FUNCTION = "Solves.apply(h)"
+BESIDE_A_HOOKED_VIEW = """
+h.view(-1).register_hook(lambda gradient: None)
+run(torch.ones(3))
+"""
+BESIDE_ANOTHER_SAVE_OF_PYTHON = """
+cell = torch.nn.Parameter(torch.ones(3))
+y = cell * h
+with torch.no_grad():
+    cell.add_(1)  # Python makes a handle of the save
+run(torch.ones(3))
+"""
+THE_INPUT = "Overwrites.apply(h)"
+THE_HOOKED_VIEW = """
+view = h.view(-1)
+view.register_hook(lambda gradient: None)
+run(view)
+"""
+
+
+@pytest.mark.parametrize(
+    ("writes", "count"),
+    [
+        (IN_FUNCTION, 0),
+        (BESIDE_A_HOOKED_VIEW, 0),
+        (BESIDE_ANOTHER_SAVE_OF_PYTHON, 0),
+        (THE_INPUT, 50),
+        (THE_HOOKED_VIEW, 50),
+    ],
+    ids=["in a Function", "beside a hooked view", "beside a save", "the input", "the hooked view"],
+)
+def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, str], writes: str, count: int) -> None:
+    program = PROGRAM.format(indent(dedent(writes), "    "))
+    done = subprocess.run([sys.executable, "-c", program], env=native, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == count
