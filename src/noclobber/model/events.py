@@ -79,6 +79,17 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """A name under which the program holds memory: `h`, `self.state`, `rows[0]`.
+
+    `site` is where the frame stands whose variable the name begins with; None for a variable of the file.
+    """
+
+    name: str
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_", and "" for foreign code;
     `overlaps` says whether the bytes written are among the bytes saved (exact for strided views; True where only the
@@ -105,6 +116,8 @@ class Write:
     """Whether that backward was called inside another, as a re-entrant checkpoint does."""
     untracked: bool = False
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
+    holders: tuple[Holder, ...] | None = None
+    """All names under which the program held the written bytes when this line wrote; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ _MOST = 20_000
 
 
 class Held(NamedTuple):
-    """A value that the program can reach. `scopes` are the code objects whose text may assign it."""
+    """A value that the program can reach. `scopes` are the code objects whose text may assign it, `owner` is what holds
+    it; None for a variable."""
 
     name: str
     kind: Literal["name", "attribute", "item", "tuple"]
     value: Any
     scopes: tuple[CodeType, ...]
+    owner: Any = None
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -71,17 +73,17 @@ def _parts(held: Held) -> Iterator[Held]:
     if issubclass(kind, torch.nn.Module):
         codes = tuple(_methods(kind)) or scopes
         for key, one in reads.of_module(value, states=True):
-            yield Held(f"{name}[{key}]" if str(key).isdigit() else f"{name}.{key}", "attribute", one, codes)
+            yield Held(f"{name}[{key}]" if str(key).isdigit() else f"{name}.{key}", "attribute", one, codes, value)
         return
     for key, one in reads.inside(value):
         if isinstance(key, reads.Key):
             if key.key is None:  # the key of an item is no plain value
                 continue
-            yield Held(f"{name}[{key.key!r}]", "tuple" if issubclass(kind, tuple) else "item", one, scopes)
+            yield Held(f"{name}[{key.key!r}]", "tuple" if issubclass(kind, tuple) else "item", one, scopes, value)
         elif isinstance(key, reads.Variable):
-            yield Held(key.name, "name", one, (value.__code__,))
+            yield Held(key.name, "name", one, (value.__code__,), value)
         else:
-            yield Held(f"{name}.{key}", "attribute", one, tuple(_methods(kind)) or scopes)
+            yield Held(f"{name}.{key}", "attribute", one, tuple(_methods(kind)) or scopes, value)
 
 
 def _methods(kind: type) -> Iterator[CodeType]:
