@@ -82,7 +82,8 @@ class Handed:
 class Holder:
     """A name under which the program holds memory: `h`, `self.state`, `rows[0]`.
 
-    `site` is where the frame stands whose variable the name begins with; None for a variable of the file.
+    `site` is where the frame stands whose variable the name begins with; None for a variable of the file. The name is
+    empty for what cannot be bound to another tensor, as an item of a tuple.
     """
 
     name: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import OrderedDict, defaultdict, deque
 from inspect import CO_OPTIMIZED
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -24,7 +25,7 @@ from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Looked, Record, geometry, looked_at
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.describe.clobbers import touch
-from noclobber.observe.describe.reachable import reachable, variables
+from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api import private
 
 _MOST_TIMES = 3
@@ -166,11 +167,19 @@ class _Seen:
                 self._name(Holder(held.name), id(held.value))
             elif held.kind != "name":
                 self.known |= set(map(id, _dicts_of(held.owner)))
-                self._name(Holder(held.name, site), id(held.value))
+                self._name(Holder(held.name if _can_hold_another(held) else "", site), id(held.value))
 
     def _name(self, holder: Holder, number: int) -> None:
         self.holders.append(holder)
         self.named.add(number)
+
+
+def _can_hold_another(held: Held) -> bool:
+    """Return True if the program may put another tensor into the same attribute or item, and nothing else happens."""
+    kind: Any = type(held.owner)
+    if held.kind == "item":
+        return kind in (list, dict, deque, OrderedDict, defaultdict)
+    return held.kind == "attribute" and kind.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
 
 
 def _dicts_of(owner: Any) -> list[Any]:
