@@ -173,3 +173,5 @@ class Refusal:
     """Where a save that was detached in place was also overwritten after that; None if it was not, or is not known."""
     carried: tuple[Carried, ...] = ()
     """The states that carry the freed graph into this iteration, when known."""
+    holders: tuple[Holder, ...] | None = None
+    """As of a `Write`, for what was not written."""

@@ -24,7 +24,7 @@ from noclobber.rewrites.making import (
 )
 from noclobber.rewrites.resolving import forward_of, function_called, module_called
 from noclobber.rewrites.seen import Holders, are_over, is_over
-from noclobber.syntax.names import called
+from noclobber.syntax.names import called, has_stars, is_stored, last_name, named
 from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
 from noclobber.syntax.writes import is_number
 
@@ -71,7 +71,10 @@ def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
     to is not read again: other runs of the line may see another tensor than those that were looked at."""
     bound = [one for one in _names(file.scope(write), name) if not isinstance(one.ctx, ast.Load)]
     bound = [one for one in bound if file.statement(one) is not write]
-    if not bound or (name in arguments_of(file.scope(write)) and _binding(file, name, write) is None):
+    if name in arguments_of(file.scope(write)) and _binding(file, name, write) is None:
+        if not _is_given_alone(file, name, file.scope(write)):
+            return False
+    elif not bound:
         return False
     around, also = set(_blocks_with(file, write)), set[str]()
     for one in bound:
@@ -80,6 +83,27 @@ def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
             return False
         also |= others
     return all(is_over(file, one, write) for one in also - {name})
+
+
+def _is_given_alone(file: File, name: str, function: Scope) -> bool:
+    """Return True if the file calls a function at one place alone, and reads nothing again of what is given to it."""
+    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+        return False
+    uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
+    call = file.above[uses[0]] if len(uses) == 1 else None
+    row = file.statement(call) if isinstance(call, ast.Call) and call.func is uses[0] and not has_stars(call) else None
+    if row is None or not isinstance(call, ast.Call):
+        return False
+    places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    places = places[1:] if file.class_of(function) is not None else places
+    given = dict(zip(places, call.args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
+    names = aliases(file, given[name]) if name in given else None
+    if names is None or not names.isdisjoint(arguments_of(file.scope(call))):
+        return False
+    return all(is_over(file, one, row, within_it=1) for one in names)
+
+
+_CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")
 
 
 def _bound_with(file: File, name: ast.Name) -> set[str] | None:

@@ -30,13 +30,15 @@ from noclobber.syntax.tree import WITH, File, Place, starts
 from noclobber.syntax.writes import is_flagged, loses_write, out_of_place, write_at, written_by
 
 _CODES = ("NC101", "NC102", "NC201", "NC203", "NC204", "NC209", "NC210", "NC305", "NC399")
+_SEEN = ("NC303", "NC304")
+"""Of these, only where it was seen who holds the view that PyTorch refuses to write."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
 
 
 def rebound(finding: Finding) -> Sound | None:
     """Return a rewrite that makes the writes of a finding out of place, or else into a clone."""
     place = blamed(finding)
-    if place is None or finding.code not in _CODES or kind_of(finding) == "parameter":
+    if place is None or finding.code not in (*_CODES, *_SEEN) or kind_of(finding) == "parameter":
         return None
     file, write = place.file, place.statement
     if write is None:
@@ -45,6 +47,8 @@ def rebound(finding: Finding) -> Sound | None:
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
         return _put_anew(finding, file, write, held, holders)
     name = _name_written(file, write)
+    if holders is None and finding.code in _SEEN:
+        return None
     if name is None or loses_write(write_at(Place(file, _part_of(write)))):
         return None
     later = [one for one in dict.fromkeys(writes_through(file, file.scope(write), name)) if _follows(file, one, write)]

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from noclobber.model.events import Holder
+from noclobber.model.events import Holder, Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import called
@@ -24,7 +24,8 @@ _LOOKING_AROUND = ("locals", "vars", "eval", "exec", "globals")
 
 def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
     """Return who held the bytes that a statement wrote; None if that was not seen."""
-    found = [one.holders for one in finding.writes if _is_at(file, write, place_of(one.site))]
+    events = [finding.event] if isinstance(finding.event, Refusal) else finding.writes
+    found = [one.holders for one in events if _is_at(file, write, place_of(one.site))]
     if not found or None in found:
         return None
     return tuple(dict.fromkeys(holder for one in found for holder in one or ()))

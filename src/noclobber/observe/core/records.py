@@ -56,6 +56,14 @@ class Looked:
 
 looked_at: dict[tuple[int, int], Looked] = {}
 """By the id of the code and the instruction that writes."""
+
+
+def holders_at(place: Place | None) -> tuple[Holder, ...] | None:
+    """Return who holds what a line writes; None if that is not known."""
+    known = looked_at.get((id(place[0]), place[1])) if place is not None else None
+    return known.holders if known is not None and known.times else None
+
+
 second_runs: deque[tuple[int, int]] = deque(maxlen=1024)
 """The latest second runs of checkpointed regions: the moments before and after each."""
 

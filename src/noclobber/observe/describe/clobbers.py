@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Holder, Read, Save, Tensor, Via, Write
+from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import overlap
 from noclobber.observe.core import save_hooks, unread_saves
 from noclobber.observe.core.fingerprints import (
@@ -28,8 +28,8 @@ from noclobber.observe.core.records import (
     Geometry,
     Record,
     geometry,
+    holders_at,
     in_second_run,
-    looked_at,
     region,
     shape_of,
     strided,
@@ -373,15 +373,10 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
                 again=again,
-                holders=_holders(record.place),
+                holders=holders_at(record.place),
             )
         )
     return tuple(made)
-
-
-def _holders(place: Place | None) -> tuple[Holder, ...] | None:
-    known = looked_at.get((id(place[0]), place[1])) if place is not None else None
-    return known.holders if known is not None and known.times else None
 
 
 _MOVES: dict[str, Via] = {"data=": "set_data", "swap_tensors": "swap"}

@@ -22,8 +22,9 @@ import torch
 from noclobber.model.events import Holder
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Looked, Record, geometry, looked_at
+from noclobber.observe.core.records import Geometry, Looked, Record, geometry, looked_at
 from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.sites import Place
 from noclobber.observe.describe.clobbers import touch
 from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api import private
@@ -43,26 +44,32 @@ def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Rec
         or not any(touch(geometry(handle.alias), noted.geometry) for handle in handles)
     ):
         return
-    line = (id(place[0]), place[1])
+    if not note(tensor, place):
+        memory.looks[id(place[0]), place[1]] = 0
+
+
+def note(tensor: torch.Tensor, place: Place) -> bool:
+    """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough."""
+    line, key = (id(place[0]), place[1]), private.storage_key(tensor)
     known = looked_at.get(line)
     if known is None and len(looked_at) < _MOST_LINES:
         known = looked_at[line] = Looked(place[0])
-    if known is None or known.times >= _MOST_TIMES:
-        memory.looks[line] = 0
-        return
+    if known is None or key is None or known.times >= _MOST_TIMES:
+        return False
     known.times += 1
     with private.plain():
-        found = _holders(tensor, noted, sys._getframe())
+        found = _holders(tensor, key, sys._getframe())
     known.holders = _both(known.holders, found)
+    return True
 
 
 def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
     return None if known is None or found is None else tuple(dict.fromkeys((*known, *found)))
 
 
-def _holders(tensor: torch.Tensor, noted: Record, frame: FrameType | None) -> tuple[Holder, ...] | None:
+def _holders(tensor: torch.Tensor, key: int, frame: FrameType | None) -> tuple[Holder, ...] | None:
     """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
-    on, frames = _tensors_on(noted), list[FrameType]()
+    on, frames = _tensors_on(key, geometry(tensor)), list[FrameType]()
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
@@ -77,14 +84,12 @@ def _holders(tensor: torch.Tensor, noted: Record, frame: FrameType | None) -> tu
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
 
 
-def _tensors_on(noted: Record) -> list[torch.Tensor]:
+def _tensors_on(key: int, where: Geometry) -> list[torch.Tensor]:
     """Return the Python tensors that show bytes which a write changes."""
     return [
         one
         for one in gc.get_objects()
-        if issubclass(type(one), torch.Tensor)
-        and private.storage_key(one) == noted.key
-        and touch(geometry(one), noted.geometry)
+        if issubclass(type(one), torch.Tensor) and private.storage_key(one) == key and touch(geometry(one), where)
     ]
 
 
