@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -78,12 +79,20 @@ class Handed:
     site: Site | None = None
 
 
+_INDEX = re.compile(r"\[[^\]]*\]")
+
+
+def without_indexes(name: str) -> str:
+    """Return "rows[]" for "rows[0]" and for "rows[i]"."""
+    return _INDEX.sub("[]", name)
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A name under which the program holds memory: `h`, `self.state`, `rows[0]`.
 
     `site` is where the frame stands whose variable the name begins with; None for a variable of the file. The name is
-    empty for what cannot be bound to another tensor, as an item of a tuple.
+    empty for what cannot be bound to another tensor, as an item of a tuple, or a second item of one list.
     """
 
     name: str

@@ -100,7 +100,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     names = aliases(file, given[name]) if name in given else None
     if names is None or not names.isdisjoint(arguments_of(file.scope(call))):
         return False
-    return all(is_over(file, one, row, within_it=1) for one in names)
+    return all(is_over(file, one, row, is_written=False) for one in names)
 
 
 _CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from noclobber.model.events import without_indexes
 from noclobber.rewrites.holding import keeps_nothing
 from noclobber.rewrites.making import HANDING_ON, passes_on
-from noclobber.rewrites.seen import Holders, pattern
+from noclobber.rewrites.seen import Holders
 from noclobber.syntax.names import called, last_name
 from noclobber.syntax.tree import File
 from noclobber.syntax.writes import can_bind
@@ -23,10 +24,10 @@ _KEEPING = frozenset(
 def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | None:
     """Return `self.state` of `self.state[0].add_(x)`, or `rows[i]` of `rows[i] += x`, if that place was seen to hold
     the written tensor; else None."""
-    places = {pattern(holder.name) for holder in holders if not holder.name.isidentifier()}
+    places = {without_indexes(holder.name) for holder in holders if not holder.name.isidentifier()}
     node: ast.AST = target
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        if not isinstance(node, ast.Call) and can_bind(node) and pattern(file.source(node)) in places:
+        if not isinstance(node, ast.Call) and can_bind(node) and without_indexes(file.source(node)) in places:
             return node
         node = node.func if isinstance(node, ast.Call) else node.value
     return None

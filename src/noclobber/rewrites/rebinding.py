@@ -17,12 +17,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed, kind_of, lines_written
 from noclobber.rewrites.flags import dropped
 from noclobber.rewrites.holding import holds_alone, root_of, writes_through
 from noclobber.rewrites.placing import may_be_kept, place_written
-from noclobber.rewrites.seen import Holders, are_over, holders_at, pattern
+from noclobber.rewrites.seen import Holders, are_over, holders_at
 from noclobber.rewrites.sound import Sound
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import called, dotted, names_used
@@ -152,7 +153,7 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
         values = [*write.value.args, *(one.value for one in write.value.keywords)]
         if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
             return None
-    last = pattern(name).removesuffix("[]").rpartition(".")[2]
+    last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
     if any(last in names_used(value) for value in values) or file.own_lines(write) is None:
         return None
     return before(file, write, f"{name} = {name}.clone()")

@@ -7,17 +7,15 @@ The source says which of them are read after the write.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
 
-from noclobber.model.events import Holder, Refusal
+from noclobber.model.events import Holder, Refusal, without_indexes
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import called
-from noclobber.syntax.tree import FOR, File, Loop, Place, ends, nested, place_of, starts, within
+from noclobber.syntax.tree import FOR, File, Loop, Place, ends, nested, place_of, starts, walk, within
 
 Holders = Sequence[Holder]
-_INDEX = re.compile(r"\[[^\]]*\]")
 _LOOKING_AROUND = ("locals", "vars", "eval", "exec", "globals")
 """Functions by which a variable may be read without its name."""
 
@@ -33,40 +31,34 @@ def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
 
 def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
-    wanted, found = pattern(name), set[str]()
+    wanted, found = without_indexes(name), False
     for holder in holders:
         place = place_of(holder.site)
         here = _is_at(file, write, place)
-        if here and pattern(holder.name) == wanted:
-            found.add(holder.name)
+        if here and without_indexes(holder.name) == wanted:
+            found = True
             continue
         row = place.statement if place is not None else None
         if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
             return False
-        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, within_it=0 if here else 1):
+        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, is_written=here):
             return False
-    return len(found) == 1
-
-
-def pattern(name: str) -> str:
-    """Return a name with its indexes left out: "rows[]" for "rows[0]"."""
-    return _INDEX.sub("[]", name)
+    return found
 
 
 def _is_at(file: File, write: ast.stmt, place: Place | None) -> bool:
     return place is not None and place.file is file and place.statement is write
 
 
-def is_over(file: File, name: str, row: ast.stmt, *, within_it: int = 0) -> bool:
-    """Return True if no code reads a variable after a statement, before it is bound to something else.
+def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) -> bool:
+    """Return True if no code reads a variable after a statement writes, before it is bound to something else.
 
-    The statement itself may read it `within_it` times.
+    Else the write is in what the statement calls, which it may give the variable to once.
     """
     scope = file.scope(row)
     if any(_reads(one, name) for one in nested(scope)) or _may_be_read_elsewhere(scope, name):
         return False
-    own = len(_reads(row, name))
-    if own > within_it:
+    if len(_reads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
         return False
     if _binds(row, name):
         return True
@@ -80,6 +72,13 @@ def is_over(file: File, name: str, row: ast.stmt, *, within_it: int = 0) -> bool
             return False
         fresh = loop if _begins_anew(loop, name) else fresh
     return True
+
+
+def _writes_last(row: ast.stmt) -> bool:
+    """Return True for `h += f(x)` and `h.add_(x)`, which read everything before they write."""
+    call = row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
+    plain = call is not None and isinstance(call.func, ast.Attribute) and next(walk(call.func, ast.Call), None) is None
+    return isinstance(row, ast.AugAssign) or plain
 
 
 def _is_in(one: ast.expr, loop: Loop) -> bool:

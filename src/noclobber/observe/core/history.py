@@ -17,7 +17,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record, Stepped
+from noclobber.observe.core.records import Backward, Record, Stepped, looked_at
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
@@ -173,6 +173,7 @@ class Memory:
         self.accumulated.clear()
         self.returned.clear()
         self.looks.clear()
+        looked_at.clear()
 
 
 def _nothing(_: int) -> bool:

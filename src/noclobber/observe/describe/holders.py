@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
+from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from weakref import getweakrefs
 
 import torch
 
-from noclobber.model.events import Holder
+from noclobber.model.events import Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Geometry, Looked, Record, geometry, looked_at
@@ -175,6 +176,9 @@ class _Seen:
                 self._name(Holder(held.name if _can_hold_another(held) else "", site), id(held.value))
 
     def _name(self, holder: Holder, number: int) -> None:
+        place = without_indexes(holder.name)
+        if "[]" in place and any(without_indexes(one.name) == place for one in self.holders):
+            holder = replace(holder, name="")
         self.holders.append(holder)
         self.named.add(number)
 
