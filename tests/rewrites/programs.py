@@ -248,6 +248,240 @@ def run():
     frame[:] = 0
     h.sum().backward()
 """,
+    "held by nothing after a call that is not known": """
+class Plant:
+    def rate(self, s, u):
+        first, last = s[:, :2], s[:, 2:]
+        return torch.cat([torch.sin(first), torch.cos(last)], 1) + u
+def control(s):
+    return torch.tanh(s @ w)
+def run():
+    state, plant = x * 1, Plant()
+    for _ in range(3):
+        state += 0.1 * plant.rate(state, control(state))
+    state.sum().backward()
+""",
+    "an item of a list": """
+def model(weights):
+    return torch.tanh(weights[0] @ weights[1]).square().mean()
+def run():
+    fast = [x * 1, w * 1]
+    for _ in range(2):
+        grads = torch.autograd.grad(model(fast), fast, create_graph=True)
+        for i, g in enumerate(grads):
+            fast[i].sub_(0.1 * g)
+    model(fast).backward()
+""",
+    "an item of a dict": """
+def run():
+    cache = {}
+    total = 0
+    for _ in range(3):
+        if "k" not in cache:
+            cache["k"] = x @ w
+        total = total + cache["k"].sin().sum()
+        cache["k"].mul_(0.5)
+    (total + cache["k"].sum()).backward()
+""",
+    "an attribute": """
+class Neuron:
+    def __init__(self):
+        self.mem = x * 0.5
+    def step(self):
+        spike = torch.sigmoid(self.mem @ w) + self.mem * self.mem
+        self.mem += spike
+        return spike
+def run():
+    neuron = Neuron()
+    (neuron.step() + neuron.step() + neuron.step()).sum().backward()
+""",
+    "a buffer": """
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(4, dtype=torch.float64))
+    def forward(self, t):
+        y = t * self.mean
+        self.mean.lerp_(t.detach().mean(0), 0.5)
+        return y
+def run():
+    net = Mean()
+    (net(x @ w) + net(x)).sum().backward()
+    assert torch.equal(net.state_dict()["mean"], net.mean)
+""",
+    "returned by a module that is not known": """
+class Block(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, t):
+        h = self.inner(t)
+        h += t
+        return h
+def run():
+    nn.Sequential(Block(nn.Sigmoid()), Block(nn.Tanh()))(x @ w).sum().backward()
+""",
+    "unpacked": """
+def parts(z):
+    return torch.sigmoid(z), torch.tanh(z)
+def run():
+    gate, value = parts(x @ w)
+    y = gate * value
+    gate *= 0.5
+    (y + gate).sum().backward()
+""",
+    "a view that is not read again": """
+def flat(t):
+    return t.view(-1)
+def run():
+    h = torch.sigmoid(x @ w)
+    row = flat(h)
+    norm = row.norm()
+    h += 1
+    (h.sum() * norm).backward()
+""",
+    "an argument of the only call": """
+def shift(t):
+    y = t.sin()
+    t += 1
+    return y * t
+def run():
+    shift(x @ w).sum().backward()
+""",
+    # What else is read of the memory must stay as the program has it: here another change is shown.
+    "under another name": """
+def same(t):
+    return t
+def run():
+    h = torch.exp(x @ w)
+    kept = same(h)
+    y = h * h
+    h += 1
+    (y + kept * 3 + h).sum().backward()
+""",
+    "a view under another name": """
+def head(t):
+    return t[0]
+def run():
+    h = torch.exp(x @ w)
+    first = head(h)
+    y = h * h
+    h += 1
+    (y.sum() + (first * 3).sum() + h.sum()).backward()
+""",
+    "stored and returned": """
+class Net(nn.Module):
+    def features(self):
+        self.last = torch.exp(x @ w)
+        return self.last
+    def forward(self):
+        h = self.features()
+        y = h * h
+        h += 1
+        return y + h
+def run():
+    net = Net()
+    (net() + net.last * 2).sum().backward()
+""",
+    "an argument that the caller reads": """
+def shift(t):
+    y = t.sin()
+    t += 1
+    return y * t
+def run():
+    h = x @ w
+    y = shift(h)
+    (y + h).sum().backward()
+""",
+    "an argument that another caller reads": """
+def shift(t):
+    y = t.sin()
+    t += 1
+    return y * t
+def run():
+    first = shift(x @ w)
+    h = x @ w
+    second = shift(h)
+    (first + second + h).sum().backward()
+""",
+    "an argument that the calling statement reads": """
+def shift(t):
+    y = t.sin()
+    t += 1
+    return y
+def run():
+    h = torch.exp(x @ w)
+    y = shift(h) + h
+    y.sum().backward()
+""",
+    "an item that another item is": """
+def run():
+    cache = {"a": x @ w}
+    cache["b"] = cache["a"]
+    y = cache["a"].sin()
+    cache["a"] += 1
+    (y + cache["b"] * cache["a"]).sum().backward()
+""",
+    "an item of a tuple": """
+def run():
+    pair = (torch.exp(x @ w), x)
+    y = pair[0] * pair[0]
+    pair[0].add_(1)
+    (y + pair[0]).sum().backward()
+""",
+    "an attribute that cannot be set": """
+import collections
+State = collections.namedtuple("State", "h")
+def run():
+    state = State(torch.exp(x @ w))
+    y = state.h * state.h
+    state.h.add_(1)
+    (y + state.h).sum().backward()
+""",
+    "in a default argument": """
+def run():
+    h = torch.exp(x @ w)
+    later = lambda v=h: v * 2
+    y = h * h
+    h += 1
+    (y + later() + h).sum().backward()
+""",
+    "a variable of the file": """
+def features():
+    global last
+    last = torch.exp(x @ w)
+    return last
+def forward():
+    h = features()
+    y = h * h
+    h += 1
+    return y + h
+def run():
+    (forward() + last).sum().backward()
+""",
+    "whose gradient is retained": """
+def run():
+    h = torch.exp(x @ w)
+    h.retain_grad()
+    y = h * h
+    h += 1
+    (y + h * 2).sum().backward()
+    assert h.grad is not None
+""",
+    "that a method sets to zero for its object": """
+class Net:
+    def __init__(self):
+        self.states = {"v": x @ w}
+    def reset(self):
+        state = self.states["v"]
+        state.zero_()
+def run():
+    net = Net()
+    y = net.states["v"] ** 2
+    net.reset()
+    (y + net.states["v"]).sum().backward()
+    assert not net.states["v"].any()
+""",
 }
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
@@ -459,6 +693,54 @@ class Scale(torch.autograd.Function):
 def run():
     h = x @ w
     (Scale.apply(h) + h).square().sum().backward()
+""",
+    "in a list": """
+def run():
+    seen, h = [], x @ w
+    for _ in range(3):
+        seen.append(h)
+        y = h.sin().view(-1).sin().view_as(h)
+        h += 1
+    (torch.stack(seen).sum() + y.sum()).backward()
+""",
+    "kept by a hook": """
+kept = []
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid())
+net.register_forward_hook(lambda module, args, out: kept.append(out))
+def run():
+    h = net(x)
+    y = torch.stack([h, h]).prod(0)
+    h += 1
+    (y + kept[0]).sum().backward()
+""",
+    "what a layer sometimes gives back": """
+class Same(nn.Module):
+    def forward(self, t):
+        return t
+def run():
+    total, t = 0, x @ w
+    for layer in (nn.Sigmoid(), Same(), nn.Sigmoid()):
+        h = layer(t)
+        y = torch.stack([h, h]).prod(0)
+        h += 1
+        total = total + (y + h + t).sum()
+    total.backward()
+""",
+    "a state that is given away now and then": """
+class Cell:
+    def __init__(self):
+        self.state = x * 1
+    def step(self):
+        y = self.state * self.state
+        self.state += y @ w
+        return y
+def run():
+    cell, kept = Cell(), []
+    for turn in range(6):
+        y = cell.step()
+        if turn == 4:
+            kept.append(cell.state)
+    (y + kept[0]).sum().backward()
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""

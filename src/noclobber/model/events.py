@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -78,6 +79,26 @@ class Handed:
     site: Site | None = None
 
 
+_INDEX = re.compile(r"\[[^\]]*\]")
+
+
+def without_indexes(name: str) -> str:
+    """Return "rows[]" for "rows[0]" and for "rows[i]"."""
+    return _INDEX.sub("[]", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A name under which the program holds memory: `h`, `self.state`, `rows[0]`.
+
+    `site` is where the frame stands whose variable the name begins with; None for a variable of the file. The name is
+    empty for what cannot be bound to another tensor, as an item of a tuple, or a second item of one list.
+    """
+
+    name: str
+    site: Site | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_", and "" for foreign code;
@@ -105,6 +126,8 @@ class Write:
     """Whether that backward was called inside another, as a re-entrant checkpoint does."""
     untracked: bool = False
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
+    holders: tuple[Holder, ...] | None = None
+    """All names under which the program held the written bytes when this line wrote; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +182,5 @@ class Refusal:
     """Where a save that was detached in place was also overwritten after that; None if it was not, or is not known."""
     carried: tuple[Carried, ...] = ()
     """The states that carry the freed graph into this iteration, when known."""
+    holders: tuple[Holder, ...] | None = None
+    """As of a `Write`, for what was not written."""

@@ -27,7 +27,7 @@ from noclobber.observe.core import (
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Account, Context, Operators
 from noclobber.observe.core.fingerprints import Contents
-from noclobber.observe.describe import refusals
+from noclobber.observe.describe import holders, refusals
 from noclobber.observe.detectors import (
     changed_saves,
     ctx_attributes,
@@ -123,6 +123,7 @@ def _composed() -> Context:
     """Return the context with the functions that are defined outside of core/."""
     context = Context()
     context.meet = partial(write_policy.meet, context)
+    context.look = context.core.entry(partial(holders.look, context.memory))
     context.detached = partial(write_policy.detached, context)
     context.detached_by_number = partial(write_policy.detached_by_number, context)
     context.make_hooks = partial(_hooks, context)

@@ -53,6 +53,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
             written.append(entry)
         else:
             written[-1] = entry
+    context.look(handles, tensor, noted)
     if context.keeping:
         copy_before_write.keep(context, handles, noted)
     elif context.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):

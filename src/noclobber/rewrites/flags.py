@@ -16,6 +16,7 @@ from noclobber.rewrites.finding import blamed
 from noclobber.rewrites.holding import holds_alone, is_new
 from noclobber.rewrites.making import module_writes, parts_of
 from noclobber.rewrites.resolving import module_called
+from noclobber.rewrites.seen import holders_at
 from noclobber.rewrites.sound import Sound
 from noclobber.syntax.edits import replace, without_argument
 from noclobber.syntax.names import arguments, called, keyword
@@ -31,10 +32,10 @@ def without_flag(finding: Finding) -> Sound | None:
     file, call = place.file, place.node
     if is_flagged(call):
         found = dropped(file, call)
-        fits = found is not None and bool(call.args) and _is_last_use(file, call, call.args[0])
+        fits = found is not None and bool(call.args) and _is_last_use(finding, file, call, call.args[0])
         return Sound(f"let `{called(call)}` write a new tensor", (found,), Cure.FLAG) if fits and found else None
     made = module_called(file, call)
-    if made is None or not all(_fits(file, one, module_writes(made)) for one in _calls_of(file, call)):
+    if made is None or not all(_fits(finding, file, one, module_writes(made)) for one in _calls_of(file, call)):
         return None
     flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and is_flagged(one)]
     edits = [edit for one in flagged if (edit := dropped(file, one)) is not None]
@@ -53,21 +54,23 @@ def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:
             yield one
 
 
-def _fits(file: File, call: ast.Call, writes: bool) -> bool:
+def _fits(finding: Finding, file: File, call: ast.Call, writes: bool) -> bool:
     """Return True if the result of a call is used, and nothing else reads its argument if the call writes it."""
     if len(call.args) != 1 or call.keywords or isinstance(file.above[call], ast.Expr):
         return False
-    return not writes or _is_last_use(file, call, call.args[0])
+    return not writes or _is_last_use(finding, file, call, call.args[0])
 
 
-def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
+def _is_last_use(finding: Finding, file: File, call: ast.Call, argument: ast.expr) -> bool:
     """Return True if nothing reads the argument after the call, and something reads the result."""
     if isinstance(file.above[call], ast.Expr):
         return False
     if isinstance(argument, ast.Call):
         return is_new(file, argument)
     write = file.statement(call)
-    if not isinstance(argument, ast.Name) or write is None or not holds_alone(file, argument.id, write, argument):
+    if not isinstance(argument, ast.Name) or write is None:
+        return False
+    if not holds_alone(file, argument.id, write, argument, holders_at(finding, file, write)):
         return False
     bound = isinstance(write, ast.Assign) and len(write.targets) == 1 and write.value is call
     if bound and isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):

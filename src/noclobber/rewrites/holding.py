@@ -23,7 +23,8 @@ from noclobber.rewrites.making import (
     passes_on,
 )
 from noclobber.rewrites.resolving import forward_of, function_called, module_called
-from noclobber.syntax.names import called
+from noclobber.rewrites.seen import Holders, are_over, is_over
+from noclobber.syntax.names import called, has_stars, is_stored, last_name, named
 from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
 from noclobber.syntax.writes import is_number
 
@@ -33,8 +34,11 @@ _READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, a
 """What reads a tensor and keeps nothing of it."""
 
 
-def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None = None) -> bool:
-    """Return True if no other name or container holds the tensor of a name when a statement writes through it.
+def holds_alone(
+    file: File, name: str, write: ast.stmt, given: ast.expr | None = None, holders: Holders | None = None
+) -> bool:
+    """Return True if no other name or container that is read again holds the tensor of a name when a statement writes
+    through it. If it was seen who held it (`holders`), that decides (seen.py). Else the source alone does:
 
     Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
     does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
@@ -45,19 +49,104 @@ def holds_alone(file: File, name: str, write: ast.stmt, given: ast.expr | None =
     scope = file.scope(write)
     if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
         return False
+    if holders is not None:
+        return _may_get_another(file, name, write) and are_over(file, name, write, holders)
     leading = _binding(file, name, write)
     if leading is None or not is_new(file, leading[0].value):
         return False
     binding, loops = leading
     if not set(_blocks_with(file, write)) <= set(_blocks_with(file, binding)):
         return False
-    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    names = _names(scope, name)
     on_the_way = [one for one in names if _is_on_the_way(one, binding, write, loops)]
     return all(
         _binds_new(file, one) if isinstance(one.ctx, ast.Store) else keeps_nothing(file, one)
         for one in on_the_way
         if one is not binding.targets[0] and one is not given
     )
+
+
+def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
+    """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
+    to is not read again: other runs of the line may see another tensor than those that were looked at."""
+    bound = [one for one in _names(file.scope(write), name) if not isinstance(one.ctx, ast.Load)]
+    bound = [one for one in bound if file.statement(one) is not write]
+    if name in arguments_of(file.scope(write)) and _binding(file, name, write) is None:
+        if not _is_given_alone(file, name, file.scope(write)):
+            return False
+    elif not bound:
+        return False
+    around, also = set(_blocks_with(file, write)), set[str]()
+    for one in bound:
+        row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
+        if row is None or others is None or not around <= set(_blocks_with(file, row)):
+            return False
+        also |= others
+    return all(is_over(file, one, write) for one in also - {name})
+
+
+def _is_given_alone(file: File, name: str, function: Scope) -> bool:
+    """Return True if the file calls a function at one place alone, and reads nothing again of what is given to it."""
+    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+        return False
+    uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
+    call = file.above[uses[0]] if len(uses) == 1 else None
+    row = file.statement(call) if isinstance(call, ast.Call) and call.func is uses[0] and not has_stars(call) else None
+    if row is None or not isinstance(call, ast.Call):
+        return False
+    places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    places = places[1:] if file.class_of(function) is not None else places
+    given = dict(zip(places, call.args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
+    names = aliases(file, given[name]) if name in given else None
+    if names is None or not names.isdisjoint(arguments_of(file.scope(call))):
+        return False
+    return all(is_over(file, one, row, is_written=False) for one in names)
+
+
+_CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")
+
+
+def _bound_with(file: File, name: ast.Name) -> set[str] | None:
+    """Return the names that may hold the same tensor after a binding of a name; None if it may be any."""
+    above = file.above[name]
+    if isinstance(above, ast.AugAssign):
+        return set()
+    row = file.above[above] if isinstance(above, (ast.Tuple, ast.List)) else above
+    if not isinstance(row, (ast.Assign, ast.AnnAssign)) or row.value is None:
+        return None
+    given = aliases(file, row.value)
+    more = row.targets if isinstance(row, ast.Assign) and len(row.targets) > 1 else []
+    plain = all(isinstance(one, ast.Name) for one in more)
+    return given | {one.id for one in more if isinstance(one, ast.Name)} if given is not None and plain else None
+
+
+def aliases(file: File, value: ast.expr) -> set[str] | None:
+    """Return the names whose tensors an expression may give, also as a view; None if it may give any other one."""
+    if isinstance(value, ast.Constant) or is_new(file, value):
+        return set()
+    if (handed := passes_on(file, value)) is not None:
+        return aliases(file, handed)
+    if isinstance(value, ast.Name):
+        return {value.id}
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.Call):
+        run = _run_by(value)
+        parts = [*(one for one in value.args if one is not run), *(one.value for one in value.keywords)]
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    elif isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+    elif isinstance(value, (ast.Subscript, ast.Starred, ast.Attribute)):
+        root = root_of(value.value)
+        return {root.id} if isinstance(root, ast.Name) and root.id != "self" else None
+    else:
+        return None
+    found = [aliases(file, one) for one in parts]
+    return {name for one in found if one is not None for name in one} if None not in found else None
+
+
+def _names(scope: Scope, name: str) -> list[ast.Name]:
+    return [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
 
 
 def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
@@ -68,7 +157,7 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
     scope = file.scope(write)
     if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
         return False
-    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    names = _names(scope, name)
     stored = [one for one in names if isinstance(one.ctx, ast.Store)]
     if not stored and name not in arguments_of(scope):
         return False
@@ -82,7 +171,7 @@ def owns(file: File, name: str, where: ast.AST) -> bool:
     scope = file.scope(where)
     if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
         return False
-    names = [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+    names = _names(scope, name)
     stored = [one for one in names if not isinstance(one.ctx, ast.Load)]
     return (
         bool(stored)

@@ -45,7 +45,7 @@ TAKING = frozenset(
 KEEPING_NOTHING = frozenset(
     """
     backward dim item is_contiguous new_empty new_full new_ones new_tensor new_zeros numel register_hook requires_grad_
-    retain_grad size tolist
+    size tolist
     """.split()  # noqa: SIM905
 )
 """Methods of tensors that keep nothing of them."""

@@ -192,7 +192,7 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
         text = _filled(write, statement)
         return [replace(file, statement, text)] if text else []
     if isinstance(statement, ast.AugAssign) and write.call is None:
-        return [replace(file, statement, _augmented(file, statement))] if _binds(statement.target) else []
+        return [replace(file, statement, _augmented(file, statement))] if can_bind(statement.target) else []
     if write.call is None:
         return []
     if keyword(write.call, "out") is not None:
@@ -374,7 +374,7 @@ def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     if not isinstance(statement, ast.Expr) or value is not outermost:
         return [replace(file, outermost, text)]
     target = write.target
-    if target is None or not _binds(target):
+    if target is None or not can_bind(target):
         return []
     if len(writing) == 1 and len(calls) == 1 and dotted(call.func) and dotted(target):
         text = expression(file, call) or text
@@ -387,7 +387,7 @@ def _without_flag(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     gone = without_argument(file, call, keyword(call, "inplace") or call.args[-1])
     if gone is None or not isinstance(statement, ast.Expr):
         return [gone] if gone is not None else []
-    if write.target is None or not _binds(write.target) or statement.value is not call:
+    if write.target is None or not can_bind(write.target) or statement.value is not call:
         return []
     span = file.span(call)
     return [insert(file, span.line, span.column, f"{file.source(write.target)} = "), gone]
@@ -410,7 +410,7 @@ def _is_flagged_by_place(call: ast.Call) -> bool:
     return is_function and called(call) in _FLAG_SECOND and len(call.args) == 2 and is_true(call.args[1])
 
 
-def _binds(target: ast.expr) -> bool:
+def can_bind(target: ast.expr) -> bool:
     """Return True if a statement may bind a value to this target without computing something twice."""
     if isinstance(target, ast.Subscript):
         return next(walk(target, ast.Call, ast.Await, ast.NamedExpr, ast.Yield), None) is None

@@ -160,6 +160,7 @@ class Context:
         "forwards",
         "keeping",
         "live",
+        "look",
         "make_hooks",
         "meet",
         "memory",
@@ -177,6 +178,8 @@ class Context:
     )
 
     meet: Meet
+    look: Callable[[list[Handle], torch.Tensor, Record], object]
+    """Called before a write to a storage that has live saves: notes who holds the memory (describe/holders.py)."""
     detached: Callable[[torch.Tensor], bool]
     detached_by_number: Callable[[torch.Tensor], None]
     make_hooks: Callable[[private.Pair | None], Hooks]

@@ -17,7 +17,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record, Stepped
+from noclobber.observe.core.records import Backward, Record, Stepped, looked_at
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
@@ -25,6 +25,8 @@ from noclobber.observe.torch_api import private
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
 
+MOST_LOOKS = 16
+"""How often a line that writes to tensors in the graph is asked whether it meets a live save."""
 _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
 
@@ -75,6 +77,9 @@ class Memory:
         self.returned: dict[int, private.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
         are remembered with gradients off too. It is always the same object, so callers may keep it."""
+        self.looks: dict[tuple[int, int], int] = {}
+        """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
+        of its code and the instruction. It is always the same object, so callers may keep it."""
         self.foreign_writers: ForeignWriters | None = None
         """What watches saves whose memory foreign code may hold; None if contents are not watched."""
         self.thread = Thread()
@@ -167,6 +172,8 @@ class Memory:
         self.several.clear()
         self.accumulated.clear()
         self.returned.clear()
+        self.looks.clear()
+        looked_at.clear()
 
 
 def _nothing(_: int) -> bool:

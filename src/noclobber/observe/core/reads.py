@@ -134,10 +134,10 @@ def walk(
         seen[id(value)] = value
         kind = type(value)
         if issubclass(kind, torch.nn.Module):
-            rows = _of_module(value, states)
+            rows = of_module(value, states)
             depth += 1  # a module in a module is on the level of its owner
         else:
-            rows = _inside(value)
+            rows = inside(value)
         if id(kind) not in seen:
             seen[id(kind)] = kind
             rows += _of_class(kind, rows)
@@ -156,7 +156,7 @@ def tensors_held(values: Iterable[object]) -> list[torch.Tensor]:
     return found
 
 
-def _inside(value: Any) -> list[tuple[object, object]]:
+def inside(value: Any) -> list[tuple[object, object]]:
     """Return the values that a value leads to directly, each with its attribute, key, index or variable."""
     return list(_each_inside(value))
 
@@ -165,11 +165,11 @@ def _each_inside(value: Any) -> Iterator[tuple[object, object]]:
     kind = type(value)
     if issubclass(kind, dict):
         rows = list(itertools.islice(dict.items(value), _MOST))
-        yield from _few_plain((_Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
+        yield from _few_plain((Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
     elif issubclass(kind, _LISTS):
         iterate = next(one for one in _LISTS if issubclass(kind, one)).__iter__
         items = list(itertools.islice(iterate(value), _MOST))
-        yield from _few_plain((_Key(index), item) for index, item in enumerate(items))
+        yield from _few_plain((Key(index), item) for index, item in enumerate(items))
     elif kind is FunctionType:
         yield from _of_function(value)
     elif kind is MethodType:
@@ -183,7 +183,7 @@ def _each_inside(value: Any) -> Iterator[tuple[object, object]]:
         yield from _of_object(value)
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
     """The key or index of an item, unlike the name of an attribute."""
 
     key: object
@@ -203,7 +203,7 @@ def _few_plain(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[object, 
         yield key, item
 
 
-def _of_module(module: Any, states: bool) -> list[tuple[object, object]]:
+def of_module(module: Any, states: bool) -> list[tuple[object, object]]:
     """Return the attributes of a module, and its parameters, buffers and modules if `states`."""
     held = object.__getattribute__(module, "__dict__")
     rows = [row for row in list(held.items()) if row[0] not in _OF_EVERY_MODULE]
@@ -262,10 +262,10 @@ def _of_users_class(kind: type, rows: list[tuple[object, object]]) -> Iterator[t
         for name in names:
             value = scope.get(name)
             if name in scope and (type(value) in _PLAIN or issubclass(type(value), (torch.Tensor, Enum))):
-                yield _Variable(name), value
+                yield Variable(name), value
 
 
-class _Variable(NamedTuple):
+class Variable(NamedTuple):
     """The name of a variable, which is no attribute of the value that leads to it."""
 
     name: str
@@ -321,9 +321,9 @@ def _of_function(function: FunctionType) -> Iterator[tuple[object, object]]:
 
 def _of_variable(name: str, value: Any, function: FunctionType) -> Iterator[tuple[object, object]]:
     """Yield a variable of a function. Of a class from the same module the plain attributes may be a state."""
-    yield _Variable(name), value
+    yield Variable(name), value
     if type(value) is type and value.__module__ == function.__module__:
-        yield from [(_Variable(f"{name}.{key}"), one) for key, one in vars(value).items() if type(one) in _PLAIN]
+        yield from [(Variable(f"{name}.{key}"), one) for key, one in vars(value).items() if type(one) in _PLAIN]
 
 
 def _parameters(function: object) -> tuple[str, ...]:
@@ -356,7 +356,7 @@ KINDS = (
     torch.nn.Module,
     Enum,
     itertools.count,
-    _inside,
+    inside,
     _of_class,
     _LONGEST,
 )
@@ -394,8 +394,8 @@ def moved(before: list[Value], now: list[Value]) -> tuple[Moved, ...]:
             kind = other[0] if type(other) is tuple else ""
             replaced = type(one) is tuple and type(other) is tuple and one[1] != other[1]
             said = _in_words(was, value)
-            name = "" if isinstance(key, _Key) else str(key.name if isinstance(key, _Variable) else key)
-            told = Moved(_name(path), name, *said, isinstance(key, _Variable), kind, replaced, _is_rebound(was, value))
+            name = "" if isinstance(key, Key) else str(key.name if isinstance(key, Variable) else key)
+            told = Moved(_name(path), name, *said, isinstance(key, Variable), kind, replaced, _is_rebound(was, value))
             found.setdefault((name or told.name, *said), (rank, told))
     return tuple(one for _, one in sorted(found.values(), key=lambda entry: entry[0])[:MOST_MOVED])
 
@@ -437,12 +437,12 @@ def _name(path: Path) -> str:
     while path is not None:
         path, key = path
         keys.insert(0, key)
-        if isinstance(key, _Variable):
+        if isinstance(key, Variable):
             break
     text = ""
     for key in keys:
-        if isinstance(key, _Key):
+        if isinstance(key, Key):
             text += f"[{key.key!r}]"
-        elif name := key.name if isinstance(key, _Variable) else str(key):
+        elif name := key.name if isinstance(key, Variable) else str(key):
             text += f".{name}" if text else name
     return text

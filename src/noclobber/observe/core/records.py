@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
-from noclobber.model.events import Step
+from noclobber.model.events import Holder, Step
 from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
@@ -41,6 +41,27 @@ def count_with(following: Callable[[], int]) -> None:
     """Let the native part give the numbers from now on."""
     global _next
     _next = following
+
+
+class Looked:
+    """Who holds what one line writes, as `describe/holders.py` has seen it. It keeps the code, so that its id stays."""
+
+    __slots__ = ("code", "holders", "times")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.times = 0
+        self.holders: tuple[Holder, ...] | None = ()
+
+
+looked_at: dict[tuple[int, int], Looked] = {}
+"""By the id of the code and the instruction that writes."""
+
+
+def holders_at(place: Place | None) -> tuple[Holder, ...] | None:
+    """Return who holds what a line writes; None if that is not known."""
+    known = looked_at.get((id(place[0]), place[1])) if place is not None else None
+    return known.holders if known is not None and known.times else None
 
 
 second_runs: deque[tuple[int, int]] = deque(maxlen=1024)

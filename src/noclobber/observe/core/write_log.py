@@ -12,7 +12,7 @@ import torch
 from noclobber.observe.core import write_kernels
 from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.history import Memory
+from noclobber.observe.core.history import MOST_LOOKS, Memory
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.written import Written
@@ -53,7 +53,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     """Return the `before` of a Sink for `watch`: it passes a write to the live saves of its storage.
 
     A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
-    version will lead to it. A tensor made from `.data` may have a version counter of its own. With gradients on, a
+    version will lead to it. The first writes of a line are asked for live saves all the same, as only now its frame is
+    there to be looked at. A tensor made from `.data` may have a version counter of its own. With gradients on, a
     write to a tensor outside of the graph is remembered too if other tensors share the memory: it may bring the tensor
     into the graph, and PyTorch then refuses views that were made before.
 
@@ -72,6 +73,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     taken, unseen = untracked_writes.taken, context.unseen
     is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
     references = write_kernels.references_of_new() if context.by_key else -1
+    look_at, looks = context.look, memory.looks
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
 
@@ -123,12 +125,16 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 and not memory.is_reread(key)
             ):
                 return after
-        noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
+        noted = record(written, tensor, key, place := place_of(frame_of(1)), thread, hidden)
         recent.append(noted)
         if len(recent) > MANY:
             leave_out(noted)
             if len(recent) > memory.limit:
                 memory.prune()
+        if in_graph and place is not None and (left := looks.get(line := (id(place[0]), place[1]), MOST_LOOKS)):
+            looks[line] = left - 1
+            if handles := live.at(key):
+                look_at(handles, tensor, noted)
         return after
 
     return before

@@ -28,6 +28,7 @@ from noclobber.observe.core.records import (
     Geometry,
     Record,
     geometry,
+    holders_at,
     in_second_run,
     region,
     shape_of,
@@ -378,6 +379,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
                 again=again,
+                holders=holders_at(record.place),
             )
         )
     return tuple(made)

@@ -17,11 +17,11 @@ from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Record, shape_of
+from noclobber.observe.core.records import Backward, Record, holders_at, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
-from noclobber.observe.describe import carried_states, stale_views
+from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
@@ -95,14 +95,16 @@ def write_failed(
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
     """Return the refusal of an operator to write `tensor`, which is None if it is not known."""
-    site = site_of(place_of(frame))
-    if tensor is None:
+    place = place_of(frame)
+    site = site_of(place)
+    if tensor is None or place is None:
         return Refusal(message, site, op)
+    holders.note(tensor, place)
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
-    return Refusal(message, site, op, about, _created(tensor, message, memory))
+    return Refusal(message, site, op, about, _created(tensor, message, memory), holders=holders_at(place))
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Record
+from noclobber.observe.describe.reachable import reachable
 from noclobber.observe.torch_api import private
-
-_CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, CodeType, FrameType)
-"""What leads everywhere, and holds no tensors of its own."""
-_DEEPEST = 6
-_MOST = 100_000
 
 
 def is_of_base(message: str) -> bool:
@@ -31,24 +27,11 @@ def write_below(message: str, frames: Iterable[FrameType], memory: Memory) -> Re
     the innermost of the `frames` leads to, else those anywhere.
     """
     with private.plain():
-        near = ([one for one in _within(frame) if _refuses(one, message)] for frame in frames)
+        near = ([one.value for one in reachable([frame]) if _refuses(one.value, message)] for frame in frames)
         views = next(filter(None, near), None) or [one for one in gc.get_objects() if _refuses(one, message)]
         writes = [_last_write(view, memory) for view in views]
     places = {write.place if write is not None else None for write in writes}
     return writes[-1] if len(places) == 1 else None
-
-
-def _within(frame: FrameType) -> list[Any]:
-    """Return what the variables of a frame hold, and what is in that: in lists, dicts, objects, down to _DEEPEST."""
-    found = {id(value): value for value in list(frame.f_locals.values()) if not issubclass(type(value), _CODE)}
-    newest = list(found.values())
-    for _ in range(_DEEPEST):
-        further = {id(one): one for one in gc.get_referents(*newest) if not issubclass(type(one), _CODE)}
-        newest = [one for number, one in further.items() if number not in found]
-        found |= further
-        if len(found) > _MOST:
-            break
-    return list(found.values())
 
 
 def _refuses(thing: Any, message: str) -> bool:

@@ -21,12 +21,15 @@ enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3, GRAPH = 4 };
 
 // The code, the offset of the instruction in bytes, and the library's place inside the call or null. Each place exists
 // once and lives until `forget_places`, so two places are equal if their addresses are. `shown` is what Python sees of
-// it, once Python has asked, and `identity` what core/sites.py returns for that, once it was needed.
+// it, once Python has asked, and `identity` what core/sites.py returns for that, once it was needed. `looks` is how
+// often a write there is still asked whether it meets a save.
 struct Place {
+  Place(PyObject *code, int instruction, const Place *inside) : code(code), instruction(instruction), inside(inside) {}
   PyObject *code;
   int instruction;
   const Place *inside;
   mutable PyObject *shown = nullptr, *identity = nullptr;
+  mutable std::atomic<int> looks{16}; // as MOST_LOOKS of core/history.py
 };
 
 inline size_t mixed(uintptr_t one, uintptr_t other) {
@@ -193,7 +196,7 @@ inline const Place *place_at(KnownPlaces &mine, void *code, int instruction, con
     std::lock_guard<std::mutex> guard(places_lock);
     auto [at, added] = place_by_key.try_emplace(key, nullptr);
     if (added) {
-      all_places.push_back(Place{(PyObject *)code, instruction, inside});
+      all_places.emplace_back((PyObject *)code, instruction, inside);
       at->second = &all_places.back();
       fresh = true;
     }

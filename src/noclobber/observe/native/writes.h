@@ -339,6 +339,15 @@ private:
     }
     if (!noted.empty()) {
       const Place *place = place_here();
+      if (flags.watching && place != nullptr && place->looks > 0) {
+        place->looks--;
+        for (const at::Tensor *tensor : noted) {
+          const uintptr_t key = storage_key(tensor->unsafeGetTensorImpl());
+          if (is_counted(*op, *tensor) && (is_saved(key) || (python_has_saves() && answers(may_hold, key)))) {
+            return false; // Python looks who holds the memory
+          }
+        }
+      }
       for (const at::Tensor *tensor : noted) {
         note(op->written, nullptr, place, *tensor, storage_key(tensor->unsafeGetTensorImpl()));
       }

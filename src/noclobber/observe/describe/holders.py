@@ -1,0 +1,229 @@
+"""Finds the names under which the program holds memory, at a write that meets a live save of it.
+
+A change that binds the written name to a new tensor is sound only if no other name is read that shows the old memory.
+So all Python tensors on the written bytes are looked at, and all that refers to them: the variables of the frames,
+which the garbage collector does not show, and the containers, which it shows. If the references are more than these,
+or one has no name, the answer is "not known". What autograd and noclobber hold is not counted. Only names are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import replace
+from inspect import CO_OPTIMIZED
+from types import CellType, CodeType, FrameType
+from typing import Any
+from weakref import getweakrefs
+
+import torch
+
+from noclobber.model.events import Holder, without_indexes
+from noclobber.model.source import Owner, Site, owner_of
+from noclobber.observe.core.history import Memory
+from noclobber.observe.core.records import Geometry, Looked, Record, geometry, looked_at
+from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.sites import Place
+from noclobber.observe.describe.clobbers import touch
+from noclobber.observe.describe.reachable import Held, reachable, variables
+from noclobber.observe.torch_api import private
+
+_MOST_TIMES = 3
+"""How often the holders of what one line writes are looked for; it takes some 0.1 s."""
+_MOST_LINES = 64
+
+
+def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
+    """Note who holds the memory of a tensor that is about to be written, if the write may change bytes of a save."""
+    place = noted.place
+    handed = memory.foreign_writers.handed if memory.foreign_writers is not None else ()
+    if (
+        place is None
+        or noted.key in handed
+        or not any(touch(geometry(handle.alias), noted.geometry) for handle in handles)
+    ):
+        return
+    if not note(tensor, place):
+        memory.looks[id(place[0]), place[1]] = 0
+
+
+def note(tensor: torch.Tensor, place: Place) -> bool:
+    """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough."""
+    line, key = (id(place[0]), place[1]), private.storage_key(tensor)
+    known = looked_at.get(line)
+    if known is None and len(looked_at) < _MOST_LINES:
+        known = looked_at[line] = Looked(place[0])
+    if known is None or key is None or known.times >= _MOST_TIMES:
+        return False
+    known.times += 1
+    with private.plain():
+        found = _holders(tensor, key, sys._getframe())
+    known.holders = _both(known.holders, found)
+    return True
+
+
+def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
+    return None if known is None or found is None else tuple(dict.fromkeys((*known, *found)))
+
+
+def _holders(tensor: torch.Tensor, key: int, frame: FrameType | None) -> tuple[Holder, ...] | None:
+    """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
+    on, frames = _tensors_on(key, geometry(tensor)), list[FrameType]()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    begin = next((i for i, one in enumerate(frames) if owner_of(one.f_code.co_filename) is Owner.USER), None)
+    if begin is None or any(map(_is_special, on)) or _is_held_elsewhere(on):
+        return None
+    seen = _Seen({id(one): 0 for one in on})
+    for i, one in enumerate(frames):
+        if not seen.add_frame(one, passes=i < begin or _passes_on(one.f_code)):
+            return None
+    seen.add_paths(frames[begin])
+    return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
+
+
+def _tensors_on(key: int, where: Geometry) -> list[torch.Tensor]:
+    """Return the Python tensors that show bytes which a write changes."""
+    return [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), torch.Tensor) and private.storage_key(one) == key and touch(geometry(one), where)
+    ]
+
+
+def _is_special(one: torch.Tensor) -> bool:
+    """Return True for a tensor that is more to the program than its memory: by its class, attributes, hooks, or a weak
+    reference."""
+    if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.__dict__:
+        return True
+    return (
+        one.retains_grad or bool(one._backward_hooks) or not all(isinstance(w, private.Weak) for w in getweakrefs(one))
+    )
+
+
+def _is_held_elsewhere(on: list[torch.Tensor]) -> bool:
+    """Return True if a variable of another thread refers to a tensor."""
+    ids, others = {id(one) for one in on}, sys._current_frames()
+    del others[threading.get_ident()]  # which would hold this frame, and what it holds, in a cycle
+    for innermost in others.values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if not ids.isdisjoint(map(id, variables(frame).values())):
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _passes_on(code: CodeType) -> bool:
+    """Return True for the functions of torch that only hand a tensor on, and do not read it again after the call."""
+    path = code.co_filename.replace("\\", "/")
+    if path.endswith("torch/nn/modules/module.py"):
+        return code.co_name in ("_wrapped_call_impl", "_call_impl")
+    return path.endswith("torch/nn/modules/container.py") and code.co_name == "forward"
+
+
+class _Seen:
+    """What refers to some tensors, by their ids, as far as it was found."""
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        self.counts = counts
+        """References from the variables of functions, by the id of a tensor."""
+        self.holders: list[Holder] = []
+        self.named: set[int] = set()
+        self.cells: set[str] = set()
+        """The names of variables that functions share."""
+        self.known: set[int] = set()
+        """Ids of containers whose references have a name, or are only handed on."""
+        self.in_frames: set[int] = set()
+        """Ids of what else variables hold."""
+
+    def add_frame(self, frame: FrameType, *, passes: bool) -> bool:
+        """Add the variables of a frame. Returns False if a library's may be read again."""
+        code, is_users = frame.f_code, owner_of(frame.f_code.co_filename) is Owner.USER
+        shared = (*code.co_cellvars, *code.co_freevars)
+        in_globals = not code.co_flags & CO_OPTIMIZED
+        for name, value in variables(frame).items():
+            number = id(value)
+            if number not in self.counts:
+                (self.known if passes and not is_users else self.in_frames).add(number)
+                continue
+            if not is_users and not passes:
+                return False
+            if in_globals:
+                self.known.add(id(frame.f_locals))
+            elif name in shared:
+                self.cells.add(name)
+            else:
+                self.counts[number] += 1
+            if is_users:
+                self._name(Holder(name, Site(code, frame.f_lasti)), number)
+        return True
+
+    def add_paths(self, frame: FrameType) -> None:
+        """Add what the variables of a frame lead to, and the variables of its file."""
+        own, site = set(variables(frame)), Site(frame.f_code, frame.f_lasti)
+        for held in reachable([frame]):
+            if id(held.value) not in self.counts or (held.owner is None and held.name in own):
+                continue
+            if held.owner is None:
+                self.known.add(id(frame.f_globals))
+                self._name(Holder(held.name), id(held.value))
+            elif held.kind != "name":
+                self.known |= set(map(id, _dicts_of(held.owner)))
+                self._name(Holder(held.name if _can_hold_another(held) else "", site), id(held.value))
+
+    def _name(self, holder: Holder, number: int) -> None:
+        place = without_indexes(holder.name)
+        if "[]" in place and any(without_indexes(one.name) == place for one in self.holders):
+            holder = replace(holder, name="")
+        self.holders.append(holder)
+        self.named.add(number)
+
+
+def _can_hold_another(held: Held) -> bool:
+    """Return True if the program may put another tensor into the same attribute or item, and nothing else happens."""
+    kind: Any = type(held.owner)
+    if held.kind == "item":
+        return kind in (list, dict, deque, OrderedDict, defaultdict)
+    return held.kind == "attribute" and kind.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
+
+
+def _dicts_of(owner: Any) -> list[Any]:
+    """Return what holds the attributes or the items of an object."""
+    inside = getattr(owner, "__dict__", None)
+    return [owner, inside, *((inside or {}).get(name) for name in ("_buffers", "_parameters"))]
+
+
+def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool:
+    """Return True if nothing but what was found refers to the tensors.
+
+    Where C++ holds a tensor too, one reference more is its own (torch 2.13; tests/observe/describe/test_holders.py).
+    """
+    unknown, cells = list[Any](), 0
+    referrers = [one for one in gc.get_referrers(*on) if one is not on]
+    for one in referrers:
+        cells += type(one) is CellType
+        for part in gc.get_referents(one):
+            if id(part) in seen.counts:
+                seen.counts[id(part)] += 1
+        if id(one) not in seen.known and not isinstance(one, (CellType, private.Weak)):
+            unknown.append(one)
+    part = None
+    # A tuple of arguments is held by the call alone, which is under way.
+    if any(type(one) is not tuple or id(one) in seen.in_frames for one in unknown) or cells > len(seen.cells):
+        return False
+    if unknown and any(one is not referrers and one is not unknown for one in gc.get_referrers(*unknown)):
+        return False
+    left = {id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (private.use_count(one) > 1) for one in on}
+    in_call = left.pop(id(written))
+    on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
+    return in_call <= _IN_CALL and sum(left.values()) <= on_stack
+
+
+_OWN = 3
+"""References in `_are_all`: of the list, of the loop, of the argument."""
+_IN_CALL = 5
+"""References to what is written that are of the call alone, from the program's line to here; at most so many."""

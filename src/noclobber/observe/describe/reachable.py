@@ -1,0 +1,95 @@
+"""What the program can reach from its variables, by the names that it has for it."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from inspect import CO_OPTIMIZED
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from noclobber.model.source import Owner, owner_of
+from noclobber.observe.core import reads
+
+_DEEPEST = 6
+_MOST = 20_000
+
+
+class Held(NamedTuple):
+    """A value that the program can reach. `scopes` are the code objects whose text may assign it, `owner` is what holds
+    it; None for a variable."""
+
+    name: str
+    kind: Literal["name", "attribute", "item", "tuple"]
+    value: Any
+    scopes: tuple[CodeType, ...]
+    owner: Any = None
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Return the local variables of a frame by name.
+
+    Before Python 3.13 `f_locals` of a function is a dict that stays on the frame. It is emptied, so that it keeps no
+    value alive for longer than the program does. Not where the program itself has that dict (`locals()`), nor under a
+    trace function, after which Python writes it back (tests/observe/describe/test_reachable.py).
+    """
+    held: Any = frame.f_locals
+    found = dict(held)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.gettrace() is None:
+        if sys.getrefcount(held) <= _REFERENCES:
+            held.clear()
+    return found
+
+
+_REFERENCES = 3
+"""References to `f_locals` in `variables`: of the frame, of the variable, of the argument."""
+
+
+def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
+    """Yield what the variables of frames lead to, first what is a few steps away."""
+    waiting, seen, held = deque[tuple[int, Held]](), dict[int, object](), 0
+    for frame in frames:
+        code = frame.f_code
+        scopes = [variables(frame)] if frame.f_locals is frame.f_globals else [variables(frame), frame.f_globals]
+        for scope in scopes:
+            waiting += [(0, Held(name, "name", value, (code,))) for name, value in list(scope.items())]
+    while waiting and held < _MOST:
+        held += 1
+        depth, one = waiting.popleft()
+        yield one
+        if depth < _DEEPEST and id(one.value) not in seen and not isinstance(one.value, torch.Tensor):
+            seen[id(one.value)] = one.value  # held, so that no other object gets its id
+            waiting += [(depth + 1, part) for part in _parts(one)]
+
+
+def _parts(held: Held) -> Iterator[Held]:
+    """Yield what a value holds: items of lists, tuples and dicts, attributes of objects, variables of functions."""
+    value, name, kind, scopes = held.value, held.name, type(held.value), held.scopes
+    if kind is FunctionType and owner_of(value.__code__.co_filename) is not Owner.USER:
+        return
+    if issubclass(kind, torch.nn.Module):
+        codes = tuple(_methods(kind)) or scopes
+        for key, one in reads.of_module(value, states=True):
+            yield Held(f"{name}[{key}]" if str(key).isdigit() else f"{name}.{key}", "attribute", one, codes, value)
+        return
+    for key, one in reads.inside(value):
+        if isinstance(key, reads.Key):
+            if key.key is None:  # the key of an item is no plain value
+                continue
+            yield Held(f"{name}[{key.key!r}]", "tuple" if issubclass(kind, tuple) else "item", one, scopes, value)
+        elif isinstance(key, reads.Variable):
+            yield Held(key.name, "name", one, (value.__code__,), value)
+        else:
+            yield Held(f"{name}.{key}", "attribute", one, tuple(_methods(kind)) or scopes, value)
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    """Yield the code of a class's methods that the program itself wrote."""
+    for owner in kind.__mro__:
+        for one in list(vars(owner).values()):
+            code = getattr(one, "__code__", None)
+            if isinstance(code, CodeType) and owner_of(code.co_filename) is Owner.USER:
+                yield code

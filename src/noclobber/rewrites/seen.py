@@ -1,0 +1,128 @@
+"""Decides from what was seen at a write whether only the written name is read again.
+
+The record of a write has the names under which the program held the written bytes (`Write.holders`), in all frames.
+The source says which of them are read after the write.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from noclobber.model.events import Holder, Refusal, without_indexes
+from noclobber.model.finding import Finding
+from noclobber.model.source import Owner, owner_of
+from noclobber.syntax.names import called
+from noclobber.syntax.tree import FOR, File, Loop, Place, ends, nested, place_of, starts, walk, within
+
+Holders = Sequence[Holder]
+_LOOKING_AROUND = ("locals", "vars", "eval", "exec", "globals")
+"""Functions by which a variable may be read without its name."""
+
+
+def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
+    """Return who held the bytes that a statement wrote; None if that was not seen."""
+    events = [finding.event] if isinstance(finding.event, Refusal) else finding.writes
+    found = [one.holders for one in events if _is_at(file, write, place_of(one.site))]
+    if not found or None in found:
+        return None
+    return tuple(dict.fromkeys(holder for one in found for holder in one or ()))
+
+
+def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
+    """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
+    wanted, found = without_indexes(name), False
+    for holder in holders:
+        place = place_of(holder.site)
+        here = _is_at(file, write, place)
+        if here and without_indexes(holder.name) == wanted:
+            found = True
+            continue
+        row = place.statement if place is not None else None
+        if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
+            return False
+        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, is_written=here):
+            return False
+    return found
+
+
+def _is_at(file: File, write: ast.stmt, place: Place | None) -> bool:
+    return place is not None and place.file is file and place.statement is write
+
+
+def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) -> bool:
+    """Return True if no code reads a variable after a statement writes, before it is bound to something else.
+
+    Else the write is in what the statement calls, which it may give the variable to once.
+    """
+    scope = file.scope(row)
+    if any(_reads(one, name) for one in nested(scope)) or _may_be_read_elsewhere(scope, name):
+        return False
+    if len(_reads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
+        return False
+    if _binds(row, name):
+        return True
+    reads = _reads_within(scope, name)
+    if any(starts(one) >= ends(row) for one in reads):
+        return False
+    fresh: Loop | None = None
+    for loop in file.loops(row):
+        again = [one for one in reads if _is_in(one, loop) and not (fresh is not None and _is_in(one, fresh))]
+        if again and not _begins_anew(loop, name):
+            return False
+        fresh = loop if _begins_anew(loop, name) else fresh
+    return True
+
+
+def _writes_last(row: ast.stmt) -> bool:
+    """Return True for `h += f(x)` and `h.add_(x)`, which read everything before they write."""
+    call = row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
+    plain = call is not None and isinstance(call.func, ast.Attribute) and next(walk(call.func, ast.Call), None) is None
+    return isinstance(row, ast.AugAssign) or plain
+
+
+def _is_in(one: ast.expr, loop: Loop) -> bool:
+    return starts(loop) <= starts(one) < ends(loop)
+
+
+def _reads(node: ast.AST, name: str) -> list[ast.Name]:
+    return [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == name and _is_read(one)]
+
+
+def _reads_within(scope: ast.AST, name: str) -> list[ast.Name]:
+    targets = {one.target for one in within(scope) if isinstance(one, ast.AugAssign)}
+    names = (one for one in within(scope) if isinstance(one, ast.Name) and one.id == name)
+    return [one for one in names if _is_read(one) or one in targets]
+
+
+def _is_read(one: ast.Name) -> bool:
+    return isinstance(one.ctx, ast.Load)
+
+
+def _may_be_read_elsewhere(scope: ast.AST, name: str) -> bool:
+    """Return True if the variable is one of another scope, or is read without its name."""
+    for one in within(scope):
+        if isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names:
+            return True
+        if isinstance(one, ast.Call) and called(one) in _LOOKING_AROUND and not one.args:
+            return True
+    return False
+
+
+def _binds(row: ast.stmt, name: str) -> bool:
+    """Return True if a statement ends with binding the name to something: `h = f(h)`, `h, y = f(h)`."""
+    targets = row.targets if isinstance(row, ast.Assign) else []
+    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    return any(isinstance(one, ast.Name) and one.id == name for one in parts)
+
+
+def _begins_anew(loop: Loop, name: str) -> bool:
+    """Return True if each turn of a loop binds the name before it reads it."""
+    if isinstance(loop, FOR) and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(loop.target)):
+        return True
+    if isinstance(loop, ast.While) and _reads(loop.test, name):
+        return False
+    for row in loop.body:
+        if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(row)):
+            return isinstance(row, ast.Assign) and _binds(row, name) and not _reads(row.value, name)
+    return False
