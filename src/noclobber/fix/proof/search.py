@@ -12,9 +12,9 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.job import Result
 from noclobber.fix.proof.launcher import Trial
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import Reading, readings
-from noclobber.fix.proof.verdicts import Prover, Verdict
+from noclobber.fix.proof.verdicts import Prover
 from noclobber.model.finding import Finding
 from noclobber.model.shared_writes import of_one_write
 
@@ -108,6 +108,8 @@ class RepairSearch:
         self._done = Repairs()
         self._saved = prover.search.saved
         """The most bytes saved at the start of a backward, with the patch so far."""
+        self._found_in = prover.search
+        """The run with the patch so far."""
         self._differing = False
         """Whether a patch is used that could not be compared."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
@@ -122,6 +124,7 @@ class RepairSearch:
                 break
             chosen = self._best(waiting[0], findings)
             if chosen is not None:
+                self._found_in = chosen.verdict.result or self._found_in
                 findings = _to_fix(chosen.verdict.result) if chosen.verdict.result else []
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
@@ -144,7 +147,7 @@ class RepairSearch:
             done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))
             return None
-        self._prover.meet(finding, findings)
+        self._prover.meet(finding, findings, self._found_in, done.patch)
         attempt = _Attempt()
         found = candidates(finding, done.patch.read)
         for candidate in found:

@@ -253,7 +253,7 @@ class Evidence:
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == self._after + 1)
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun <= self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
