@@ -10,8 +10,6 @@ from noclobber.fix.proof.job import FORWARD, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 
 if TYPE_CHECKING:
-    import torch
-
     from noclobber.observe.gradient_trace.forward_mode import Along
 
 Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
@@ -157,16 +155,16 @@ class References:
             return comparison.call_of(evidence.read(trial.result().evidence), self._after + 1)
 
         still = loss(started(0.0))
-        dtype: torch.dtype | None = central_differences.dtype_of(still) if still is not None else None
-        if still is None or dtype is None:
+        precision = central_differences.precision_of(still) if still is not None else None
+        if still is None or precision is None:
             return None
         along = []
         for direction in range(forward_mode.DIRECTIONS):
-            both = [started(sign * central_differences.STEP[dtype], direction) for sign in (1, -1)]
+            both = [started(sign * precision.step, direction) for sign in (1, -1)]
             ahead, behind = map(loss, both)
             if ahead is None or behind is None:
                 return None
-            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], dtype))
+            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
         return Differences(still, along)
 
     def _reference(self, kind: Kind, result: Result) -> Reference:

@@ -154,7 +154,10 @@ class RepairSearch:
             if attempt.is_enough():
                 break
             self._tell(f"trying {attempt.trials + 1} of {len(found)}: {candidate.title}")
+            known = len(attempt.clean)
             self._try(candidate, finding, attempt)
+            if not known and attempt.clean and not attempt.is_enough():
+                self._tell(f"right so far: {candidate.title}; looking for a fix that costs less")
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))
