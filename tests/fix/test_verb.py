@@ -71,7 +71,12 @@ def test_what_is_checked_is_written_and_what_was_compared_is_said(tmp_path):
 
 def test_what_could_not_be_compared_is_written_where_that_is_asked_for(tmp_path):
     path = tmp_path / "program.py"
-    text = "import torch\nw, out = torch.ones(2, 3, requires_grad=True), torch.empty(2, 3)\ntorch.sigmoid(w, out=out)\n"
+    text = (
+        "import torch\n"
+        "w, out = torch.ones(2, 3, requires_grad=True), torch.empty(2, 3)\n"
+        "torch.sigmoid(w, out=out)\n"
+        "print(out.sum().item())\n"
+    )
     path.write_text(text)
     shown = noclobber(["fix", "program.py"], tmp_path)
     assert (shown.status, shown.stdout) == (1, "")

@@ -51,6 +51,7 @@ class Prover:
         self.search = search
         self.calls = max(backwards, (search.found_at or 1) - 1 + backwards)
         """How many backward calls each run makes, at most."""
+        self.as_it_is = References(launcher, self.calls, seconds, backwards, 0, {}, retaining=False)
         self._stages: list[Stage] = []
         self._doubled: dict[object, list[dict[str, Any]]] = {}
 
@@ -58,11 +59,6 @@ class Prover:
     def codes(self) -> frozenset[str]:
         """The rule codes of the findings so far."""
         return frozenset(code for stage in self._stages for code in stage.codes)
-
-    @property
-    def references(self) -> References:
-        """What patches for the finding at hand are compared with."""
-        return self._stages[-1].references
 
     def meet(self, finding: Finding, findings: Iterable[Finding], found_in: Result, before: Patch) -> None:
         """Begin the run that patches for this finding will be compared with. It was found in a run of the program
@@ -86,12 +82,13 @@ class Prover:
             if first or ("NC104" in codes and not last.references.retaining):
                 self._stages[-1] = self._stage(last.codes, after if first else last.after, last.before)
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
-            self.references.start(kind)
+            self._stages[-1].references.start(kind)
 
     def _stage(self, codes: set[str], after: int, before: Patch) -> Stage:
-        references = References(
-            self._launcher, self.calls, self._seconds, self._whole, after, before.served, retaining="NC104" in codes
-        )
+        references = self.as_it_is
+        if after or before.after or "NC104" in codes:
+            how = self._launcher, self.calls, self._seconds, self._whole
+            references = References(*how, after, before.served, retaining="NC104" in codes)
         return Stage(references, codes, after, before)
 
     def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
@@ -275,7 +272,7 @@ class Prover:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
             verdict = self._by_loss(evidence.read(self.search.evidence), evidence.read(again.evidence), again)
             return verdict.why if verdict.differs else ""
-        once, twice = self.references.get(kind), self.references.again(kind)
+        once, twice = last.references.get(kind), last.references.again(kind)
         compared = comparison.compare(once.events, twice.events)
         return (
             compared.difference
