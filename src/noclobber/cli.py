@@ -207,17 +207,20 @@ def _parser() -> argparse.ArgumentParser:
         "SCRIPT [ARGS...] | -m MODULE",
         help="fix a program's in-place writes, with proof",
         description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
-        "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it. "
+        "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it, "
+        "and checked if the write is refused and the gradient is the derivative of what the program computes. "
         "The exit status is 0 if every finding is fixed, or if there is none.",
         epilog="example: noclobber fix --write train.py --epochs 1",
         allow_abbrev=False,
     )
     how = fix.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
-    how.add_argument("--write", action="store_true", help="write proven fixes, only to files under the current folder")
+    how.add_argument(
+        "--write", action="store_true", help="write proven and checked fixes, only to files under the current folder"
+    )
     fix.add_argument(
         "--unproven", action="store_true",
-        help="also write fixes that are only checked, or unproven because the program differs from run to run",
+        help="also write fixes whose gradients could not be compared, as where the program differs from run to run",
     )  # fmt: skip
     fix.add_argument(
         "--backwards", type=_positive, metavar="N",

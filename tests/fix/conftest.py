@@ -20,7 +20,7 @@ class Bench:
         search = self.launcher.run(Order("search", backwards, 60))
         self.finding = search.findings[0]
         self.prover = Prover(self.launcher, search, backwards, 60)
-        self.prover.meet(self.finding)
+        self.prover.meet(self.finding, search.findings[:1], search, Patch())
 
     def judged(self, *pairs, mode="watch", way="same"):
         patch = programs.replaced(self.path, *pairs)

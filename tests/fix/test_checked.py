@@ -186,6 +186,31 @@ def test_a_state_that_is_lost_before_a_refused_backward_is_seen(bench):
     assert lost.why == "`states['v']` holds something else"
 
 
+TWICE = """\
+import torch
+w = torch.ones(3, requires_grad=True)
+w[0] = 0.5
+for _ in range(3):
+    (w * w).sum().backward()
+    for p in [w]:
+        p -= 0.1 * p.grad
+    w.grad = None
+"""
+
+
+def test_a_write_that_is_refused_later_is_compared_beyond_it(bench):
+    it = bench(TWICE)
+    first, second = ("w[0] = 0.5", ONCE.format("w[0] = 0.5")), "p -= 0.1 * p.grad"
+    before = programs.replaced(it.path, first)
+    met = it.prover.start(before).result()
+    assert (met.calls, met.findings[0].code) == (1, "NC301")
+    it.prover.meet(met.findings[0], met.findings[:1], met, before)
+    right = it.judged(first, (second, "p.data.sub_(0.1 * p.grad)"))
+    assert right.level is Level.CHECKED
+    assert "; then, with the patch so far, 1 backward call compared" in right.proof
+    assert it.judged(first, (second, "p = p - 0.1 * p.grad")).why == "the next loss is different"
+
+
 def test_a_program_without_a_backward_call_says_so(bench):
     it = bench("import torch\nx, y = torch.ones(3, requires_grad=True), torch.empty(3)\ntorch.add(x, 1, out=y)\n")
     verdict = it.judged(("torch.add(x, 1, out=y)", "y = torch.add(x, 1)"))

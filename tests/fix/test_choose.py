@@ -13,9 +13,8 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.search import Repairs, RepairSearch
-from noclobber.fix.proof.verdicts import Verdict
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
@@ -43,7 +42,7 @@ class Told:
         self.codes: set[str] = set()
         self.runs: list[str] = []
 
-    def meet(self, finding: Finding, findings: object = ()) -> None:
+    def meet(self, finding: Finding, *about: object) -> None:
         self.codes.add(finding.code)
 
     def start(self, patch: Patch, mode: str = "watch") -> Told:

@@ -50,29 +50,47 @@ def test_write_keeps_mode_and_line_ends_and_mends(tmp_path):
     assert json.loads(programs.printed(path)) == pytest.approx([0.8**3] * 3)  # by hand: each step takes 0.1 * 2 w
 
 
-def test_what_is_only_checked_is_written_where_that_is_asked_for(tmp_path):
+def test_what_is_checked_is_written_and_what_was_compared_is_said(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import torch\n"
+        "w, out = torch.ones(2, 3, requires_grad=True), torch.empty(2, 3)\n"
+        "torch.sigmoid(w, out=out)\n"
+        "out.sum().backward()\n"
+        "print(w.grad.tolist())\n"
+    )
+    done = noclobber(["fix", "--write", "program.py"], tmp_path)
+    assert (done.status, done.stderr.splitlines()[-1]) == (0, "noclobber: written: program.py")
+    assert (
+        "  checked: first loss equal to the last bit to what it is with gradients off; gradient agrees with "
+        in done.stderr
+    )
+    assert "noclobber: 1 fix, checked; nothing left to fix" in done.stderr
+    assert json.loads(programs.printed(path))[0] == pytest.approx([0.19661193] * 3)  # by hand: s(1) * (1 - s(1))
+
+
+def test_what_could_not_be_compared_is_written_where_that_is_asked_for(tmp_path):
     path = tmp_path / "program.py"
     text = (
         "import torch\n"
-        "w = torch.ones(2, 3, requires_grad=True)\n"
-        "a, b = (w * 2).chunk(2)\n"
-        "a.detach_()\n"
-        "((a * w[0]).sum() + b.sum()).backward()\n"
+        "w, out = torch.ones(2, 3, requires_grad=True), torch.empty(2, 3)\n"
+        "torch.sigmoid(w, out=out)\n"
+        "print(out.sum().item())\n"
     )
     path.write_text(text)
     shown = noclobber(["fix", "program.py"], tmp_path)
     assert (shown.status, shown.stdout) == (1, "")
-    assert "the patch, not proven:\n      --- a/program.py\n      +++ b/program.py\n      @@ " in shown.stderr
-    assert "      +a = a.detach()\n" in shown.stderr
+    assert "the patch, unproven:\n      --- a/program.py\n      +++ b/program.py\n      @@ " in shown.stderr
+    assert "      +out = torch.sigmoid(w)\n" in shown.stderr
     assert shown.stderr.splitlines()[-1] == "next: noclobber fix --write --unproven program.py"
     refused = noclobber(["fix", "--write", "program.py"], tmp_path)
     assert (refused.status, refused.stdout) == (1, "")
-    assert "checked: " in refused.stderr
-    assert "nothing written: not every fix is proven; `--write --unproven` writes them all" in refused.stderr
+    assert "no backward call runs with the patch" in refused.stderr
+    assert "nothing written: not every fix is proven or checked; `--write --unproven` writes them all" in refused.stderr
     assert path.read_text() == text
     written = noclobber(["fix", "--write", "--unproven", "program.py"], tmp_path)
     assert (written.status, written.stderr.splitlines()[-1]) == (0, "noclobber: written: program.py")
-    assert "a = a.detach()" in path.read_text()
+    assert "out = torch.sigmoid(w)" in path.read_text()
 
 
 def test_unproven_is_about_writing(tmp_path):

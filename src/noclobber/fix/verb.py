@@ -38,7 +38,10 @@ class CannotFix(Exception):
 
 @dataclass(slots=True)
 class Fixed:
-    """`diff` is the proven patch, for stdout. `words` are the lines of the summary; `status` is the exit status."""
+    """`diff` is the patch for stdout, if it is proven or checked. `words` are the lines of the summary.
+
+    `status` is the exit status.
+    """
 
     status: int
     diff: str = ""
@@ -237,7 +240,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.diff = "".join(_diffs(done.patch))
     else:
         fixed.status = 0 if unproven and not done.left else 1
-        fixed.words += ["the patch, not proven:", *_indented(_diffs(done.patch))]
+        fixed.words += ["the patch, unproven:", *_indented(_diffs(done.patch))]
     fixed.words += ["", _summary(done)]
     if writing and done.patch.after:
         _write(done, fixed, sure or unproven)
@@ -273,7 +276,7 @@ def _changed(patch: Patch) -> list[str]:
 
 
 def _indented(diffs: Sequence[str]) -> list[str]:
-    """Return the lines of diffs that are not proven: for a reader, and for no program that applies patches."""
+    """Return the lines of diffs that are unproven: for a reader, and for no program that applies patches."""
     return [f"{CHANGED}{line}" for one in diffs for line in one.split("\n")[:-1]]
 
 

@@ -10,8 +10,6 @@ from noclobber.fix.proof.job import FORWARD, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 
 if TYPE_CHECKING:
-    import torch
-
     from noclobber.observe.gradient_trace.forward_mode import Along
 
 Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
@@ -76,29 +74,39 @@ def is_refused(codes: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Central differences of a program. `events` are those of the run in which no leaf is moved, `along` has the
-    derivative along each direction."""
+    """Central differences of a program. `still` is the backward call of the run in which no leaf is moved, `along` has
+    the derivative along each direction."""
 
-    events: list[dict[str, Any]]
+    still: dict[str, Any]
     along: list[Along]
 
 
 class References:
     """The runs of one program that give right gradients, each made once.
 
-    `after`: how many backward calls the program ends before a write is refused.
+    `after`: how many backward calls the program ends before a write is refused. `served`: the program's files as a
+    patch has them. `retaining`: whether graphs are kept for a second backward, which the program is refused.
     """
 
-    def __init__(self, launcher: Launcher, backwards: int, seconds: float, whole: int, after: int = 0) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        backwards: int,
+        seconds: float,
+        whole: int,
+        after: int,
+        served: dict[str, bytes],
+        *,
+        retaining: bool,
+    ) -> None:
         self._launcher = launcher
-        self._after = after
+        self._after, self._served = after, served
+        self.retaining = retaining
         self._differences: dict[tuple[Kind, bool], Differences | None] = {}
         self._backwards, self._seconds, self._whole = backwards, seconds, whole
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
         self._again: dict[Kind, Reference] = {}
-        self.retaining = False
-        """Whether graphs are kept for a second backward, which the program is refused."""
 
     def start(self, kind: Kind) -> None:
         """Begin a run that will be asked for."""
@@ -143,22 +151,21 @@ class References:
         def started(step: float, direction: int = 0) -> Trial:
             return self._launcher.start(replace(order, step=step, direction=direction))
 
-        def loss(trial: Trial) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-            events = evidence.read(trial.result().evidence)
-            return events, comparison.call_of(events, self._after + 1)
+        def loss(trial: Trial) -> dict[str, Any] | None:
+            return comparison.call_of(evidence.read(trial.result().evidence), self._after + 1)
 
-        events, still = loss(started(0.0))
-        dtype: torch.dtype | None = central_differences.dtype_of(still) if still is not None else None
-        if still is None or dtype is None:
+        still = loss(started(0.0))
+        precision = central_differences.precision_of(still) if still is not None else None
+        if still is None or precision is None:
             return None
         along = []
         for direction in range(forward_mode.DIRECTIONS):
-            both = [started(sign * central_differences.STEP[dtype], direction) for sign in (1, -1)]
-            ahead, behind = (loss(trial)[1] for trial in both)
+            both = [started(sign * precision.step, direction) for sign in (1, -1)]
+            ahead, behind = map(loss, both)
             if ahead is None or behind is None:
                 return None
-            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], dtype))
-        return Differences(events, along)
+            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
+        return Differences(still, along)
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe.gradient_trace import evidence
@@ -172,6 +179,7 @@ class References:
             self._backwards,
             self._seconds,
             self._whole,
+            self._served,
             after=self._after,
             truncation=truncation,
             retaining=self.retaining,

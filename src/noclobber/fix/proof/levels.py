@@ -1,8 +1,11 @@
-"""How sure a patch is."""
+"""How sure a patch is, and why."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+
+from noclobber.fix.proof.job import Result
 
 
 class Level(StrEnum):
@@ -15,3 +18,26 @@ class Level(StrEnum):
     gradient is the derivative of that."""
     UNPROVEN = "unproven"
     """Its gradients could not be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run with a patch showed. `right`: nothing contradicts the patch. `clean`: and nothing is left to fix.
+
+    `why` says why the patch is wrong, `proof` why it is right.
+    """
+
+    right: bool
+    clean: bool = False
+    why: str = ""
+    proof: str = ""
+    level: Level = Level.UNPROVEN
+    comparable: bool = False
+    """Whether they might have been compared, and those of another patch may be."""
+    complete: bool = False
+    """Whether every gradient was compared."""
+    elsewhere: bool = False
+    """Whether the findings that are left are about other writes."""
+    differs: bool = False
+    """Whether the only problem is that values differ from the reference."""
+    result: Result | None = None

@@ -40,7 +40,7 @@ def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
             continue
     bare = prover.start(before, "bare").result()
     found = [Reading("as it is", _gradients(bare.evidence))]
-    preserved = prover.references.get("full").events
+    preserved = prover.as_it_is.get("full").events
     for title, patch, trial in tried:
         result = trial.result()
         stopped = not (result.went_through or result.ends_like(bare))

@@ -12,9 +12,9 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.job import Result
 from noclobber.fix.proof.launcher import Trial
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import Reading, readings
-from noclobber.fix.proof.verdicts import Prover, Verdict
+from noclobber.fix.proof.verdicts import Prover
 from noclobber.model.finding import Finding
 from noclobber.model.shared_writes import of_one_write
 
@@ -106,6 +106,8 @@ class RepairSearch:
         self._done = Repairs()
         self._saved = prover.search.saved
         """The most bytes saved at the start of a backward, with the patch so far."""
+        self._found_in = prover.search
+        """The run with the patch so far."""
         self._differing = False
         """Whether a patch is used that could not be compared."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
@@ -120,6 +122,7 @@ class RepairSearch:
                 break
             chosen = self._best(waiting[0], findings)
             if chosen is not None:
+                self._found_in = chosen.verdict.result or self._found_in
                 findings = _to_fix(chosen.verdict.result) if chosen.verdict.result else []
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
@@ -142,14 +145,17 @@ class RepairSearch:
             done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))
             return None
-        self._prover.meet(finding, findings)
+        self._prover.meet(finding, findings, self._found_in, done.patch)
         attempt = _Attempt()
         found = candidates(finding, done.patch.read)
         for candidate in found:
             if attempt.is_enough() or (attempt.clean and candidate.cost >= LAST_RESORT):
                 break
             self._tell(f"trying {attempt.trials + 1} of {len(found)}: {candidate.title}")
+            known = len(attempt.clean)
             self._try(candidate, finding, attempt)
+            if not known and attempt.clean and not attempt.is_enough():
+                self._tell(f"right so far: {candidate.title}; looking for a fix that costs less")
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,27 +23,18 @@ from noclobber.fix.proof.baselines import (
     is_refused,
     kinds_for,
 )
+from noclobber.fix.proof.derivatives import BEYOND, NO_BACKWARD, UNREACHED, Stage, by_derivative, without_gradients
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
-from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
+from noclobber.observe.gradient_trace import comparison, evidence
 
-_NO_BACKWARD = "no backward call runs with the patch, so there are no gradients to compare"
-_UNREACHED = "there are no gradients to compare with, because without the patch the program ends before them"
 _NOT_RIGHT = (
     "even with the saved values kept, this program's gradients are not correct, so there is nothing to compare the "
     "patch with"
 )
-_DISAGREES = (
-    "its gradient could not be checked: central differences of its loss are not known, or not its gradient, as where "
-    "values are detached"
-)
-_OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes gradients of its own"
-_BEYOND = "later calls cannot be compared: without the patch the program ends before them"
-
-
 _FIRST: Mapping[Way, str] = {
     "anew": "the first is that of the program as it is, the others have newer weights",
     "summed": "the first is the sum of the first two of the program as it is",
@@ -51,31 +42,8 @@ _FIRST: Mapping[Way, str] = {
 """What the first backward call of a patched program is compared with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a run with a patch showed. `right`: nothing contradicts the patch. `clean`: and nothing is left to fix.
-
-    `why` says why the patch is wrong, `proof` why it is right.
-    """
-
-    right: bool
-    clean: bool = False
-    why: str = ""
-    proof: str = ""
-    level: Level = Level.UNPROVEN
-    comparable: bool = False
-    """Whether they might have been compared, and those of another patch may be."""
-    complete: bool = False
-    """Whether every gradient was compared."""
-    elsewhere: bool = False
-    """Whether the findings that are left are about other writes."""
-    differs: bool = False
-    """Whether the only problem is that values differ from the reference."""
-    result: Result | None = None
-
-
 class Prover:
-    """Runs one program with patches. `codes` are the rule codes of the findings so far."""
+    """Runs one program with patches."""
 
     def __init__(self, launcher: Launcher, search: Result, backwards: int, seconds: float) -> None:
         self._launcher = launcher
@@ -83,35 +51,59 @@ class Prover:
         self.search = search
         self.calls = max(backwards, (search.found_at or 1) - 1 + backwards)
         """How many backward calls each run makes, at most."""
-        self.codes: set[str] = set()
-        self.references = References(launcher, self.calls, seconds, backwards)
-        self._after = 0
-        """How many backward calls come before the one whose derivative is measured."""
-        self._doubled: dict[object, dict[str, Any] | None] = {}
+        self.as_it_is = References(launcher, self.calls, seconds, backwards, 0, {}, retaining=False)
+        self._stages: list[Stage] = []
+        self._doubled: dict[object, list[dict[str, Any]]] = {}
 
-    def meet(self, finding: Finding, findings: Iterable[Finding] = ()) -> None:
-        """Begin the run that patches for this finding will be compared with.
+    @property
+    def codes(self) -> frozenset[str]:
+        """The rule codes of the findings so far."""
+        return frozenset(code for stage in self._stages for code in stage.codes)
 
-        If autograd does not see the write either (NC208), preserving the saves gives no right gradients.
+    def meet(self, finding: Finding, findings: Iterable[Finding], found_in: Result, before: Patch) -> None:
+        """Begin the run that patches for this finding will be compared with. It was found in a run of the program
+        patched by `before`.
+
+        A program with a refused write has no gradients beyond it. What is found beyond it is compared with the patched
+        program, and the whole patch also with the program as it is. If autograd does not see the write either (NC208),
+        preserving the saves gives no right gradients.
         """
-        self.codes.add(finding.code)
         place = _place(finding, "write")
-        self.codes.update(one.code for one in findings if one.code == "NC208" and _place(one, "write") == place)
-        retaining = finding.code == "NC104" or self.references.retaining
-        after = self.search.calls if is_refused(self.codes) else 0
-        if (retaining, after) != (self.references.retaining, self._after):
-            self._after = after
-            self.references = References(self._launcher, self.calls, self._seconds, self._whole, after)
-            self.references.retaining = retaining
-        for kind in kinds_for(self.codes, self.search.calls)[:1]:
-            self.references.start(kind)
+        codes = {one.code for one in findings if one.code == "NC208" and _place(one, "write") == place}
+        codes.add(finding.code)
+        refused = is_refused({finding.code})
+        after = found_in.calls if refused else 0
+        last = self._stages[-1] if self._stages else None
+        if last is None or (is_refused(last.codes) and (not refused or after > last.after)):
+            self._stages.append(self._stage(codes, after, before))
+        else:
+            first = refused and not is_refused(last.codes)
+            last.codes |= codes
+            if first or ("NC104" in codes and not last.references.retaining):
+                self._stages[-1] = self._stage(last.codes, after if first else last.after, last.before)
+        for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
+            self._stages[-1].references.start(kind)
+
+    def _stage(self, codes: set[str], after: int, before: Patch) -> Stage:
+        references = self.as_it_is
+        if after or before.after or "NC104" in codes:
+            how = self._launcher, self.calls, self._seconds, self._whole
+            references = References(*how, after, before.served, retaining="NC104" in codes)
+        return Stage(references, codes, after, before)
 
     def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
         """Begin to run the program with a patch. Raises Misfit where an encoding lacks a character of it."""
         return self._launcher.start(self._order(mode, patch), fresh=mode == "bare")
 
     def _order(self, mode: Mode, patch: Patch) -> Order:
-        return Order(mode, self.calls, self._seconds, self._whole, patch.served, after=self._after)
+        return Order(
+            mode,
+            self.calls,
+            self._seconds,
+            self._whole,
+            patch.served,
+            after=max((one.after for one in self._stages), default=0),
+        )
 
     def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same") -> Verdict:
         """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.
@@ -139,7 +131,8 @@ class Prover:
         if not result.went_through or result.findings:
             return Verdict(False, why=result.failure or "another finding is left", result=result)
         found = evidence.read(result.evidence)
-        events = self.references.get(kinds_for(self.codes, self.search.calls)[0]).events
+        last = self._stages[-1]
+        events = last.references.get(kinds_for(last.codes, last.after)[0]).events
         first = comparison.summed(events) if way == "summed" else comparison.until(events, 1)
         besides = comparison.besides_one_step if finding.code != "NC104" else partial(comparison.besides, exact=False)
         right = evidence.read(self._launcher.run(self._order("reference", patch)).evidence)
@@ -159,20 +152,35 @@ class Prover:
         return Verdict(True, True, proof=proof, level=Level.PROVEN if proven else Level.UNPROVEN, result=result)
 
     def _judged(self, result: Result, patch: Patch) -> Verdict:
-        """Compare with the references, the first of which was started when the finding was met."""
-        found, clean = evidence.read(result.evidence), not result.findings
-        if clean and not self._ends_as_before(result):
+        """Compare with what was found so far, step by step; the verdict is the least sure one."""
+        found = evidence.read(result.evidence)
+        if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
-        differences, codes = [], set(self.codes)
-        for kind in kinds_for(self.codes, self.search.calls):
+        verdicts = []
+        for stage in self._stages:
+            verdicts.append(self._at(stage, found, result, patch))
+            if not verdicts[-1].right:
+                return verdicts[-1]
+        least = max(verdicts, key=lambda one: list(Level).index(one.level))
+        told = [one for one in verdicts if one.level is least.level] if least.level is Level.UNPROVEN else verdicts
+        proofs = dict.fromkeys(one.proof for one in told)
+        return replace(least, proof="; then, with the patch so far, ".join(proofs))
+
+    def _at(self, stage: Stage, found: list[dict[str, Any]], result: Result, patch: Patch) -> Verdict:
+        """Compare with the references of a stage, the first of which was started when its finding was met."""
+        clean = not result.findings
+        differences: list[str] = []
+        codes = set(stage.codes)
+        derived = partial(by_derivative, stage, found, result, lambda: self._in_float64(patch))
+        for kind in kinds_for(stage.codes, stage.after):
             if kind == "derivative":
-                return self._by_derivative(found, result, patch)
-            reference = self.references.get(kind)
+                return derived()
+            reference = stage.references.get(kind)
             codes -= {HANDED} if kind == "handed" else set()
             codes.update(one.code for one in reference.result.findings)
             codes -= {ASKED} if kind == "before" else set()  # it asks as it did; the answer is another
             if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:
-                return self._by_derivative(found, result, patch)  # as of compiled code, which preserving does not reach
+                return derived()  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
                 break
             compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
@@ -191,113 +199,22 @@ class Prover:
                 differences.append(f"only {compared.calls} backward calls could be compared")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("the program then makes more backward calls")
-            elif said := self._other_output(kind, reference.result, result):
+            elif said := self._other_output(stage, kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
                 whole = reference.result.went_through or reference.result.ends_like(result)
                 if not whole and is_refused(codes):
-                    return self._by_derivative(found, result, patch, f"{_counted(compared, reference.words)}; ")
+                    return derived(said=f"{_counted(compared, reference.words)}; ")
                 proof = _matches(compared, reference, result)
                 complete = whole and kind in WHOLE
                 return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
         if differences and DRIFT not in codes:
             return Verdict(False, why=differences[0], differs=True, result=result)
-        for reference in self.references.known():
+        for reference in stage.references.known():
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
                 return Verdict(False, why=why, differs=True, result=result)
         return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
-
-    def _by_derivative(self, found: list[dict[str, Any]], result: Result, patch: Patch, said: str = "") -> Verdict:
-        """Compare with the program with gradients off, where reverse mode is refused: the loss, what the program keeps,
-        and the derivative by forward mode along one direction, or by central differences along several.
-
-        A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the
-        written value depends on other leaves, an update would leave them without a gradient. `said` are the words on
-        the calls before.
-        """
-        its, known = comparison.call_of(found, self._after + 1), True
-        kinds: tuple[Kind, ...] = ("derivative", "updated")
-        for kind in kinds:
-            reference = self.references.get(kind)
-            right = comparison.call_of(reference.events, self._after + 1)
-            if right is None or its is None:
-                return self._without_a_call(reference, found, result, said)
-            differing, exact = comparison.same_before(right, its)
-            if differing:
-                which = "first" if not self._after else "next"
-                why = differing.replace("the loss differs", f"the {which} loss is different")
-                return Verdict(False, why=why, differs=True, result=result)
-            how = self._agreement(kind, right, its, patch)
-            if how:
-                return self._checked(result, f"{said}{self._loss(exact)}{reference.words}; gradient agrees with {how}")
-            known = known and how is not None
-            if not reference.result.rewritten or reference.result.given:
-                break
-        if not known:
-            unproven = self._without_gradients(result, f"{said}{self._loss(exact)}; ", _DISAGREES)
-            return replace(unproven, comparable=True)
-        if reference.result.custom or reference.result.given:
-            unproven = self._without_gradients(result, f"{said}{self._loss(exact)}; ", _OF_ITS_OWN)
-            return replace(unproven, comparable=True)
-        why = "its gradient is not the one that forward mode gives without the patch"
-        return Verdict(False, why=why, differs=True, result=result)
-
-    def _agreement(self, kind: Kind, right: dict[str, Any], its: dict[str, Any], patch: Patch) -> str | None:
-        """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing
-        gives its derivative, or not for sure."""
-        ours, theirs = its.get("along", []), [one for one in right["along"] if one is not None]
-        if theirs and ours and (theirs[0][1] or ours[0][1]):
-            return "forward mode along 1 random direction" if forward_mode.same(theirs[0], ours[0]) else ""
-        if not any(one[1] for one in ours):
-            return None
-        for double in (True, False):
-            differences = self.references.differences(kind, double=double)
-            call = self._in_float64(patch) if double else its
-            still = None if differences is None else comparison.call_of(differences.events, self._after + 1)
-            if differences is None or still is None or call is None or comparison.same_before(still, call)[0]:
-                continue
-            pairs = list(zip(differences.along, call["along"], strict=False))
-            if len(pairs) == len(differences.along) and all(
-                one[1] and forward_mode.same(wanted, one) for wanted, one in pairs
-            ):
-                where = ", in float64" if double else ""
-                return f"central differences of its own loss along {len(pairs)} random directions{where}"
-            return None
-        return None
-
-    def _in_float64(self, patch: Patch) -> dict[str, Any] | None:
-        """Return the backward call of a patched program that makes its numbers in float64; None if it does not run."""
-        key = patch.key()
-        if key not in self._doubled:
-            order = replace(self._order("bare", patch), backwards=self._after + 1, double=True)
-            self._doubled[key] = comparison.call_of(evidence.read(self._launcher.run(order).evidence), self._after + 1)
-        return self._doubled[key]
-
-    def _without_a_call(self, reference: Reference, found: list[dict[str, Any]], result: Result, said: str) -> Verdict:
-        """Compare the ends of both runs, where none comes to another backward call."""
-        if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
-            without = comparison.call_of(found, self._after + 1) is None and result.ended is Ended.WELL
-            return self._without_gradients(result, said, _NO_BACKWARD if without else _UNREACHED)
-        differing = comparison.besides(reference.events, found, exact=True)
-        differing = differing or printed.difference(reference.result, result)
-        if differing:
-            return Verdict(False, why=differing, differs=True, result=result)
-        ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"
-        if not said:
-            return self._without_gradients(result, said, f"{ends}; {_NO_BACKWARD}")
-        return Verdict(True, not result.findings, proof=f"{said}{ends}", level=Level.CHECKED, result=result)
-
-    def _checked(self, result: Result, proof: str) -> Verdict:
-        return Verdict(True, not result.findings, proof=f"{proof}; {_BEYOND}", level=Level.CHECKED, result=result)
-
-    def _without_gradients(self, result: Result, said: str, lacking: str) -> Verdict:
-        proof = f"{said or 'it runs without an error or a finding; '}{lacking}"
-        return Verdict(True, not result.findings, proof=proof, result=result)
-
-    def _loss(self, exact: bool) -> str:
-        how = "equal to the last bit to" if exact else "equal up to rounding to"
-        return f"{'next' if self._after else 'first'} loss {how} what it is with gradients off"
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()
@@ -308,25 +225,35 @@ class Prover:
             return Verdict(False, why="the first loss is different", differs=True, result=result)
         known = right is not None and loss is not None
         runs = f"it runs without an error or a finding{', and its first loss is the same' * known}; "
-        of_none = _NOT_RIGHT if set(codes) & {DRIFT, *WITHOUT} else _UNREACHED
-        return self._without_gradients(result, runs, of_none if loss is not None else _NO_BACKWARD)
+        of_none = _NOT_RIGHT if set(codes) & {DRIFT, *WITHOUT} else UNREACHED
+        return without_gradients(result, runs, of_none if loss is not None else NO_BACKWARD)
 
-    def _other_output(self, kind: Kind, reference: Result, result: Result) -> str:
+    def _in_float64(self, patch: Patch) -> list[dict[str, Any]]:
+        """Return what a patched program does up to the calls that are measured, if it makes its numbers in float64."""
+        key = patch.key()
+        if key not in self._doubled:
+            order = self._order("bare", patch)
+            run = self._launcher.run(replace(order, backwards=order.after + 1, double=True))
+            self._doubled[key] = evidence.read(run.evidence)
+        return self._doubled[key]
+
+    def _other_output(self, stage: Stage, kind: Kind, reference: Result, result: Result) -> str:
         """Return how the output or the end of a patched run differs from the reference; empty if it does not, or if
         the program prints something else in each run."""
         if reference.ended is Ended.EXIT and result.ended is Ended.WELL:
             return f"it ends well, and ended with {reference.error} before"
         said = printed.difference(reference, result)
-        return "" if said and printed.difference(reference, self.references.again(kind).result) else said
+        return "" if said and printed.difference(reference, stage.references.again(kind).result) else said
 
     def _ends_as_before(self, result: Result) -> bool:
         """Return True if nothing stops a patched program, or only what stops it without the patch too, which is not
         about in-place writes."""
         if result.went_through:
             return True
-        for kind in kinds_for(self.codes, self.search.calls)[:1]:
-            self.references.get(kind)
-        ends = [self.search, *(one.result for one in self.references.known())]
+        for stage in self._stages:
+            for kind in kinds_for(stage.codes, stage.after)[:1]:
+                stage.references.get(kind)
+        ends = [self.search, *(one.result for stage in self._stages for one in stage.references.known())]
         return any(one.ends_like(result) and not _is_ours(one) for one in ends)
 
     def _is_enough(self, compared: comparison.Comparison, reference: Result, result: Result) -> bool:
@@ -339,12 +266,13 @@ class Prover:
 
     def drift(self) -> str:
         """Return how a second reference run, or a second search, differs from the first; empty if it does not."""
-        kind = next(iter(kinds_for(self.codes, self.search.calls)), None)
+        last = self._stages[-1]
+        kind = next(iter(kinds_for(last.codes, last.after)), None)
         if kind is None:
             again = self._launcher.run(Order("search", self.calls, self._seconds))
             verdict = self._by_loss(evidence.read(self.search.evidence), evidence.read(again.evidence), again)
             return verdict.why if verdict.differs else ""
-        once, twice = self.references.get(kind), self.references.again(kind)
+        once, twice = last.references.get(kind), last.references.again(kind)
         compared = comparison.compare(once.events, twice.events)
         return (
             compared.difference
@@ -369,7 +297,7 @@ def _matches(compared: comparison.Comparison, reference: Reference, result: Resu
         return words
     if reference.result.ends_like(result):
         return f"{words}; then {result.failure}, but not because of an in-place write"
-    return f"{words}; {_BEYOND}"
+    return f"{words}; {BEYOND}"
 
 
 def is_there(wanted: Finding, found: Finding, before: Patch, after: Patch) -> bool:

@@ -7,7 +7,7 @@ the direction, and once more with the leaves moved the other way (tests/observe/
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,10 +16,18 @@ from noclobber.observe.gradient_trace.forward_mode import Along, ForwardMode, di
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Event
 
-STEP = {torch.float64: 1e-5, torch.float32: 4e-3}
-"""How far the leaves are moved: the error of a difference is its square, or the rounding of the loss divided by it."""
-_WITHIN = {torch.float64: 1e-5, torch.float32: 1e-2}
-"""The tolerance of such a derivative, relative to the size to expect of it."""
+
+class Precision(NamedTuple):
+    """How far the leaves are moved, and the tolerance of the derivative, relative to the size to expect of it.
+
+    The error of a central difference is the square of the step, and the rounding of the loss divided by the step.
+    """
+
+    step: float
+    within: float
+
+
+_PRECISIONS = {torch.float64: Precision(1e-5, 1e-5), torch.float32: Precision(4e-3, 1e-2)}
 
 
 class Moved(ForwardMode):
@@ -60,12 +68,12 @@ def _writes(func: Callable[..., object]) -> bool:
     return name == "__setitem__" or (name.startswith("__i") if dunder else name.endswith("_"))
 
 
-def dtype_of(call: Event) -> torch.dtype | None:
-    """Return the dtype that the loss of a backward call was computed in; None where it is too coarse."""
-    dtypes = {root.dtype for root in call["roots"] if isinstance(root, torch.Tensor)}
-    return max(dtypes & STEP.keys(), key=lambda dtype: STEP[dtype]) if dtypes and dtypes <= STEP.keys() else None
+def precision_of(call: Event) -> Precision | None:
+    """Return the precision for the loss of a backward call; None where its dtype is too coarse."""
+    known = [_PRECISIONS.get(root.dtype) for root in call["roots"] if isinstance(root, torch.Tensor)]
+    return None if not known or None in known else max(one for one in known if one is not None)
 
 
-def derivative(ahead: float, behind: float, dtype: torch.dtype) -> Along:
-    """Return the derivative from the losses of two runs whose leaves were moved by the step of a dtype."""
-    return (ahead - behind) / (2 * STEP[dtype]), 0.0, _WITHIN[dtype]
+def derivative(ahead: float, behind: float, precision: Precision) -> Along:
+    """Return the derivative from the losses of two runs whose leaves were moved by a step."""
+    return (ahead - behind) / (2 * precision.step), 0.0, precision.within

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -53,6 +54,8 @@ Seen = torch.Tensor | Sketch | None
 Event = dict[str, Any]
 """One event of a run. Its "kind" is "backward", "grad", "failed", "step", "stepped" or "end"; the other keys depend on
 the kind."""
+_AT_ONCE = 1 << 22
+"""How many numbers are converted to double precision at a time."""
 _WEIGHED = 1 << 16
 """How many numbers of a tensor, evenly spaced, go into the weighted sums of a sketch. The norm is of all numbers."""
 
@@ -105,6 +108,8 @@ class Evidence:
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
         self._bare: dict[str, private.StorageRef] = {}
         """The memory of each variable that held a tensor at the last backward call, by name."""
+        self._sketched: dict[str, Sketch | None] = {}
+        """The last sketch of what the program keeps, by name."""
         self._made: list[weakref.ref[torch.nn.Module]] = []
         """Every module that holds anything, in the order in which the modules got their first content."""
         self._known: set[int] = set()
@@ -193,11 +198,13 @@ class Evidence:
         leaf_ids = {id(leaf) for leaf in leaves}
 
         def seen(tensors: dict[str, torch.Tensor]) -> dict[str, Sketch | None]:
-            return {
-                name: _sketch_or_none(tensor)
+            sketches = {
+                name: _sketch_or_none(tensor, self._sketched.get(name))
                 for name, tensor in tensors.items()
                 if id(tensor) not in leaf_ids and name not in self._named and not _is_trained(tensor)
             }
+            self._sketched.update(sketches)
+            return sketches
 
         with torch.no_grad():
             bare = {name: tensor for name, tensor in found.bare.items() if name not in lasting}
@@ -253,7 +260,7 @@ class Evidence:
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun == self._after + 1)
+            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun <= self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
@@ -417,8 +424,9 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return plain if plain.layout is torch.strided else plain.to_dense()
 
 
-def sketch(tensor: torch.Tensor | None) -> Sketch | None:
-    """Return a sketch of a tensor, by which equal tensors can be recognised; None for None."""
+def sketch(tensor: torch.Tensor | None, known: Sketch | None = None) -> Sketch | None:
+    """Return a sketch of a tensor, by which equal tensors can be recognised; None for None. `known` may be an earlier
+    sketch of it, which still holds where the bytes are the same."""
     if tensor is None:
         return None
     plain = dense(tensor)
@@ -427,17 +435,25 @@ def sketch(tensor: torch.Tensor | None) -> Sketch | None:
         return Sketch(shape, dtype)
     flat = plain.reshape(-1).to("cpu")
     bits = fingerprints.fingerprint(flat)
-    flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
-    norm, flat = flat.norm(), flat[:: -(-flat.numel() // _WEIGHED)]
+    if known is not None and bits is not None and (known.shape, known.dtype, known.bits) == (shape, dtype, bits):
+        return known
+    # In parts, as a data set in memory is sketched too.
+    parts = (flat[start : start + _AT_ONCE] for start in range(0, flat.numel(), _AT_ONCE))
+    norm = math.hypot(*(float(_wide(part).norm()) for part in parts))
+    flat = _wide(flat[:: -(-flat.numel() // _WEIGHED)])
     places = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
-    sums = (norm, flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
-    return Sketch(shape, dtype, (float(sums[0]), float(sums[1]), float(sums[2])), bits)
+    sums = (flat @ torch.sin(places), flat @ torch.cos(places * 1.7))
+    return Sketch(shape, dtype, (norm, float(sums[0]), float(sums[1])), bits)
 
 
-def _sketch_or_none(tensor: torch.Tensor) -> Sketch | None:
+def _wide(flat: torch.Tensor) -> torch.Tensor:
+    return (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+
+
+def _sketch_or_none(tensor: torch.Tensor, known: Sketch | None = None) -> Sketch | None:
     """Return a sketch of whatever the program keeps; None where its numbers cannot be read."""
     try:
-        return None if torch.nn.parameter.is_lazy(tensor) else sketch(tensor)
+        return None if torch.nn.parameter.is_lazy(tensor) else sketch(tensor, known)
     except Exception:
         return None
 

@@ -19,6 +19,7 @@ from noclobber.model.source import Owner, owner_of
 
 _MOST_FRAMES = 40
 _MOST_VALUES = 400
+_MOST_IN_ALL = 100_000
 _DEEP = 3
 """How many containers, plain objects and closures a name may lead through."""
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -111,6 +112,7 @@ class _Walk:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, object]] = {}
         """By `id`, how deep each was gone through. It is held, so that nothing else gets its `id`."""
+        self._left = _MOST_IN_ALL
 
     def below(
         self, name: str, value: object, depth: int = _DEEP
@@ -125,6 +127,9 @@ class _Walk:
             return
         self._seen[id(value)] = depth, value
         for path, one in _parts(value):
+            if self._left <= 0:
+                return
+            self._left -= 1
             yield from self.below(f"{name}{path}", one, depth - 1)
 
 

@@ -1,0 +1,132 @@
+"""Checks a patch of a refused write by the function that the program computes.
+
+There are no gradients to compare with. But with gradients off PyTorch refuses no write: the program then gives the
+loss, and its derivative by forward mode or by central differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof import printed
+from noclobber.fix.proof.baselines import Kind, Reference, References
+from noclobber.fix.proof.job import Ended, Result
+from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.observe.gradient_trace import comparison, forward_mode
+
+NO_BACKWARD = "no backward call runs with the patch, so there are no gradients to compare"
+UNREACHED = "there are no gradients to compare with, because without the patch the program ends before them"
+_DISAGREES = (
+    "its gradient could not be checked: central differences of its loss are not known, or not its gradient, as where "
+    "values are detached"
+)
+_OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes gradients of its own"
+BEYOND = "later calls cannot be compared: without the patch the program ends before them"
+
+
+@dataclass(slots=True)
+class Stage:
+    """What patches for findings of some `codes` are compared with: runs of the program as `before` patches it.
+
+    `after`: how many backward calls that program ends before the write is refused.
+    """
+
+    references: References
+    codes: set[str]
+    after: int
+    before: Patch
+
+
+def by_derivative(
+    stage: Stage,
+    found: list[dict[str, Any]],
+    result: Result,
+    doubled: Callable[[], list[dict[str, Any]]],
+    *,
+    said: str = "",
+) -> Verdict:
+    """Compare the loss, what the program keeps, and the derivative along one direction, or along several.
+
+    A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the written
+    value depends on other leaves, an update would leave them without a gradient. `said` are the words on the calls
+    before. `doubled` runs the patched program in float64.
+    """
+    its, known = comparison.call_of(found, stage.after + 1), True
+    which = "next" if stage.after else "first"
+    kinds: tuple[Kind, ...] = ("derivative", "updated")
+    for kind in kinds:
+        reference = stage.references.get(kind)
+        right = comparison.call_of(reference.events, stage.after + 1)
+        if right is None or its is None:
+            return _without_a_call(reference, found, result, said, its)
+        differing, exact = comparison.same_before(right, its)
+        if differing:
+            why = differing.replace("the loss differs", f"the {which} loss is different")
+            return Verdict(False, why=why, differs=True, result=result)
+        equal = "to the last bit to" if exact else "up to rounding to"
+        loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
+        how = _agreement(stage, kind, right, its, doubled)
+        if how:
+            proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
+            return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
+        known = known and how is not None
+        if not reference.result.rewritten or reference.result.given:
+            break
+    if known and not reference.result.custom and not reference.result.given:
+        why = "its gradient is not the one that forward mode gives without the patch"
+        return Verdict(False, why=why, differs=True, result=result)
+    return replace(without_gradients(result, f"{loss}; ", _OF_ITS_OWN if known else _DISAGREES), comparable=True)
+
+
+def _agreement(
+    stage: Stage,
+    kind: Kind,
+    right: dict[str, Any],
+    its: dict[str, Any],
+    doubled: Callable[[], list[dict[str, Any]]],
+) -> str | None:
+    """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
+    its derivative, or not for sure."""
+    ours, theirs = its.get("along", []), [one for one in right["along"] if one is not None]
+    if theirs and ours and (theirs[0][1] or ours[0][1]):
+        return "forward mode along 1 random direction" if forward_mode.same(theirs[0], ours[0]) else ""
+    if not all(one[1] for one in ours):
+        return None
+    for double in (True, False):
+        differences = stage.references.differences(kind, double=double)
+        if differences is None:
+            continue
+        call = comparison.call_of(doubled(), stage.after + 1) if double else its
+        if call is None or comparison.same_before(differences.still, call)[0]:
+            continue
+        pairs = list(zip(differences.along, call.get("along", []), strict=False))
+        if len(pairs) < len(differences.along) or not all(forward_mode.same(*pair) for pair in pairs):
+            return None
+        where = ", in float64" if double else ""
+        return f"central differences of its own loss along {len(pairs)} random directions{where}"
+    return None
+
+
+def _without_a_call(
+    reference: Reference, found: list[dict[str, Any]], result: Result, said: str, its: object
+) -> Verdict:
+    """Compare the ends of both runs, where one does not come to another backward call."""
+    if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
+        without = its is None and result.ended is Ended.WELL
+        return without_gradients(result, said, NO_BACKWARD if without else UNREACHED)
+    differing = comparison.besides(reference.events, found, exact=True)
+    if differing := differing or printed.difference(reference.result, result):
+        return Verdict(False, why=differing, differs=True, result=result)
+    ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"
+    if not said:
+        return without_gradients(result, said, f"{ends}; {NO_BACKWARD}")
+    return Verdict(True, not result.findings, proof=f"{said}{ends}", level=Level.CHECKED, result=result)
+
+
+def without_gradients(result: Result, said: str, lacking: str) -> Verdict:
+    """Return the verdict on a patch that nothing contradicts, and whose gradients could not be compared."""
+    proof = f"{said or 'it runs without an error or a finding; '}{lacking}"
+    return Verdict(True, not result.findings, proof=proof, result=result)
