@@ -509,6 +509,29 @@ def update():
 """,
         lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
     ),
+    "an update by what `autograd.grad` gives": (
+        """
+def run():
+    global x, w
+    gx, gw = torch.autograd.grad((x @ w).sum(), (x, w))
+    x -= 0.1 * gx
+    w -= 0.1 * gw
+    x.grad, w.grad = x.detach().clone(), w.detach().clone()
+""",
+        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+    ),
+    "a row of a parameter that is set": (
+        """
+w = nn.Parameter(w.detach())
+def run():
+    w[0] = 0.0
+    (x @ w).sum().backward()
+""",
+        lambda x, w: [
+            (w * (w.new_ones(4, 1).cumsum(0) > 1)).sum(1).expand(3, 4),
+            x.sum(0)[:, None].expand(4, 4),
+        ],
+    ),
     "weights clipped": (
         """
 BOUND = 0.5
@@ -565,6 +588,17 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a row of an input that is set, as the gradient may be meant to stop there": """
+def run():
+    x[0] = 0.0
+    (x @ w).sum().backward()
+""",
+    "a row of a parameter that is set to what carries a gradient": """
+w = nn.Parameter(w.detach())
+def run():
+    w[0] = torch.tanh(x)[0]
+    (x @ w).sum().backward()
+""",
     "two that are handed the same": """
 def shift(t):
     t += 1

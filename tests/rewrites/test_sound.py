@@ -102,9 +102,10 @@ def reworded(finding):
 
 @pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
 def test_what_is_advised_and_tried_depends_on_no_words(tmp_path, body):
-    findings = Program(tmp_path, body).findings()
+    found = Program(tmp_path, body).findings()
+    findings = [replace(one, suggestions=tuple(replace(help, edits=()) for help in one.suggestions)) for one in found]
     told = [reworded(one) for one in findings]
-    changes = [[help.edits for help in one.suggestions if help.edits] for one in findings]
+    changes = [[help.edits for help in one.suggestions if help.edits] for one in advised(findings)]
     assert [[help.edits for help in one.suggestions if help.edits] for one in advised(told)] == changes
     tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
     assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
@@ -140,6 +141,24 @@ def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
     findings = Program(tmp_path, first + last + both).findings()
     assert len(findings) == 2
     assert not any(help.edits for one in findings for help in one.suggestions)
+
+
+def test_findings_of_one_backward_show_one_change(tmp_path):
+    body = """
+def run():
+    h, k = (x @ w).exp(), (x @ w).tanh()
+    y = h + k
+    h += 1
+    k += 1
+    (y + h * k).sum().backward()
+"""
+    program = Program(tmp_path, body)
+    findings = program.findings()
+    assert len(findings) == 2
+    first, last = (one.suggestions[0].edits for one in findings)
+    assert set(first) == set(last)
+    clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+    assert all_equal(program.gradients(applied(program.text, first)), program.gradients(around=clones))
 
 
 def test_each_finding_shows_its_own_change(tmp_path):

@@ -184,3 +184,5 @@ class Refusal:
     """The states that carry the freed graph into this iteration, when known."""
     holders: tuple[Holder, ...] | None = None
     """As of a `Write`, for what was not written."""
+    carries_gradient: bool | None = None
+    """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""

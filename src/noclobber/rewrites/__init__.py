@@ -2,9 +2,9 @@
 
 A report shows a change only if one of these rewrites fits; the change can then be applied as it stands. The conditions
 are decided from the source and from what was observed. In all other cases a report has only words, and `noclobber fix`
-runs what it proposes. Each finding shows its own change, and with it those of findings of the same write, or whose
-changes touch the same place. If one finding has no change, the report shows none for the others either, because the
-program would still be wrong with them.
+runs what it proposes. Each finding shows its own change, and with it those of findings of the same write or the same
+backward, or whose changes touch the same place. If one finding has no change, the report shows none for the others
+either, because the program would still be wrong with them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.source import Span
 from noclobber.rewrites.copying import copied
@@ -63,8 +64,13 @@ def _groups(found: Sequence[_Found]) -> list[list[_Found]]:
 
 
 def _belong_together(one: _Found, other: _Found) -> bool:
-    """Return True for two findings of one write, and for two whose changes touch the same place."""
+    """Return True for two findings of one write or one backward, and for two whose changes touch the same place.
+
+    A backward that reads two overwritten saves stays wrong if only one of the writes is changed.
+    """
     if not _writes(one[0]).isdisjoint(_writes(other[0])):
+        return True
+    if (read := _read(one[0])) is not None and read == _read(other[0]):
         return True
     edits, others = ((sound.edits if sound is not None else ()) for _, sound in (one, other))
     return any(
@@ -72,6 +78,11 @@ def _belong_together(one: _Found, other: _Found) -> bool:
         for edit in edits
         for near in others
     )
+
+
+def _read(finding: Finding) -> Span | None:
+    event = finding.event
+    return event.read.site.span() if isinstance(event, Clobber) and event.read.site is not None else None
 
 
 def _writes(finding: Finding) -> set[Span]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import re
 
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure, Finding
 from noclobber.rewrites.finding import blamed, kind_of
 from noclobber.rewrites.holding import arguments_of
@@ -19,6 +20,7 @@ from noclobber.rewrites.sound import Sound
 from noclobber.syntax.edits import under_no_grad
 from noclobber.syntax.names import called, last_name
 from noclobber.syntax.tree import File, last_line, within
+from noclobber.syntax.updates import is_of_gradients
 
 _METHODS = (
     "add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "addcdiv_", "addcmul_", "fill_", "zero_",
@@ -43,23 +45,28 @@ def guarded(finding: Finding) -> Sound | None:
         or not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE)
     ):
         return None
-    average = kind_of(finding) == "parameter" and _is_average(write)
-    if not (_is_update(file, write) or average):
+    sets_weight = kind_of(finding) == "parameter" and (_is_average(write) or _is_of_constants(finding))
+    if not (_is_update(file, write) or sets_weight):
         return None
     rows = file.block(write)
-    like = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and _descends(one)]
+    like = [one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and _descends(file, one)]
     first = last = rows.index(write)
-    while first and _descends(rows[first - 1]):
+    while first and _descends(file, rows[first - 1]):
         first -= 1
-    while last + 1 < len(rows) and _descends(rows[last + 1]):
+    while last + 1 < len(rows) and _descends(file, rows[last + 1]):
         last += 1
     together = rows[first : last + 1]
-    if _descends(write) and any(one not in together and not _is_guarded(file, one) for one in like):
+    if _descends(file, write) and any(one not in together and not _is_guarded(file, one) for one in like):
         return None
     edits = under_no_grad(file, together)
     if not edits or any(one.lineno != last_line(one) for one in together):
         return None
     return Sound("update it inside `with torch.no_grad():`", edits, Cure.NO_GRAD)
+
+
+def _is_of_constants(finding: Finding) -> bool:
+    """Return True if nothing that is written carries a gradient, as was seen at the write."""
+    return isinstance(finding.event, Refusal) and finding.event.carries_gradient is False
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:
@@ -68,19 +75,19 @@ def _is_update(file: File, write: ast.stmt) -> bool:
     if values is None:
         return False
     if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
-        return all(map(_mentions_gradient, values))
+        return all(is_of_gradients(file, one) for one in values)
     if not values:
         return isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) == "zero_"
     by_numbers = (
         isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _OF_NUMBERS
     )
-    return all(by_numbers or _mentions_gradient(one) or _is_number(file, one) for one in values)
+    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in values)
 
 
-def _descends(write: ast.stmt) -> bool:
+def _descends(file: File, write: ast.stmt) -> bool:
     """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
     values = _values(write)
-    return bool(values) and all(map(_mentions_gradient, values or ()))
+    return bool(values) and all(is_of_gradients(file, one) for one in values or ())
 
 
 def _values(write: ast.stmt) -> list[ast.expr] | None:
@@ -96,14 +103,6 @@ def _is_average(write: ast.stmt) -> bool:
     """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
     text = ast.unparse(write)
     return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", text))
-
-
-def _mentions_gradient(value: ast.expr) -> bool:
-    """Whether a value is plain arithmetic of names, numbers and at least one `.grad`."""
-    nodes = list(ast.walk(value))
-    calls = [one for one in nodes if isinstance(one, ast.Call)]
-    plain = all(called(one) in ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len") for one in calls)
-    return plain and any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in nodes)
 
 
 def _is_number(file: File, value: ast.expr) -> bool:

@@ -11,6 +11,7 @@ from noclobber.fix.edits.candidate import Candidate
 from noclobber.syntax.edits import before, insert, under_no_grad
 from noclobber.syntax.names import called, is_read_after, is_untracked
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
+from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
 TITLE = "write inside `with torch.no_grad():`"
@@ -59,7 +60,9 @@ def is_update(write: WriteSyntax, kind: str) -> bool:
     given: list[ast.expr] = [value] if value is not None else []
     if isinstance(value, ast.Call) and writes(value):
         given = [*value.args, *(one.value for one in value.keywords)]
-    return kind == "parameter" or ".grad" in text or not any(True for one in given for _ in walk(one, ast.Name))
+    if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(write.file, value)):
+        return True
+    return not any(True for one in given for _ in walk(one, ast.Name))
 
 
 def is_tracked(write: WriteSyntax) -> bool:

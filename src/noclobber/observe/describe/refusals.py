@@ -89,8 +89,15 @@ def write_failed(
             refusal = _refusal_below(str(error), site_of(place_of(frame)), _outward(frame), context.memory)
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context.memory)
+            refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, (*args, *kwargs.values())))
         remember(error, refusal)
         context.bus.refuse(error, refusal)
+
+
+def _carry_gradients(tensor: torch.Tensor | None, given: Iterable[object]) -> bool:
+    """Return True if what an operator is given beside the tensor that it writes is in a graph."""
+    listed = (each for one in given for each in (one if isinstance(one, (list, tuple)) else (one,)))
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in listed if one is not tensor)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
@@ -103,6 +110,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
+    if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
+        kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     return Refusal(message, site, op, about, _created(tensor, message, memory), holders=holders_at(place))
 
