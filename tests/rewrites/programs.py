@@ -348,7 +348,9 @@ def shift(t):
 def run():
     shift(x @ w).sum().backward()
 """,
-    # What else is read of the memory must stay as the program has it: here another change is shown.
+}
+READ_ELSEWHERE = {
+    # The written memory is read by another name too, which must go on to see the write: no new binding is shown.
     "under another name": """
 def same(t):
     return t

@@ -15,7 +15,7 @@ from noclobber.fix.candidates import candidates
 from noclobber.model.report import finding_in, finding_out
 from noclobber.model.source import source_text
 from noclobber.rewrites import advised
-from tests.rewrites.programs import END, HEAD, REFUSED, SOUND, WORDS
+from tests.rewrites.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal
 
 
@@ -74,7 +74,7 @@ def first_changes(program):
     return [one.suggestions[0].edits for one in findings if one.severity == "error"]
 
 
-@pytest.mark.parametrize("body", SOUND.values(), ids=SOUND)
+@pytest.mark.parametrize("body", [*SOUND.values(), *READ_ELSEWHERE.values()], ids=[*SOUND, *READ_ELSEWHERE])
 def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, body):
     program = Program(tmp_path, body)
     for edits in first_changes(program):

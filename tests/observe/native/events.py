@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
+from noclobber.model.report import finding_out
 from noclobber.observe.core.records import geometry
 from noclobber.observe.core.save_hooks import version_at_save
 from noclobber.observe.native import bridge
@@ -259,7 +260,8 @@ def seen(program: Callable[[Look], None], contents: bool) -> list[object]:
     with warnings.catch_warnings(), noclobber.watch(contents=contents) as watch:
         warnings.simplefilter("ignore")
         program(look)
-    events.extend((one.code, str(one.save), str(one.writes)) for one in watch.findings)
+    told = map(finding_out, watch.findings)
+    events.extend((one["code"], str(one["save"]), str(one["writes"])) for one in told)
     return events
 
 

@@ -34,7 +34,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
     Before Python 3.13 `f_locals` of a function is a dict that stays on the frame. It is emptied, so that it keeps no
     value alive for longer than the program does. Not where the program itself has that dict (`locals()`), nor under a
-    trace function, after which Python writes it back (tests/observe/describe/test_reachable.py).
+    trace function, after which Python writes it back (tests/observe/describe/test_holders.py).
     """
     held: Any = frame.f_locals
     found = dict(held)

@@ -343,7 +343,7 @@ private:
         place->looks--;
         for (const at::Tensor *tensor : noted) {
           const uintptr_t key = storage_key(tensor->unsafeGetTensorImpl());
-          if (is_counted(*op, *tensor) && (is_saved(key) || (python_has_saves() && answers(may_hold, key)))) {
+          if (is_counted(*op, *tensor) && (is_saved(key) || python_saves.has(key))) {
             return false; // Python looks who holds the memory
           }
         }
