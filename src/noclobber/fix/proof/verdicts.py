@@ -188,7 +188,11 @@ class Prover:
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
             others = comparison.besides(
-                reference.events, found, exact=same and compared.exact, stepped=same and kind in WHOLE
+                reference.events,
+                found,
+                exact=same and compared.exact,
+                stepped=same and kind in WHOLE,
+                kept=kind != "before",  # the program keeps what was overwritten, and the patch gives it the old value
             )
             if others and (same or DRIFT in codes):
                 return Verdict(False, why=others, differs=True, result=result)
