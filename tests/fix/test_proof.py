@@ -241,10 +241,10 @@ def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_
     text = (
         "import torch\n"
         "w = torch.tensor([1.0, -1.0, 1.0], requires_grad=True)\n"
-        "h = w * 2\n"
+        "held = {'h': w * 2}\n"
         "net = torch.nn.Sequential(torch.nn.ReLU(inplace=True))\n"
-        "loss = (net(h) * 3).sum()\n"
-        "torch.autograd.grad(loss, h)\n"
+        "loss = (net(held['h']) * 3).sum()\n"
+        "torch.autograd.grad(loss, held['h'])\n"
     )
     it = bench(text)
     assert it.finding.code == "NC209"

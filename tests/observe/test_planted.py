@@ -28,7 +28,14 @@ AROUND = {
     "hints": partial(noclobber.watch, hints=True),
     "install": noclobber.install,
 }
-OF_FIX = ("comparison.py", "evidence.py", "older_weights.py", "right_gradients.py", "forward_mode.py")
+OF_FIX = (
+    "comparison.py",
+    "evidence.py",
+    "older_weights.py",
+    "right_gradients.py",
+    "forward_mode.py",
+    "central_differences.py",
+)
 """What `fix` alone runs, in processes of its own."""
 ONLY_DECLARED = ("hot_path.py",)
 """What the native part has; nothing of it runs in Python."""

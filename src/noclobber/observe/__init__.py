@@ -14,7 +14,7 @@ detectors/      the ways of going wrong, one file each
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
 preserve/       keeps the bytes that backward needs, before a write changes them
-gradient_trace/ the gradients that `fix` compares
+gradient_trace/ the gradients that `fix` compares, and what the program keeps
 
 The way of a save. Autograd keeps a tensor and calls the pack hook of its thread (`core/save_hooks.hooks`). The hook
 makes a `Handle`: a weak reference with a detached alias, the version, the number of the node, the place, a fingerprint.

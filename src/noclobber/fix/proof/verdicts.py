@@ -74,13 +74,12 @@ class Prover:
         refused = is_refused({finding.code})
         after = found_in.calls if refused else 0
         last = self._stages[-1] if self._stages else None
-        if last is None or (is_refused(last.codes) and (not refused or after > last.after)):
+        if last is None or refused is not is_refused(last.codes) or after > last.after:
             self._stages.append(self._stage(codes, after, before))
         else:
-            first = refused and not is_refused(last.codes)
             last.codes |= codes
-            if first or ("NC104" in codes and not last.references.retaining):
-                self._stages[-1] = self._stage(last.codes, after if first else last.after, last.before)
+            if "NC104" in codes and not last.references.retaining:
+                self._stages[-1] = self._stage(last.codes, last.after, last.before)
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)
 
@@ -163,8 +162,10 @@ class Prover:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
         told = [one for one in verdicts if one.level is least.level] if least.level is Level.UNPROVEN else verdicts
-        proofs = dict.fromkeys(one.proof for one in told)
-        return replace(least, proof="; then, with the patch so far, ".join(proofs))
+        beyond = f"; {BEYOND}"
+        proofs = dict.fromkeys(one.proof.removesuffix(beyond) for one in told)
+        proof = "; then, with the patch so far, ".join(proofs)
+        return replace(least, proof=proof + beyond * any(one.proof.endswith(beyond) for one in told))
 
     def _at(self, stage: Stage, found: list[dict[str, Any]], result: Result, patch: Patch) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
@@ -187,7 +188,11 @@ class Prover:
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
             others = comparison.besides(
-                reference.events, found, exact=same and compared.exact, stepped=same and kind in WHOLE
+                reference.events,
+                found,
+                exact=same and compared.exact,
+                stepped=same and kind in WHOLE,
+                kept=kind != "before",  # the program keeps what was overwritten, and the patch gives it the old value
             )
             if others and (same or DRIFT in codes):
                 return Verdict(False, why=others, differs=True, result=result)

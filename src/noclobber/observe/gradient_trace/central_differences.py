@@ -1,7 +1,7 @@
 """Computes the derivative of a program's forward along one direction of its leaves, by central differences.
 
 It serves programs with an operator that has no derivative by forward mode. The program runs with its leaves moved along
-the direction, and once more with the leaves moved the other way (tests/observe/gradient_trace/test_tangents.py).
+the direction, and once more with the leaves moved the other way (tests/fix/test_checked.py).
 """
 
 from __future__ import annotations

@@ -76,17 +76,17 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
 
-def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True) -> str:
+def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True, kept: bool = True) -> str:
     """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
     `exact` says that the gradients are equal bit for bit. Unless `stepped`, only the buffers are compared, and not what
-    optimizers make of the gradients, or what else the program keeps.
+    optimizers make of the gradients, or what else the program keeps. Unless `kept`, that is left out.
     """
     within = _SKETCHES if exact else _ROUNDED
     return (
         (_stepped_differ(right, found, within) if stepped else "")
         or _kept_differ(right, found, "buffers")
-        or (_kept_differ(right, found, "state", within) if stepped else "")
+        or (_kept_differ(right, found, "state", within) if stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )

@@ -192,9 +192,8 @@ class Evidence:
         for number, made in enumerate(self._made):
             if (module := made()) is not None:
                 named.update(leaf_names.kept_by(f"{number} {type(module).__name__}", module))
-        lasting = self._lasting(found.bare)
-        if at_end:  # what a graph hangs on may be the last step's alone
-            lasting = {name: tensor for name, tensor in lasting.items() if not tensor.requires_grad}
+        # In the end a variable may be another name of what only the last step computed.
+        lasting = {} if at_end else self._lasting(found.bare)
         leaf_ids = {id(leaf) for leaf in leaves}
 
         def seen(tensors: dict[str, torch.Tensor]) -> dict[str, Sketch | None]:
@@ -256,7 +255,8 @@ class Evidence:
                     loss = call.document(True, None) | {"number": self.begun}
                     with torch.no_grad():
                         loss["weighed"] = forward_mode.weighed(t_outputs, args[0])
-                    self.events.append(loss | self._kept(call.found, ()))
+                    # A run for hints must not read what the program does not read.
+                    self.events.append(loss | (self._kept(call.found, ()) if self._forward is not None else {}))
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
