@@ -534,6 +534,18 @@ def run():
             x.sum(0)[:, None].expand(4, 4),
         ],
     ),
+    "a tensor whose elements share memory": (
+        """
+def run():
+    h = (x @ w).sum(0).expand(3, 4)
+    h += x
+    h.square().sum().backward()
+""",
+        lambda x, w: [
+            2 * ((x @ w).sum(0) + x) + (2 * ((x @ w).sum(0) + x)).sum(0) @ w.T,
+            x.sum(0)[:, None] * (2 * ((x @ w).sum(0) + x)).sum(0),
+        ],
+    ),
     "weights clipped": (
         """
 BOUND = 0.5

@@ -31,7 +31,7 @@ from noclobber.syntax.tree import WITH, File, Place, starts
 from noclobber.syntax.writes import is_flagged, loses_write, out_of_place, write_at, written_by
 
 _CODES = ("NC101", "NC102", "NC201", "NC203", "NC204", "NC209", "NC210", "NC305", "NC399")
-_SEEN = ("NC303", "NC304")
+_SEEN = ("NC303", "NC304", "NC307")
 """Of these, only where it was seen who holds the view that PyTorch refuses to write."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
 

@@ -10,7 +10,7 @@ from noclobber import rewrites
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.candidates.registry import KINDS, general
 from noclobber.fix.candidates.untracked_writes import straight_through
-from noclobber.fix.edits.candidate import Candidate
+from noclobber.fix.edits.candidate import Candidate, is_of_intent
 from noclobber.model.finding import Finding
 from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 
@@ -44,7 +44,7 @@ def shows_what_is_right(finding: Finding) -> bool:
     told = not isinstance(
         finding.event, (GradientWrite, Undeclared, Untracked, Overwritten, LostHook, StaleCast, Drift)
     )
-    return finding.severity == "error" and told
+    return finding.severity == "error" and told and not is_of_intent(finding)
 
 
 def _sound(scene: Scene, cost: int = 5) -> Iterator[Candidate]:
