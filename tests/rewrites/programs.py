@@ -192,6 +192,36 @@ def run():
     y.register_hook(lambda gradient: gradient.mul_(3))
     (y + h).sum().backward()
 """,
+    "a step of optimizers that are handed over": NETS
+    + OPTIMIZERS
+    + """
+def update(first, second):
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    first.zero_grad()
+    loss_d.backward()
+    first.step()
+    second.zero_grad()
+    loss_g.backward()
+    second.step()
+def run():
+    update(opt_d, opt_g)
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step of optimizers in a dict": NETS
+    + """
+opts = {"d": torch.optim.Adam(d.parameters(), 0.1), "g": torch.optim.Adam(g.parameters(), 0.1)}
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opts["d"].zero_grad()
+    loss_d.backward()
+    opts["d"].step()
+    opts["g"].zero_grad()
+    loss_g.backward()
+    opts["g"].step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
     "a step before a backward": NETS
     + OPTIMIZERS
     + """
@@ -602,6 +632,25 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a step beside an optimizer of the program's own": NETS
+    + """
+class Own(torch.optim.SGD):
+    def step(self):
+        super().step()
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+own = Own(g.parameters(), 0.1)
+def update(first, second):
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    first.zero_grad()
+    loss_d.backward()
+    first.step()
+    second.zero_grad()
+    loss_g.backward()
+    second.step()
+def run():
+    update(opt_d, own)
+""",
     "a row of an input that is set, as the gradient may be meant to stop there": """
 def run():
     x[0] = 0.0

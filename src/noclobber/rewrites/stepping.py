@@ -5,14 +5,15 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
-- there are two optimizers, each made once by `torch.optim` of the parameters of something that is in reach. The
-  backward is given those of the other one as `inputs=`, so it adds nothing to the gradients that the step then uses.
+- the file makes two optimizers, and the line calls the `step` of one. The backward is given what the other one steps as
+  `inputs=`, so it adds nothing to the gradients that the step then uses.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.rewrites.finding import blamed, place
@@ -47,12 +48,12 @@ def stepped_later(finding: Finding) -> Sound | None:
         return None
     if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return None
-    if _optimizers(file) != 2 or not _is_optimizer(file, mine, step) or (given := _given(file, theirs, step)) is None:
+    if _optimizers(file) != 2 or not _is_step_of_torch(finding) or (given := _given(file, theirs, step)) is None:
         return None
     call = back.value if isinstance(back, ast.Expr) else None
     if not isinstance(call, ast.Call) or any(one.arg != "retain_graph" for one in call.keywords):
         return None
-    edits = _moved(file, step, back, call, f"inputs=list({given})")
+    edits = _moved(file, step, back, call, f"inputs={given}")
     only = f"compute gradients there only for the parameters of `{file.source(theirs)}`"
     title = f"move `{file.source(mine)}.step()` below `{file.source(loss)}.backward()`, and {only}"
     return Sound(title, edits, Cure.LATER) if edits else None
@@ -107,15 +108,25 @@ def _makes_optimizer(call: ast.Call) -> bool:
     return called(call) in _NAMES
 
 
-def _is_optimizer(file: File, name: ast.expr, where: ast.AST) -> bool:
-    made = bound_to(file, name, where)
-    return made is not None and _makes_optimizer(made)
+def _is_step_of_torch(finding: Finding) -> bool:
+    """Return True if the line that steps calls the optimizer's own `step`, as was seen; a wrapper may do more."""
+    steps = [one.step for one in finding.writes if one.step is not None]
+    return bool(steps) and all(one.site is None or one.site.inside is None for one in steps)
 
 
 def _given(file: File, name: ast.expr, where: ast.AST) -> str | None:
-    """`generator.parameters()`, which an optimizer was made of, where that means the same here."""
+    """What an optimizer steps, as a list: `list(generator.parameters())`, where it was made of that and that means the
+    same here, else of its own groups."""
     made = bound_to(file, name, where)
-    first = made.args[0] if made is not None and _makes_optimizer(made) and made.args else None
+    if (made is not None and not _makes_optimizer(made)) or re.search(r"def step\b", file.text):
+        return None
+    known = _made_of(file, made, where)
+    own = f'[p for group in {file.source(name)}.param_groups for p in group["params"]]'
+    return own if known is None else f"list({known})"
+
+
+def _made_of(file: File, made: ast.Call | None, where: ast.AST) -> str | None:
+    first = made.args[0] if made is not None and made.args else None
     if not isinstance(first, ast.Call) or called(first) != "parameters" or first.args or first.keywords:
         return None
     root = first_name(first.func)
