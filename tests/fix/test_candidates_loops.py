@@ -109,3 +109,25 @@ def test_a_graph_from_before_a_loop_that_steps_is_not_kept() -> None:
 )
 def test_a_forward_stays_where_another_meaning_is_possible(old: str, new: str) -> None:
     assert moved(PROGRAM.replace(old, new)) is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "opt, state = SGD(net.parameters(), 0.1), Sessions(net)",
+        "state = sessions_of(net)",
+        "state = Sessions(net)",
+    ],
+)
+def test_what_keeps_something_from_turn_to_turn_is_not_made_anew(made: str) -> None:
+    source = f"""
+        opt = SGD(net.parameters(), 0.1)
+        {made}
+        for x in batches:
+            loss = state.step(x).sum()
+            opt.zero_grad()
+            loss.backward(retain_graph=True)
+            opt.step()
+    """
+    found = mended("NC103", source, read="loss.backward(retain_graph=True)", write="opt.step()")
+    assert not any(f"    {made}" in one for one in found)

@@ -129,8 +129,8 @@ def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
 def arguments(place: Place, cost: int = 3, name: str = "") -> Iterator[Candidate]:
     """`Function.apply(x)` as `Function.apply(x.clone())`: of the argument of a name, else of the first one."""
     call = place.file.nearest(place.node, ast.Call)
-    chosen = argument_named(call, name) if call is not None else None
-    if chosen is not None:
+    chosen = argument_named(call, name) if call is not None and called(call) not in ("backward", "grad") else None
+    if chosen is not None and not isinstance(chosen, ast.Constant):
         yield Candidate(f"give `{called(call)}` a clone", (append(place.file, chosen, ".clone()"),), cost)
 
 

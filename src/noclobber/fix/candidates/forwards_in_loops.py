@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
+from noclobber.rewrites.making import KEEPING_NOTHING, METHODS
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
     called,
@@ -127,6 +128,8 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
         return False
     if any(not isinstance(one, ast.Name) for row in rows for target in row.targets for one in _targets(target)):
         return False
+    if any(_makes_object(one) for row in rows for one in walk(row, ast.Call)) or _is_object_in(loop, bound):
+        return False
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
         if _changed([*passed, *loop.body]) & {*names_used(row.value), *_bound(row)}:
@@ -152,6 +155,23 @@ def _changed(rows: Sequence[ast.stmt]) -> set[str]:
         found |= {first_name(base_of(one)) for one in walk(row, ast.Subscript) if not isinstance(one.ctx, ast.Load)}
         found |= {first_name(base_of(written_by(one))) for one in walk(row, ast.Call) if writes(one)}
     return found
+
+
+def _makes_object(call: ast.Call) -> bool:
+    """Return True if a call makes an object of a class, which each turn would begin anew. A loss keeps nothing."""
+    name = called(call)
+    return name[:1].isupper() and not name.endswith("Loss")
+
+
+def _is_object_in(loop: Loop, names: set[str]) -> bool:
+    """Return True if a loop calls one of these names, or a method of it that no tensor has: it may keep something."""
+    for one in walk(loop, ast.Call):
+        owner = one.func.value if isinstance(one.func, ast.Attribute) else None
+        if isinstance(one.func, ast.Name) and one.func.id in names:
+            return True
+        if isinstance(owner, ast.Name) and owner.id in names and called(one) not in METHODS | KEEPING_NOTHING:
+            return True
+    return False
 
 
 def _targets(target: ast.expr) -> list[ast.expr]:
