@@ -314,6 +314,15 @@ def test_the_holders_of_a_view_that_may_not_be_written():
     assert {one.name for one in finding.event.holders} == {"a"}
 
 
+def test_of_a_refused_write_without_elements_nothing_is_known():
+    x = torch.ones(0, requires_grad=True)
+    with noclobber.watch() as seen, pytest.raises(RuntimeError):
+        x.add_(1)
+    (finding,) = seen.findings
+    assert finding.event.holders is None
+    assert not seen.report.coverage.lost
+
+
 def test_a_line_is_looked_at_a_few_times_only(monkeypatch):
     looks, real = [], holders._holders
     monkeypatch.setattr(holders, "_holders", lambda *args: looks.append(args[1]) or real(*args))
