@@ -316,7 +316,7 @@ def test_the_holders_of_a_view_that_may_not_be_written():
 
 def test_of_a_refused_write_without_elements_nothing_is_known():
     x = torch.ones(0, requires_grad=True)
-    with noclobber.watch() as seen, pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError), noclobber.watch() as seen:
         x.add_(1)
     (finding,) = seen.findings
     assert finding.event.holders is None

@@ -77,9 +77,9 @@ def _holders(tensor: torch.Tensor, key: int, frame: FrameType | None) -> tuple[H
     begin = next((i for i, one in enumerate(frames) if owner_of(one.f_code.co_filename) is Owner.USER), None)
     if begin is None or any(map(_is_special, on)) or _is_held_elsewhere(on):
         return None
-    if all(one is not tensor for one in on):  # it has no elements, and so no bytes that anybody could read
-        return None
     seen = _Seen({id(one): 0 for one in on})
+    if id(tensor) not in seen.counts:  # it has no elements, and so no bytes that anybody could read
+        return None
     for i, one in enumerate(frames):
         if not seen.add_frame(one, passes=i < begin or _passes_on(one.f_code)):
             return None
