@@ -74,7 +74,7 @@ def test_equal_findings_of_several_processes_are_one(tmp_path: Path) -> None:
         written.ended()
     report = report_of(str(tmp_path))
     five, nine = report.findings
-    assert (five.count, five.save and five.save["fields"]) == (10, ["result", "other"])
+    assert (five.count, five.fields) == (10, ("result", "other"))
     assert (five.notes[-1], nine.notes[-1]) == ("seen on ranks 0 to 2", "seen on rank 1")
     assert nine.processes == (report.processes[1].id,)
     assert [one.findings for one in report.processes] == [1, 2, 1]

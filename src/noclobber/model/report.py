@@ -238,6 +238,8 @@ def finding_out(finding: Finding) -> dict[str, Any]:
         "writes": [_write_out(one) for one in finding.writes],
         "cause": None if finding.cause is None else finding.cause.value,
         "event": named(finding.event),
+        "fields": list(finding.fields),
+        "names": list(finding.names),
         "count": finding.count,
         "processes": list(finding.processes),
         "notes": list(finding.notes),
@@ -258,9 +260,8 @@ def _tensor_out(finding: Finding) -> dict[str, Any] | None:
     tensor = finding.tensor
     if tensor is None or tensor == Tensor():
         return None
-    names = {"names": list(finding.names)} if len(finding.names) > 1 else {}
     about = {name: getattr(tensor, name) for name in ("name", "kind", "dtype", "device")}
-    return {**about, "shape": list(tensor.shape), "bytes": tensor.nbytes, **names}
+    return {**about, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
 def _save_out(finding: Finding) -> dict[str, Any] | None:
@@ -300,8 +301,8 @@ def finding_in(data: dict[str, Any]) -> Finding:
         ),
         event=built(Event | None, data["event"]),
         cause=None if data["cause"] is None else Cause(data["cause"]),
-        fields=tuple((data["save"] or {}).get("fields", ())),
-        names=_names_in(data["tensor"] or {}),
+        fields=tuple(data["fields"]),
+        names=tuple(data["names"]),
         count=data["count"],
         processes=tuple(data.get("processes", ())),
         notes=tuple(data["notes"]),
@@ -314,8 +315,3 @@ def finding_in(data: dict[str, Any]) -> Finding:
             for one in data["suggestions"]
         ),
     )
-
-
-def _names_in(tensor: dict[str, Any]) -> tuple[str, ...]:
-    name = tensor.get("name")
-    return tuple(tensor.get("names", (name,) if name else ()))
