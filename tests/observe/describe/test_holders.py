@@ -1,5 +1,6 @@
 """At a write that meets a live save the names are noted under which the program holds the memory, and nothing else."""
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -337,6 +338,17 @@ def test_a_line_is_looked_at_a_few_times_only(monkeypatch):
             h = torch.ones(3, requires_grad=True) * 2
             h += 1  # no save is there
     assert not looks
+
+
+def test_a_process_looks_for_a_second_in_all(monkeypatch):
+    monkeypatch.setattr(holders, "spent", [1.0])
+    h = made()
+    with noclobber.watch() as seen, contextlib.suppress(RuntimeError):
+        kept = h.exp() * h
+        h += 1
+        kept.sum().backward()
+    (finding,) = seen.findings
+    assert finding.writes[0].holders is None
 
 
 def test_what_the_program_drops_after_a_look_is_gone_at_once():

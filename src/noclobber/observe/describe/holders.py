@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
@@ -33,6 +34,10 @@ from noclobber.observe.torch_api import private
 _MOST_TIMES = 3
 """How often the holders of what one line writes are looked for; it takes some 0.1 s."""
 _MOST_LINES = 64
+_MOST_SECONDS = 1.0
+"""How long a process looks in all: a suite of many programs must not take longer for it."""
+spent: list[float] = []
+"""How long each look of this process took, in seconds."""
 
 
 def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
@@ -52,14 +57,18 @@ def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Rec
 def note(tensor: torch.Tensor, place: Place) -> bool:
     """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough."""
     line, key = (id(place[0]), place[1]), private.storage_key(tensor)
+    if sum(spent) >= _MOST_SECONDS:
+        return False
     known = looked_at.get(line)
     if known is None and len(looked_at) < _MOST_LINES:
         known = looked_at[line] = Looked(place[0])
     if known is None or key is None or known.times >= _MOST_TIMES:
         return False
     known.times += 1
+    begun = time.perf_counter()
     with private.plain():
         found = _holders(tensor, key, sys._getframe())
+    spent.append(time.perf_counter() - begun)
     known.holders = _both(known.holders, found)
     return True
 
