@@ -96,4 +96,4 @@ def finding_beside_a_lazy_module():
 def test_names_are_looked_up_among_lazy_parameters(on_write):
     with pytest.raises(noclobber.ClobberError), noclobber.watch(on_write=on_write) as seen:
         finding_beside_a_lazy_module()
-    assert seen.report.findings[0].tensor["name"] == "y"
+    assert seen.report.findings[0].tensor.name == "y"

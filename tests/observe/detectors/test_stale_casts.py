@@ -213,7 +213,7 @@ def test_the_lines():
         "write": "opt.step()",
         "read": "loss_of(net).backward()",
     }
-    assert set(finding.tensor_names) <= {"net.weight", "net.bias"}
+    assert set(finding.names) <= {"net.weight", "net.bias"}
 
 
 # -- what is right -------------------------------------------------------------------------------------------------

@@ -45,8 +45,17 @@ def in_float64() -> None:
 
 def permit_inference_writes() -> None:
     """Make `torch.inference_mode` mean `torch.no_grad`: its tensors refuse writes where no gradient is recorded too."""
-    private.lookup("_C._InferenceMode")
-    Patches().put(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode))
+    entered: dict[int, list[torch.set_grad_enabled]] = {}
+
+    def enter(block: torch.inference_mode) -> None:
+        entered.setdefault(id(block), []).append(torch.set_grad_enabled(not block.mode))
+
+    def leave(block: torch.inference_mode, *error: object) -> None:
+        entered[id(block)].pop().__exit__(None, None, None)
+
+    patches = Patches()
+    patches.put(torch.inference_mode, "__enter__", enter)
+    patches.put(torch.inference_mode, "__exit__", leave)
 
 
 def map_by_loops() -> None:
