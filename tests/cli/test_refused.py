@@ -58,7 +58,7 @@ NOT_PROGRAMS = {
 WRONG_TYPE = """{"format": "noclobber-report/1", "program": {}, "coverage": {"writes": "", "saves": true, "unseen": [],
     "contents": true, "backwards": 1, "raised": 0}, "findings": [{"code": "NC101", "rule": "", "severity": "error",
     "message": 7, "labels": [], "tensor": null, "save": null, "writes": [], "count": 1, "notes": [],
-    "suggestions": []}]}"""
+    "event": null, "cause": null, "fields": [], "names": [], "suggestions": []}]}"""
 
 
 NEGATIVE = WRONG_TYPE.replace(
