@@ -95,7 +95,7 @@ try:
         y.mul_(2)
         y.sum().backward()
 except noclobber.ClobberError:
-    print(seen.findings[0].code, [write["op"] for write in seen.findings[0].writes])
+    print(seen.findings[0].code, [write.op for write in seen.findings[0].writes])
 """
     broken = BROKEN.format("native.fingerprint = lambda tensor: 7")
     assert said(native, tmp_path, broken + program) == "NC101 ['aten::mul_']"
