@@ -22,6 +22,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture
+def looks_anew():
+    """Programs look for holders as if they were the first of their process, which looks for a second in all."""
+    from noclobber.observe.describe import holders
+
+    holders.spent.clear()
+
+
 @pytest.fixture(autouse=True)
 def no_hooks_and_modes_left():
     """What is left over would change what all later tests of the process see; taken off, the next may pass."""

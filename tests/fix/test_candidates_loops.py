@@ -111,6 +111,12 @@ def test_a_forward_stays_where_another_meaning_is_possible(old: str, new: str) -
     assert moved(PROGRAM.replace(old, new)) is None
 
 
+@pytest.mark.parametrize("kept", ["losses.append(loss.detach())", "total += loss.item()", "log(loss.to('cpu'))"])
+def test_a_loss_that_is_noted_in_the_loop_is_no_object(kept: str) -> None:
+    source = PROGRAM.replace("    opt.step()", f"    opt.step()\n    {kept}")
+    assert moved(source) is not None
+
+
 @pytest.mark.parametrize(
     "made",
     [

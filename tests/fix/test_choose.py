@@ -137,7 +137,7 @@ def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
 
 def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
     def shown(text: str, path: Path) -> Verdict:
-        return proven() if "2" in text else Verdict(False, why="backward call 1: the loss differs", differs=True)
+        return proven() if "2" in text else Verdict(False, why="other", differs=True, of_loss=True)
 
     _, done, _ = mended({"1": 1, "2": 2}, shown)
     assert done.repairs[0].proof == "all of it; `1` would change the loss: other code reads the written values"

@@ -18,6 +18,8 @@ from noclobber.rewrites import advised
 from tests.rewrites.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal
 
+pytestmark = pytest.mark.usefixtures("looks_anew")
+
 
 class Program:
     """A program in a file. `gradients` runs it as it is, or as it is after edits."""

@@ -16,6 +16,8 @@ from noclobber.observe.describe import holders
 KEPT = []
 LAST = None
 
+pytestmark = pytest.mark.usefixtures("looks_anew")
+
 
 def made():
     return torch.ones(3, requires_grad=True).exp()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.fix.candidates.finding_source import Scene
 from noclobber.fix.edits.candidate import Candidate
 from noclobber.model.finding import Edit
-from noclobber.rewrites.making import KEEPING_NOTHING, METHODS
+from noclobber.rewrites.making import HANDING_ON, KEEPING_NOTHING, METHODS
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
     called,
@@ -36,6 +36,9 @@ _NO_FORWARD = (
     *_OF_MODELS,
 )  # fmt: skip
 """Other calls that are none."""
+
+
+_OF_TENSORS = METHODS | KEEPING_NOTHING | HANDING_ON
 
 
 def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
@@ -169,7 +172,7 @@ def _is_object_in(loop: Loop, names: set[str]) -> bool:
         owner = one.func.value if isinstance(one.func, ast.Attribute) else None
         if isinstance(one.func, ast.Name) and one.func.id in names:
             return True
-        if isinstance(owner, ast.Name) and owner.id in names and called(one) not in METHODS | KEEPING_NOTHING:
+        if isinstance(owner, ast.Name) and owner.id in names and called(one) not in _OF_TENSORS:
             return True
     return False
 

@@ -62,10 +62,9 @@ def by_derivative(
         right = comparison.call_of(reference.events, stage.after + 1)
         if right is None or its is None:
             return _without_a_call(reference, found, result, said, its)
-        differing, exact = comparison.same_before(right, its)
+        differing, exact = comparison.same_before(right, its, f"{which} ")
         if differing:
-            why = differing.replace("the loss differs", f"the {which} loss is different")
-            return Verdict(False, why=why, differs=True, result=result)
+            return Verdict(False, why=differing, differs=True, result=result)
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
         how = _agreement(stage, kind, right, its, doubled)

@@ -40,4 +40,6 @@ class Verdict:
     """Whether the findings that are left are about other writes."""
     differs: bool = False
     """Whether the only problem is that values differ from the reference."""
+    of_loss: bool = False
+    """Whether the first of these is a loss."""
     result: Result | None = None

@@ -216,7 +216,7 @@ class RepairSearch:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
-        other = next((one for one in attempt.differing if one.verdict.why.endswith("the loss differs")), None)
+        other = next((one for one in attempt.differing if one.verdict.of_loss), None)
         note = (
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )

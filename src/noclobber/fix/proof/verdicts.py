@@ -171,6 +171,7 @@ class Prover:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
         differences: list[str] = []
+        of_loss = False
         codes = set(stage.codes)
         derived = partial(by_derivative, stage, found, result, lambda: self._in_float64(patch))
         for kind in kinds_for(stage.codes, stage.after):
@@ -199,6 +200,7 @@ class Prover:
             if comparison.says_nothing(reference.events):
                 differences.append("every gradient of the program is zero, which proves nothing")
             elif compared.difference:
+                of_loss |= not differences and compared.of_loss
                 differences.append(compared.difference)
             elif clean and not self._is_enough(compared, reference.result, result):
                 differences.append(f"only {compared.calls} backward calls could be compared")
@@ -214,7 +216,7 @@ class Prover:
                 complete = whole and kind in WHOLE
                 return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
         if differences and DRIFT not in codes:
-            return Verdict(False, why=differences[0], differs=True, result=result)
+            return Verdict(False, why=differences[0], differs=True, of_loss=of_loss, result=result)
         for reference in stage.references.known():
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"

@@ -28,6 +28,9 @@ _AHEAD = 3
 """How many places apart the same call may be in two runs."""
 
 
+_LOSS = ": the loss differs"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The result for two runs. `difference` says in words where they first differ; empty where they agree. `calls` is
@@ -39,6 +42,11 @@ class Comparison:
     displaced: int = 0
     """How many calls at the end were not compared: the runs make calls in another order, and the other run makes these
     later."""
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether the loss of a call is what differs."""
+        return self.difference.endswith(_LOSS)
 
 
 def compare(right: list[Event], found: list[Event], *, truncated: bool = False) -> Comparison:
@@ -71,7 +79,7 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
             unmatched += 1
     failed = next((event["roots"] for event in found if event["kind"] == "failed"), None)
     if failed and len(calls) > compared == len(other_calls) and not same_loss(calls[compared]["roots"], failed):
-        return Comparison(compared, exact, f"backward call {compared + 1}: the loss differs")
+        return Comparison(compared, exact, f"backward call {compared + 1}{_LOSS}")
     wrong = _steps_differ(right, found, truncated)
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
@@ -190,15 +198,16 @@ def call_of(events: list[Event], number: int) -> Event | None:
     return next((event for event in reversed(events) if event.get("number") == number), None)
 
 
-def same_before(right: Event, found: Event) -> tuple[str, bool]:
-    """Compare what two runs computed before a backward call: the loss, and what the program keeps.
+def same_before(right: Event, found: Event, which: str = "") -> tuple[str, bool]:
+    """Compare what two runs computed before a backward call: the loss, and what the program keeps. `which` loss it is,
+    in a word with a blank.
 
     Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
     """
     pairs = list(zip(right["roots"], found["roots"], strict=False))
     same = [_same(one, other) for one, other in pairs]
     if len(right["roots"]) != len(found["roots"]) or None in same:
-        return "the loss differs", False
+        return f"the {which}loss is different", False
     kept = next((said for what in ("buffers", "state") if (said := _kept_differ([right], [found], what))), "")
     return kept, all(same)
 
