@@ -111,7 +111,7 @@ def _makes_optimizer(call: ast.Call) -> bool:
 def _is_step_of_torch(finding: Finding) -> bool:
     """Return True if the line that steps calls the optimizer's own `step`, as was seen; a wrapper may do more."""
     steps = [one.step for one in finding.writes if one.step is not None]
-    return bool(steps) and all(one.site is None or one.site.inside is None for one in steps)
+    return bool(steps) and all(one.site is not None and one.site.inside is None for one in steps)
 
 
 def _given(file: File, name: ast.expr, where: ast.AST) -> str | None:
