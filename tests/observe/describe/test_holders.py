@@ -279,13 +279,6 @@ def nothing_kept():
     KEPT.clear()
 
 
-counted = pytest.mark.skipif(
-    int(torch.__version__.split(".")[1]) >= 15,
-    reason="this release refers to tensors otherwise: holders are not known there",
-)
-
-
-@counted
 @pytest.mark.parametrize("program", NAMES, ids=lambda p: p.__name__)
 def test_all_names_are_noted(program):
     assert {one.name for one in of_write(program)} == NAMES[program]
@@ -301,7 +294,6 @@ def test_a_holder_says_in_which_function_it_is():
     assert lines == {"t": "shift", "h": "an_argument"}
 
 
-@counted
 def test_the_names_of_all_that_was_seen_at_a_line_are_noted():
     def run():
         total = 0

@@ -279,6 +279,8 @@ def _key_of_storage(tensor: torch.Tensor) -> int | None:
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
     identity: int = held._cdata
+    if held.device.type == "meta":  # of a fake tensor too, which warns of a question for its address (torch 2.13)
+        return identity
     try:
         return held.data_ptr() or identity
     except RuntimeError:
