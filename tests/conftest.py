@@ -23,11 +23,13 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
-def looks_anew():
-    """Programs look for holders as if they were the first of their process, which looks for a second in all."""
+def looks_anew(monkeypatch):
+    """Programs look for holders as if they were the first of their process, however much this one has imported."""
     from noclobber.observe.describe import holders
 
-    holders.spent.clear()
+    monkeypatch.setattr(holders, "spent", [])
+    monkeypatch.setattr(holders, "_MOST_SECONDS", 1000.0)
+    monkeypatch.setattr(holders, "frozen", gc.get_freeze_count())
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """At a write that meets a live save the names are noted under which the program holds the memory, and nothing else."""
 
 import contextlib
+import gc
 import sys
 import threading
 import warnings
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import noclobber
+from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
 from noclobber.observe.describe import holders
 
 KEPT = []
@@ -343,7 +345,7 @@ def test_a_line_is_looked_at_a_few_times_only(monkeypatch):
 
 
 def test_a_process_looks_for_a_second_in_all(monkeypatch):
-    monkeypatch.setattr(holders, "spent", [1.0])
+    monkeypatch.setattr(holders, "spent", [holders._MOST_SECONDS])
     h = made()
     with noclobber.watch() as seen, contextlib.suppress(RuntimeError):
         kept = h.exp() * h
@@ -351,6 +353,28 @@ def test_a_process_looks_for_a_second_in_all(monkeypatch):
         kept.sum().backward()
     (finding,) = seen.findings
     assert finding.writes[0].holders is None
+
+
+def test_beside_more_saves_than_the_collector_sees():
+    with noclobber.watch():
+        y = torch.ones(3, requires_grad=True)
+        for _ in range(3 * FEWEST_BEFORE_SWEEP):
+            y = y.sin()
+        assert {one.name for one in of_write(a_variable)} == {"h"}
+
+
+def test_what_the_collector_is_made_to_forget_is_not_known():
+    def frozen():
+        h = made()
+        gc.freeze()
+        h += 1
+        return h
+
+    try:
+        assert of_write(frozen) is None
+    finally:
+        gc.unfreeze()
+        gc.freeze()
 
 
 def test_what_the_program_drops_after_a_look_is_gone_at_once():

@@ -38,6 +38,8 @@ _MOST_SECONDS = 1.0
 """How long a process looks in all: a suite of many programs must not take longer for it."""
 spent: list[float] = []
 """How long each look of this process took, in seconds."""
+frozen = gc.get_freeze_count()
+"""How many objects of the process the garbage collector did not show before the program began: it may hide more."""
 
 
 def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
@@ -50,12 +52,15 @@ def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Rec
         or not any(touch(geometry(handle.alias), noted.geometry) for handle in handles)
     ):
         return
-    if not note(tensor, place):
+    if not note(tensor, place, handles):
         memory.looks[id(place[0]), place[1]] = 0
 
 
-def note(tensor: torch.Tensor, place: Place) -> bool:
-    """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough."""
+def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
+    """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough.
+
+    `handles` are those of all live saves of that memory.
+    """
     line, key = (id(place[0]), place[1]), private.storage_key(tensor)
     if sum(spent) >= _MOST_SECONDS:
         return False
@@ -67,7 +72,7 @@ def note(tensor: torch.Tensor, place: Place) -> bool:
     known.times += 1
     begun = time.perf_counter()
     with private.plain():
-        found = _holders(tensor, key, sys._getframe())
+        found = _holders(tensor, key, handles, sys._getframe())
     spent.append(time.perf_counter() - begun)
     known.holders = _both(known.holders, found)
     return True
@@ -77,8 +82,12 @@ def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) ->
     return None if known is None or found is None else tuple(dict.fromkeys((*known, *found)))
 
 
-def _holders(tensor: torch.Tensor, key: int, frame: FrameType | None) -> tuple[Holder, ...] | None:
+def _holders(
+    tensor: torch.Tensor, key: int, handles: list[Handle], frame: FrameType | None
+) -> tuple[Holder, ...] | None:
     """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
+    if gc.get_freeze_count() > frozen:
+        return None
     on, frames = _tensors_on(key, geometry(tensor)), list[FrameType]()
     while frame is not None:
         frames.append(frame)
@@ -87,6 +96,7 @@ def _holders(tensor: torch.Tensor, key: int, frame: FrameType | None) -> tuple[H
     if begin is None or any(map(_is_special, on)) or _is_held_elsewhere(on):
         return None
     seen = _Seen({id(one): 0 for one in on})
+    seen.add_handles(handles)
     if id(tensor) not in seen.counts:  # it has no elements, and so no bytes that anybody could read
         return None
     for i, one in enumerate(frames):
@@ -150,6 +160,12 @@ class _Seen:
         """Ids of containers whose references have a name, or are only handed on."""
         self.in_frames: set[int] = set()
         """Ids of what else variables hold."""
+
+    def add_handles(self, handles: list[Handle]) -> None:
+        """Add the references from saves that the garbage collector does not show: see core/collector.py."""
+        for handle in handles:
+            if not gc.is_tracked(handle) and id(handle.alias) in self.counts:
+                self.counts[id(handle.alias)] += 1
 
     def add_frame(self, frame: FrameType, *, passes: bool) -> bool:
         """Add the variables of a frame. Returns False if a library's may be read again."""

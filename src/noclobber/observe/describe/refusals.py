@@ -88,7 +88,7 @@ def write_failed(
         if stale_views.is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
             refusal = _refusal_below(str(error), site_of(place_of(frame)), _outward(frame), context.memory)
         else:
-            refusal = refusal_of_write(written.op, tensor, str(error), frame, context.memory)
+            refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
             refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, (*args, *kwargs.values())))
         remember(error, refusal)
         context.bus.refuse(error, refusal)
@@ -100,20 +100,21 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Iterable[object]) -> bo
     return any(isinstance(one, torch.Tensor) and one.requires_grad for one in listed if one is not tensor)
 
 
-def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, memory: Memory) -> Refusal:
+def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, context: Context) -> Refusal:
     """Return the refusal of an operator to write `tensor`, which is None if it is not known."""
     place = place_of(frame)
     site = site_of(place)
     if tensor is None or place is None:
         return Refusal(message, site, op)
-    holders.note(tensor, place)
+    key = private.storage_key(tensor)
+    holders.note(tensor, place, [] if key is None else context.live.at(key))
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
     if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
         kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
-    return Refusal(message, site, op, about, _created(tensor, message, memory), holders=holders_at(place))
+    return Refusal(message, site, op, about, _created(tensor, message, context.memory), holders=holders_at(place))
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
