@@ -1,4 +1,7 @@
-"""What noclobber and PyTorch's own checks cost a training step: paired, interleaved, in CPU time of the process."""
+"""What noclobber and PyTorch's own checks cost a training step: paired and interleaved.
+
+On the CPU it is CPU time of the process; on an accelerator it is the time until all that was begun there is done.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from workloads import WORKLOADS, Step, Workload
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 SHORTEST = 0.03
-"""Seconds of CPU time that one sample takes at least: a step that is faster is repeated."""
+"""Seconds that one sample takes at least: a step that is faster is repeated."""
 
 
 @contextmanager
@@ -58,7 +61,7 @@ OURS = ("install", "watch", "contents")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Ratios of CPU time, mode to bare, over the pairs; `bare_ms` is the median of the bare step.
+    """Ratios of time, mode to bare, over the pairs; `bare_ms` is the median of the bare step.
 
     `part` is "python" or "native": what takes the saves and writes.
     """
@@ -73,29 +76,35 @@ class Result:
     bare_ms: float
 
 
-def cpu_seconds(step: Step, repeat: int) -> float:
-    """CPU time of the process for one step, as the mean of `repeat` in a row."""
-    begin = time.process_time()
+def seconds(step: Step, repeat: int, device: str) -> float:
+    """The time of one step, as the mean of `repeat` in a row."""
+    clock, wait = time.process_time, lambda: None
+    if device != "cpu":
+        clock, wait = time.perf_counter, torch.accelerator.synchronize
+    wait()
+    begin = clock()
     for _ in range(repeat):
         step()
-    return (time.process_time() - begin) / repeat
+    wait()
+    return (clock() - begin) / repeat
 
 
-def measure(workload: Workload, mode: str, pairs: int) -> Result:
+def measure(workload: Workload, mode: str, pairs: int, device: str) -> Result:
     """Bare and mode in turn, the order turned round from pair to pair, on one model in one process.
 
     Entering and leaving the mode is not timed; nor is the first step inside, so that what is timed is the steady state.
     """
     torch.manual_seed(0)
-    step = workload.build()
+    with torch.device(device):
+        step = workload.build()
     for _ in range(3):
         step()
-    repeat = max(1, round(SHORTEST / cpu_seconds(step, 1)))
+    repeat = max(1, round(SHORTEST / seconds(step, 1, device)))
 
     def sample(name: str) -> float:
         with MODES[name]():
             step()
-            return cpu_seconds(step, repeat)
+            return seconds(step, repeat, device)
 
     sample(mode)
     ratios, bare = [], []
@@ -128,18 +137,19 @@ def part() -> str:
         return "python" if bridge.why_not() else "native"
 
 
-def measured_in(part: str, names: list[str], modes: list[str], pairs: int) -> list[Result]:
+def measured_in(part: str, names: list[str], modes: list[str], pairs: int, device: str) -> list[Result]:
     """The same in a process of its own, with Python alone or with the native part."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "results.json")
-        words = ["--part", part, "--workloads", *names, "--modes", *modes, "--pairs", str(pairs), "--json", str(file)]
+        words = ["--part", part, "--workloads", *names, "--modes", *modes]
+        words += ["--device", device, "--pairs", str(pairs), "--json", str(file)]
         env = {**os.environ, "NOCLOBBER_PURE": str(int(part == "python"))}
         subprocess.run([sys.executable, __file__, *words], env=env, check=True, stdout=subprocess.DEVNULL)
         return [Result(**one) for one in json.loads(file.read_text())["results"]]
 
 
-def machine() -> str:
-    """Processor, cores, Python, torch, date."""
+def machine(device: str = "cpu") -> str:
+    """Processor, cores, accelerator, Python, torch, date."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -147,6 +157,8 @@ def machine() -> str:
             line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line[:10] == "model name"
         ]
         name = models[0] if models else name
+    if device != "cpu":
+        name += f" with {torch.get_device_module(device).get_device_name()}"
     python, today = platform.python_version(), date.today().isoformat()
     return f"{name}, {os.cpu_count()} cores; Python {python}, torch {torch.__version__}; {today}"
 
@@ -185,26 +197,29 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=21, help="pairs of samples for each workload and mode")
     parts = ("both", "python", "native")
     parser.add_argument("--part", choices=parts, default="both", help="what takes the saves and writes")
+    parser.add_argument("--device", default="cpu", help="where the tensors are")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--write-readme", action="store_true", help="put the table into benchmarks/README.md")
     options = parser.parse_args()
 
+    if options.write_readme and options.device != "cpu":
+        parser.error("--write-readme is for the CPU: the README has its table")
     torch.set_num_threads(1)
     results = []
     if options.part == "both":
         ours = [mode for mode in options.modes if mode in OURS]
-        results += measured_in("python", options.workloads, options.modes, options.pairs)
-        results += measured_in("native", options.workloads, ours, options.pairs) if ours else []
+        results += measured_in("python", options.workloads, options.modes, options.pairs, options.device)
+        results += measured_in("native", options.workloads, ours, options.pairs, options.device) if ours else []
     else:
         for workload in WORKLOADS:
             for mode in options.modes if workload.name in options.workloads else ():
-                results.append(measure(workload, mode, options.pairs))
+                results.append(measure(workload, mode, options.pairs, options.device))
         if any(one.part != options.part for one in results):
             parser.error(f"this process measures `{part()}`: set NOCLOBBER_PURE, or build the native part")
-    print(f"{machine()}\n\n{table(results)}", end="")
+    print(f"{machine(options.device)}\n\n{table(results)}", end="")
     if options.json:
         options.json.write_text(
-            json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=2)
+            json.dumps({"machine": machine(options.device), "results": [asdict(one) for one in results]}, indent=2)
         )
     if options.write_readme:
         write_readme(results)

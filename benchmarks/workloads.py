@@ -53,12 +53,12 @@ def mlp() -> Step:
 def mlp_of_array() -> Step:
     """The MLP on one numpy array that the program fills anew for each step: foreign code may write to what is saved."""
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
-    rows, y = torch.randn(16, 32).numpy(), torch.randint(10, (16,))
+    rows, y = torch.randn(16, 32).numpy(force=True), torch.randint(10, (16,))
     array = rows.copy()
 
     def loss() -> Tensor:
         array[:] = rows
-        return F.cross_entropy(model(torch.from_numpy(array)), y)
+        return F.cross_entropy(model(torch.from_numpy(array).to(y.device)), y)
 
     return training_step(model, loss)
 
@@ -69,7 +69,7 @@ def lstm_cell() -> Step:
     x = torch.randn(200, 8, 16)
 
     def loss() -> Tensor:
-        state = (torch.zeros(8, 32), torch.zeros(8, 32))
+        state = (x.new_zeros(8, 32), x.new_zeros(8, 32))
         for row in x:
             state = cell(row, state)
         return state[0].square().mean()
@@ -106,7 +106,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.letters(x) + self.places(torch.arange(x.shape[1]))
+        x = self.letters(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return F.linear(self.norm(self.blocks(x)), self.letters.weight)
 
 
@@ -132,7 +132,7 @@ def generating(width: int, heads: int, letters: int, window: int) -> Step:
 
     @torch.no_grad()
     def step() -> None:
-        written = torch.zeros(1, window + 1, dtype=torch.long)
+        written = cache.new_zeros(1, window + 1, dtype=torch.long)
         for place in range(window):
             x = model.letters(written[:, place : place + 1]) + model.places.weight[place]
             for layer, block in enumerate(model.blocks):
