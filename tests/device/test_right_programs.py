@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from tests.device import sham
 from tests.device.places import MODES, SEEING, run
 from tests.observe import programs
 
@@ -65,8 +67,10 @@ def handed_over_by_a_thread():
 def batches_of_a_loader():
     data = torch.utils.data.TensorDataset(torch.arange(24.0, device="cpu").view(6, 4), torch.arange(6, device="cpu"))
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
-    for x, y in torch.utils.data.DataLoader(data, batch_size=3, generator=torch.Generator("cpu")):
-        where = torch.get_default_device()
+    where = torch.get_default_device()
+    with torch.device("cpu"):
+        loader = iter(torch.utils.data.DataLoader(data, batch_size=3))
+    for x, y in loader:
         F.cross_entropy(net(x.to(where)), y.to(where)).backward()
     return [*(p.grad for p in net.parameters()), *net.buffers()]
 
@@ -158,6 +162,38 @@ def recomputed_by_hand():
     return [x.grad]
 
 
+def numbers_first():
+    """Operators that PyTorch makes of others, to which it gives the number as a tensor on the device."""
+    x = torch.randn(3, 4, requires_grad=True)
+    kept = torch.isin(2, torch.arange(3))
+    y = (2 ** x.tanh() + torch.pow(3.0, x.sigmoid()) + torch.float_power(2, x)).float() * kept
+    y.mul_(2).sum().backward()
+    return [x.grad, y]
+
+
+def checkpointed_attention():
+    """On CUDA an attention keeps where it drew random numbers, also if it draws none."""
+    x = torch.randn(2, 2, 8, 16, requires_grad=True)
+
+    def region(h):
+        return F.scaled_dot_product_attention(h, h * 2, h * 3, is_causal=True)
+
+    h = x
+    for _ in range(3):
+        torch.empty(64, dtype=torch.int64, device="cpu").random_()
+        h = checkpoint(region, h, use_reentrant=False)
+    h.square().mean().backward()
+    return [x.grad]
+
+
+def checkpointed_view():
+    """A reentrant region that returns memory from outside."""
+    x = torch.randn(2, 4, requires_grad=True)
+    y = checkpoint(lambda h: h.flatten(), x * 2, use_reentrant=True)
+    (y * y).sum().backward()
+    return [x.grad]
+
+
 OWN = [
     mixed_precision,
     handed_over_by_a_thread,
@@ -168,6 +204,9 @@ OWN = [
     transforms_in_a_hook,
     hooks_with_hooks,
     recomputed_by_hand,
+    numbers_first,
+    checkpointed_attention,
+    checkpointed_view,
 ]
 ELSEWHERE = [programs.sparse_embedding, programs.fake_tensors]
 """What the sham device lacks, and what is nowhere."""
@@ -186,10 +225,17 @@ def test_the_bits_are_the_same(program, mode, device):
         assert seen.lost == ()
 
 
-OTHERWISE = [mixed_precision, over_two_devices, programs.attention, programs.autocast_and_complex]
-"""Each device has its own casts and random numbers, and draws for a dropout in its own way."""
+OTHERWISE = [
+    mixed_precision,
+    over_two_devices,
+    checkpointed_attention,
+    programs.attention,
+    programs.autocast_and_complex,
+]
+"""The sham device has its own casts, draws for a dropout in its own way, and computes attention from its parts."""
 
 
+@pytest.mark.parametrize("device", [sham.NAME])  # which draws the random numbers of the CPU
 @pytest.mark.parametrize("program", [one for one in ALL if one not in OTHERWISE], ids=lambda program: program.__name__)
 def test_the_values_are_those_of_the_cpu(program, device):
     here, there = run(program, "cpu"), run(program, device)

@@ -1,9 +1,13 @@
 """Python numbers among tensors: bit for bit what PyTorch computes alone, whatever the dtypes."""
 
+import sys
+
 import pytest
 import torch
 
 import noclobber
+from noclobber.observe.core import kernel_functions
+from noclobber.observe.core.written import NUMBERS_AS_TENSORS
 
 T = [
     torch.tensor([1.5, 2.5]),
@@ -62,3 +66,32 @@ def test_numbers_compute_as_before(call, around):
                 assert seen == bare
             else:
                 assert (seen.dtype, seen.tolist()) == (bare.dtype, bare.tolist())
+
+
+NUMBERS_FIRST = {
+    "aten::pow.Scalar": lambda t: 2**t,
+    "aten::isin.Scalar_Tensor": lambda t: torch.isin(2, t),
+}
+
+
+def test_all_that_hand_on_a_number_are_called():
+    assert NUMBERS_FIRST.keys() == NUMBERS_AS_TENSORS
+
+
+@pytest.mark.parametrize("call", NUMBERS_FIRST.values(), ids=NUMBERS_FIRST)
+def test_no_kernel_is_handed_a_number_that_the_program_gave_to_another_operator(call):
+    handed = []
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename == kernel_functions.__file__ and "written" in frame.f_locals:
+            handed.extend(one for one in frame.f_locals["args"] if isinstance(one, int))
+
+    tensor = torch.ones(3)
+    with noclobber.watch():
+        sys.setprofile(profile)
+        try:
+            call(tensor)
+            tensor.add_(3)
+        finally:
+            sys.setprofile(None)
+    assert handed == [3]

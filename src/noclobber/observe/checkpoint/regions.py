@@ -379,7 +379,8 @@ _SAMPLE = 256
 
 
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles.
+    """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles
+    (as single numbers on MPS).
 
     The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of integers or
     booleans, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
@@ -393,9 +394,10 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     with private.aside():
         real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         size = real.numel()
-        sample = real.take(torch.linspace(0, size - 1, min(size, _SAMPLE)).long()).double()
-        mean = real.sum(dtype=torch.float64) / size
-        return torch.cat([sample, torch.stack([mean, real.norm(dtype=torch.float64) / size**0.5])])
+        wide = torch.float32 if real.device.type == "mps" else torch.float64  # which MPS does not have
+        sample = real.take(torch.linspace(0, size - 1, min(size, _SAMPLE), device=real.device).long()).to(wide)
+        mean = real.sum(dtype=wide) / size
+        return torch.cat([sample, torch.stack([mean, real.norm(dtype=wide) / size**0.5])])
 
 
 def close(summary: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from noclobber.observe.core import custom_op_kernels, kernel_functions
 from noclobber.observe.core.kernel_functions import Sink
-from noclobber.observe.core.written import RECURRENT, Written, makes_many_views, written_by
+from noclobber.observe.core.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
 from noclobber.observe.torch_api import private
 
 _known: set[str] = set()
@@ -37,7 +37,7 @@ def take_first(enroll: Callable[[str, Written | str], object]) -> None:
     """Let the native part take the calls of operators that it can take, from the first registration on.
 
     `enroll` is called with the name of an overload and with what it writes, its short name if it returns several
-    views, or "" if it is recurrent. The kernels written in Python then lie on the next key below, where the native ones
+    views, or "" if its inner writes are not to be seen. The kernels written in Python then lie on the next key below, where the native ones
     pass calls on to them.
     """
     global _enroll
@@ -114,7 +114,7 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
             kernel = kernel_functions.overwriting(kernel, written)
     elif makes_many_views(schema):
         kernel = kernel_functions.passing(private.overload(name), schema.name)
-    elif schema.name in RECURRENT:
+    elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
         kernel = kernel_functions.passing(private.overload(name))
     elif compared := custom_op_kernels.is_foreign(namespace):
         kernel = custom_op_kernels.kernel(private.handle(name), schema.name)
@@ -126,7 +126,7 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared, allow_override=True
     )
     if native and _enroll is not None:
-        _enroll(name, written or ("" if schema.name in RECURRENT else schema.name))
+        _enroll(name, written or (schema.name if makes_many_views(schema) else ""))
     if not replaces:
         kernels.append((namespace, rest))
 

@@ -89,6 +89,11 @@ RECURRENT = frozenset(
 """Operators that write many times, but only to memory that they have made themselves, so these writes cannot change a
 save. An LSTMCell on the CPU writes eight times (torch 2.13; tests/observe/core/test_recurrent.py)."""
 
+NUMBERS_AS_TENSORS = frozenset({"aten::isin.Scalar_Tensor", "aten::pow.Scalar"})
+"""Overloads that hand a number, as a tensor on the device of their other argument, to an overload that writes. Where that
+device is not the CPU, PyTorch fails to give such a tensor to a kernel that is written in Python (Pow.cpp and
+pybind_utils.cpp of torch 2.11 on CUDA; tests/device/test_right_programs.py, numbers_first)."""
+
 
 def written_by(schema: torch.FunctionSchema) -> Written | None:
     """Return what an overload writes; None if it writes nothing. The tables above correct schemas that are wrong."""
