@@ -37,8 +37,8 @@ def take_first(enroll: Callable[[str, Written | str], object]) -> None:
     """Let the native part take the calls of operators that it can take, from the first registration on.
 
     `enroll` is called with the name of an overload and with what it writes, its short name if it returns several
-    views, or "" if its inner writes are not to be seen. The kernels written in Python then lie on the next key below, where the native ones
-    pass calls on to them.
+    views, or "" if its inner writes are not to be seen. The kernels written in Python then lie on the next key below,
+    where the native ones pass calls on to them.
     """
     global _enroll
     _enroll = enroll
