@@ -90,8 +90,8 @@ RECURRENT = frozenset(
 save. An LSTMCell on the CPU writes eight times (torch 2.13; tests/observe/core/test_recurrent.py)."""
 
 NUMBERS_AS_TENSORS = frozenset({"aten::isin.Scalar_Tensor", "aten::pow.Scalar"})
-"""Overloads that hand a number, as a tensor on the device of their other argument, to an overload that writes. Where that
-device is not the CPU, PyTorch fails to give such a tensor to a kernel that is written in Python (Pow.cpp and
+"""Overloads that hand a number, as a tensor on the device of their other argument, to an overload that writes. Where
+that device is not the CPU, PyTorch fails to give such a tensor to a kernel that is written in Python (Pow.cpp and
 pybind_utils.cpp of torch 2.11 on CUDA; tests/device/test_right_programs.py, numbers_first)."""
 
 
