@@ -132,6 +132,27 @@ def test_the_fingerprint_of_devices_tells_swaps_and_changes_that_cancel(size):
     assert not torch.equal(before, weighted(numbers))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("size", [5, 5000, 3_000_001])
+def test_the_fingerprint_of_devices_tells_signs(dtype, size):
+    tensor = torch.ones(size, dtype=dtype)
+    before, unsigned = weighted(tensor), weighted(tensor, unsigned=True)
+    for some in (slice(0, 1), slice(1, 2), slice(None, None, 2), slice(1, None, 2), slice(0, 4096), slice(None)):
+        flipped = tensor.clone()
+        flipped[some].neg_()
+        assert not torch.equal(before, weighted(flipped))
+        assert not torch.equal(unsigned, weighted(flipped, unsigned=True))
+
+
+@pytest.mark.parametrize("size", [4, 5000, 3_000_001])
+def test_the_fingerprint_of_devices_may_pass_over_the_signs_of_zeros(size):
+    tensor = torch.arange(size).remainder(3).float()
+    tensor[::2] *= -1
+    other = torch.where(tensor == 0, -tensor, tensor)
+    assert not torch.equal(weighted(tensor), weighted(other))
+    assert torch.equal(weighted(tensor, unsigned=True), weighted(other, unsigned=True))
+
+
 def test_a_large_tensor_saved_twice_is_read_once(monkeypatch):
     read = []
     original = fingerprints.fingerprint
@@ -246,13 +267,14 @@ def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
 
     class Device(Contents):
         def at_save(self, alias):
-            return OnDevice(weighted(alias))
+            return OnDevice(weighted(alias), weighted(alias, unsigned=True))
 
         at_read = at_save
 
     monkeypatch.setattr("noclobber.observe.recorder.Contents", Device)
     monkeypatch.setattr(
-        "noclobber.observe.detectors.changed_saves.fingerprint", lambda alias: OnDevice(weighted(alias))
+        "noclobber.observe.detectors.changed_saves.fingerprint",
+        lambda alias: OnDevice(weighted(alias), weighted(alias, unsigned=True)),
     )
 
     def run(write):

@@ -354,7 +354,7 @@ class CheckpointRegion:
             read = Read(name, site_of(call.place), clobbers.call_of(call))
             self.context.bus.notice(self._drift(save, causes, read))
 
-        other = clobbers.is_other_later(node, field, tensor, digest, packed.digest)
+        other = clobbers.is_other_later(node, field, digest, packed.digest)
         call.later.append(clobbers.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:

@@ -20,7 +20,8 @@ MOST_OVERWRITTEN = 16384
 """Storages that are remembered as overwritten."""
 BLOCK = 1024 * 1024
 """How many bytes are copied at a time where a tensor has gaps, so that the copy does not raise the memory peak."""
-_WEIGHTS = 4096
+_ROW = 4096
+_SIGNED_ZEROS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 View = ctypes.Array[ctypes.c_char]
 """Memory of the CPU, shown as bytes."""
@@ -55,10 +56,12 @@ class Plan(NamedTuple):
 class OnDevice:
     """A fingerprint that stays on its device, because reading its value makes the program wait for the device."""
 
-    __slots__ = ("value",)
+    __slots__ = ("unsigned", "value")
 
-    def __init__(self, value: torch.Tensor) -> None:
+    def __init__(self, value: torch.Tensor, unsigned: torch.Tensor) -> None:
         self.value = value
+        self.unsigned = unsigned
+        """The same of the numbers, whatever the signs of their zeros; of the bytes, if these are no real numbers."""
 
 
 Digest = int | OnDevice | None
@@ -103,23 +106,20 @@ def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
 def same_but_for_zeros(tensor: torch.Tensor, digest: Digest) -> bool:
     """Return True if a tensor has the same numbers as when `digest` was taken, except for the sign of zeros.
 
-    Waits for the tensor's device. This is known only of real numbers, and only if all zeros had one sign at that time;
-    otherwise False. -0.0 equals 0.0 although the bytes differ: products and sums with either are equal.
+    Waits for the tensor's device. This is known only of real numbers, and on the CPU only if all zeros had one sign at
+    that time; otherwise False. -0.0 equals 0.0 although the bytes differ: products and sums with either are equal.
     """
+    if isinstance(digest, OnDevice):
+        return all_known([differs_in_numbers(fingerprint(tensor), digest)]) == [False]
     return any(same(_with_zeros(tensor, zero), digest) for zero in (0.0, -0.0))
 
 
-def differs_in_numbers(tensor: torch.Tensor, now: Digest, before: Digest) -> torch.Tensor | bool:
-    """Return whether a tensor has other numbers now than before; zeros of another sign do not count.
-
-    `now` and `before` are its fingerprints. The answer stays on the tensor's device, for `all_known`.
-    """
-    answer = differs(now, before)
-    for zero in (0.0, -0.0):
-        other = differs(_with_zeros(tensor, zero), before)
-        with private.aside():
-            answer = answer & other
-    return answer
+def differs_in_numbers(now: Digest, before: Digest) -> torch.Tensor | bool:
+    """Return what `differs` does, but zeros of another sign do not count on a device."""
+    if not isinstance(now, OnDevice) or not isinstance(before, OnDevice):
+        return differs(now, before)
+    with private.aside():
+        return now.unsigned != before.unsigned
 
 
 def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
@@ -175,7 +175,8 @@ def _on_device(tensor: torch.Tensor) -> Digest:
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return None  # the sum would become part of the program's graph, and nobody may wait for it
     with private.aside():
-        return OnDevice(weighted(tensor))
+        value = weighted(tensor)
+        return OnDevice(value, weighted(tensor, unsigned=True) if tensor.dtype in _SIGNED_ZEROS else value)
 
 
 Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
@@ -325,28 +326,57 @@ def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
             _feed(state, part)
 
 
-def weighted(tensor: torch.Tensor) -> torch.Tensor:
+def weighted(tensor: torch.Tensor, *, unsigned: bool = False) -> torch.Tensor:
     """Return a fingerprint in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
 
-    The bytes are read as 64-bit numbers in rows of 4096. Each is weighted by odd weights of its row and its column.
-    Unlike a plain sum this notices a swap of two elements, and changes that cancel.
+    The bytes are read as whole numbers of up to 32 bits, in rows of 4096. Each is weighted by the weight of its row and
+    that of its column. Unlike a plain sum this notices a swap of two elements, and changes that cancel. If `unsigned`,
+    zeros of either sign count as the same. Copies are of one part of a large tensor at a time.
     """
-    dense = as_stored(_in_order(tensor)).contiguous()
-    words = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of one element has any stride
-    whole = words.numel() // 8
-    total = (words[whole * 8 :].to(torch.int64) * _odd(words.numel() - whole * 8, words.device)).sum()
-    if not whole:
-        return total
-    aligned = words if words.storage_offset() % 8 == 0 else words.clone()
-    numbers = aligned[: whole * 8].view(torch.int64)
-    rows = whole // _WEIGHTS
-    if rows:
-        table = numbers[: rows * _WEIGHTS].view(rows, _WEIGHTS)
-        columns = table.sum(0) * _odd(_WEIGHTS, words.device)
-        lines = table.sum(1) * _odd(rows, words.device).mul(3)
-        total = total + columns.sum() + lines.sum()
-    rest = numbers[rows * _WEIGHTS :]
-    return total + (rest * _odd(rest.numel(), words.device).mul(5)).sum()
+    dense = as_stored(tensor.detach() if tensor.is_contiguous() else _in_order(tensor)).contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # a dimension of one element has any stride
+    ends = flat.numel() * flat.itemsize, flat.storage_offset() * flat.itemsize
+    wide = next(dtype for size, dtype in _WHOLE.items() if not any(end % size for end in ends))
+    total = None
+    for part in torch.split(flat, _PART // flat.itemsize) if flat.nbytes > _PART else (flat,):
+        found = _weighted((part + 0.0 if unsigned else part).view(wide))
+        total = found if total is None else total * _FACTOR + found
+    return flat.new_zeros((), dtype=torch.int64) if total is None else total
+
+
+_WHOLE = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""By their bytes. Of a number of 64 bits, a change of the highest would be lost in the product with an even weight, and
+two such changes would cancel whatever the weights."""
+_PART = 1 << 24
+"""Bytes of a part."""
+_FACTOR = 0x1E3779B97F4A7C15
+
+
+def _weighted(words: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of the whole numbers of one part."""
+    weights, count = _weights(words.device), words.numel()
+    if count < _ROW:
+        return (words * weights[_ROW : _ROW + count]).sum()
+    inside = count - count % _ROW
+    table = words[:inside].view(-1, _ROW)
+    sums = torch.cat([table.sum(0), table.sum(1), words[inside:].to(torch.int64)])
+    return (sums * weights[: sums.numel()]).sum()
+
+
+def _weights(device: torch.device) -> torch.Tensor:
+    """Return random weights: those of the columns of a row, and then all others.
+
+    They are copied from the CPU once, which waits for the device: no stream of it can find them half made.
+    """
+    known = _weights_on.get(device)
+    if known is None:
+        drawn = torch.empty(2 * _ROW + _PART // _ROW, device="cpu", dtype=torch.int64)
+        drawn.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(0))
+        known = _weights_on[device] = drawn.to(device)
+    return known
+
+
+_weights_on: dict[torch.device, torch.Tensor] = {}
 
 
 def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch.Tensor:
@@ -357,11 +387,6 @@ def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch
     like = tensor if marked is None else marked
     other: torch.Tensor = tensor.conj() if like.is_conj() else tensor
     return torch._neg_view(other) if like.is_neg() else other
-
-
-def _odd(count: int, device: torch.device) -> torch.Tensor:
-    """Return `count` odd weights that are far apart: multiples of a large odd constant, made odd."""
-    return torch.arange(1, count + 1, device=device, dtype=torch.int64) * 0x1E3779B97F4A7C15 | 1
 
 
 class Contents:

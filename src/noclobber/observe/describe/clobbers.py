@@ -136,16 +136,14 @@ def is_other(handle: object, node: Node | None, tensor: torch.Tensor, before: Di
     return unread_saves.minds_sign_of_zero(node, field_of(handle, node)) or not same_but_for_zeros(tensor, before)
 
 
-def is_other_later(
-    node: Node | None, field: str, tensor: torch.Tensor, digest: Digest, before: Digest
-) -> torch.Tensor | bool:
+def is_other_later(node: Node | None, field: str, digest: Digest, before: Digest) -> torch.Tensor | bool:
     """Return whether a node reads other numbers in a field; a tensor if the answer is still on a device.
 
-    `digest` is the fingerprint of `tensor` now, `before` that of the save.
+    `digest` is the fingerprint of the tensor now, `before` that of the save.
     """
     if unread_saves.minds_sign_of_zero(node, field):
         return differs(digest, before)
-    return differs_in_numbers(tensor, digest, before)
+    return differs_in_numbers(digest, before)
 
 
 def field_of(handle: object, node: Node | None) -> str:
@@ -265,7 +263,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 
     # The signs of zeros are compared only if writes may have changed them: this takes two more fingerprints.
     if entries:
-        return Later(is_other_later(node, save.field, alias, digest, handle.digest), clobber)
+        return Later(is_other_later(node, save.field, digest, handle.digest), clobber)
     return Later(differs(digest, handle.digest), clobber)
 
 

@@ -374,7 +374,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     call = here()
     if isinstance(digest, OnDevice) and call is not None:
         if clobbers.is_read(kept, node):
-            other = clobbers.is_other_later(node, clobbers.field_of(kept, node), tensor, digest, kept.digest)
+            other = clobbers.is_other_later(node, clobbers.field_of(kept, node), digest, kept.digest)
             make_clobber = _clobber(context, kept, kept, tensor, node, current, held=False)
             call.later.append(clobbers.Later(other, make_clobber))
         return
