@@ -1,12 +1,13 @@
 """What is found on a device is what is found on the CPU: the same codes, lines and words, the same errors."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.device import sham
 from tests.device.places import SEEING, run
@@ -264,6 +265,49 @@ def drift_by_data():
 
 def drift_by_data_reentrant():
     return drift(True, lambda scale: scale.data.mul_(2))
+
+
+def drift_by_a_counter(use_reentrant=False):
+    net, at = nn.Linear(3, 3), {"step": 1.0}
+    x = leaf(2, 3)
+    y = checkpoint(lambda h: net(h).tanh() * at["step"], x, use_reentrant=use_reentrant)
+    at["step"] = 2.0
+    y.square().sum().backward()
+    return [x.grad]
+
+
+def drift_by_a_counter_reentrant():
+    return drift_by_a_counter(True)
+
+
+def kept_by_a_policy_and_scaled():
+    def policy(context, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.bmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def region(h):
+        scores = h @ h.transpose(-2, -1)
+        scores.mul_(0.5)
+        return scores.softmax(-1) @ h
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    x = leaf(1, 2, 3, 3)
+    checkpoint(region, x, use_reentrant=False, context_fn=contexts).square().sum().backward()
+    return [x.grad]
+
+
+def written_under_hooks_of_the_program():
+    """The saved memory is gone when the backward has ended."""
+    x = leaf(2, 3)
+
+    def loss():
+        gate = x.sigmoid()
+        gate *= 2
+        return (gate * 3).sum()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        total = loss()
+    total.backward()
+    return [x.grad]
 
 
 def refused_leaf():

@@ -179,9 +179,11 @@ def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder:
     node, packed, call = private.current_node(), saved_under(holder), here()
     if packed is None:
         return
-    if isinstance(packed.digest, OnDevice) and call is not None:
-        if clobbers.is_read(holder, node):
-            region.ask_later(call, node, clobbers.field_of(holder, node), packed, tensor)
+    stays = isinstance(packed.digest, OnDevice) or (packed.rough is not None and not region.differs(packed, tensor))
+    if stays and call is not None:
+        field = clobbers.field_of(holder, node)
+        if clobbers.is_read(holder, node) and (node is None or field not in _unfilled(node)):
+            region.ask_later(call, node, field, packed, tensor)
         return
     if frame.early_stop and packed in region.unfilled():
         region.tell(node, clobbers.field_of(holder, node), packed, tensor, unfilled=True)
@@ -225,12 +227,17 @@ def _matters(
 def _unfilled(node: Node) -> tuple[str, ...]:
     """Return the saves of a node that its operator does not fill, or only in part: the rest is what the memory held
     before. An attention without dropout draws nothing, and still keeps where it drew (torch 2.11 on CUDA;
-    tests/device/test_right_programs.py, checkpointed_attention)."""
+    tests/device/test_right_programs.py, checkpointed_attention); the sums that it keeps have rows beyond the last."""
     name = node.name()
-    if name.startswith("ScaledDotProduct") and getattr(node, "_saved_dropout_p", None) == 0:
-        return ("philox_seed", "philox_offset")
+    if "AttentionBackward" in name:
+        drawn = ("philox_seed", "philox_offset") if getattr(node, "_saved_dropout_p", None) == 0 else ()
+        return ("log_sumexp", "logsumexp", *drawn)
     return _PARTLY_FILLED.get(name, ())
 
 
-_PARTLY_FILLED = {"CtcLossBackward0": ("result1",), "MkldnnRnnLayerBackward0": ("result3",)}
-"""By node: the alphas of ctc_loss, the workspace of an LSTM."""
+_PARTLY_FILLED = {
+    "CtcLossBackward0": ("result1",),
+    "CudnnRnnBackward0": ("result3", "result4"),
+    "MkldnnRnnLayerBackward0": ("result3",),
+}
+"""By node: the alphas of ctc_loss, the workspaces of an LSTM."""

@@ -24,7 +24,14 @@ from noclobber.observe.checkpoint import forward_bytes
 from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, all_known, differ, fingerprint, same_but_for_zeros
+from noclobber.observe.core.fingerprints import (
+    Digest,
+    all_known,
+    differ,
+    fingerprint,
+    is_on_device,
+    same_but_for_zeros,
+)
 from noclobber.observe.core.history import Reread
 from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, moment, reading, second_runs
@@ -59,6 +66,7 @@ class RegionSave:
         self.version, self.key, self.node, self.place, self.digest = known
         self.order = order
         self.rough: torch.Tensor | None = None
+        """A summary of the numbers, where the second run may round differently."""
         self.filled_last = False
         """True if the operator computes this save only after all is saved (late_fills.py)."""
 
@@ -107,14 +115,14 @@ class CheckpointRegion:
     def output(self, tensor: torch.Tensor) -> RegionSave:
         """Return the record of a tensor that a reentrant region returns in forward."""
         packed = RegionSave(save_of(tensor, self.place, self.digest(tensor)))
-        packed.rough = None if packed.digest is None else rough(tensor)
+        packed.rough = rough(tensor) if packed.digest is not None or self._stays(tensor) else None
         return packed
 
     def digest(self, tensor: torch.Tensor) -> Digest:
         """Return the fingerprint of a tensor; None where contents are not watched.
 
-        Also None for a tensor that the region computed on a device: the second run may round differently there, so only
-        memory from outside the region can be compared.
+        Also None for a tensor that the region computed on a device: the second run may round differently there, so a
+        summary of its numbers is compared (`rough`).
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
@@ -124,6 +132,10 @@ class CheckpointRegion:
             with private.no_modes():
                 return fingerprint(tensor)
         return digest
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Return True if the region computed a tensor on a device, and contents are watched."""
+        return self._digests and is_on_device(tensor)
 
     def save(self, holder: Holder, tensor: torch.Tensor, frame: FrameType) -> None:
         """Record a tensor that forward saves under PyTorch's holder. `frame` asked for the save."""
@@ -136,6 +148,8 @@ class CheckpointRegion:
             history.places.append(known[3])
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
+        if packed.digest is None and self._stays(tensor):
+            packed.rough = rough(tensor)
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
         self._of_last.append(packed)
@@ -147,7 +161,7 @@ class CheckpointRegion:
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
         packed = saved_under(holder)
-        if packed is None or packed.filled_last or self.past is not None:
+        if packed is None or packed.filled_last or self.past is not None or packed.rough is not None:
             return False
         if packed.digest is None:
             return (private.version_of(tensor) or 0) <= packed.version
@@ -246,13 +260,16 @@ class CheckpointRegion:
         """Return True if a reentrant region returns something else in its second run.
 
         With gradients on, some operators use another algorithm (singular values, norms). Different bytes therefore mean
-        nothing if the numbers are close and no write is known.
+        nothing if the numbers are close and no write is known. The program waits for a device only where plain values
+        have moved.
         """
+        if packed.digest is None and packed.rough is not None and reads.moved(self.values, self.values_again):
+            return all_known([far(packed.rough, tensor)])[0]
         if packed.digest is None:
             return self.past is None and self._was_written()
         if not differ(self.digest(tensor), packed.digest) or same_but_for_zeros(tensor, packed.digest):
             return False
-        return bool(self.causes(tensor)) or packed.rough is None or not close(packed.rough, tensor)
+        return bool(self.causes(tensor)) or packed.rough is None or all_known([far(packed.rough, tensor)])[0]
 
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
         """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
@@ -336,25 +353,31 @@ class CheckpointRegion:
     def ask_later(
         self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor
     ) -> None:
-        """Compare a tensor on outside memory on a device when the backward call has ended, and report it then if it
-        differs. Keeps no memory of the tensor alive."""
-        digest = self.digest(tensor)
-        if digest is None:
+        """Compare a tensor on a device when the backward call has ended, and report it then if it differs. Keeps no
+        memory of the tensor alive."""
+        digest = self.digest(tensor) if packed.rough is None else None
+        if digest is None and packed.rough is None:
             return
         shown, described = clobbers.weak(tensor), clobbers.later_of(tensor)
         name, is_output = node.name() if node is not None else "", graph.output_of(node, field) is not None
 
-        def tell() -> None:
+        def tell() -> Clobber | None:
             if self.told:
-                return
+                return None
             self.told = True
+            if (found := self._changed()) is not None:
+                return found
             still = shown()
             save = Save(name, field, described(), packed.version, site_of(packed.place), is_output)
             causes = () if still is None else self.causes(still)
             read = Read(name, site_of(call.place), clobbers.call_of(call))
             self.context.bus.notice(self._drift(save, causes, read))
+            return None
 
-        other = clobbers.is_other_later(node, field, digest, packed.digest)
+        if packed.rough is not None:
+            other = far(packed.rough, tensor)
+        else:
+            other = clobbers.is_other_later(node, field, digest, packed.digest)
         call.later.append(clobbers.Later(other, tell, packed.order))
 
     def must_raise(self) -> bool:
@@ -400,11 +423,15 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
         return torch.cat([sample, torch.stack([mean, real.norm(dtype=wide) / size**0.5])])
 
 
-def close(summary: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Return True if a tensor has the same numbers, up to rounding, as the tensor of the summary."""
+def far(summary: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | bool:
+    """Return whether a tensor has other numbers, by more than rounding, than the tensor of the summary.
+
+    The answer stays on the tensor's device, for `all_known`.
+    """
     other = rough(tensor)
     if other is None or summary.shape != other.shape:
-        return False
+        return True
     error = math.sqrt(torch.finfo(tensor.dtype).eps)
     with private.aside():
-        return torch.allclose(summary, other, error, error * float(summary[-1].nan_to_num()), equal_nan=True)
+        scale = summary[-1].nan_to_num(0, 0, 0)  # of scores that a mask has set to -inf the others count
+        return ((summary - other).abs() > error * (other.abs() + scale)).any()

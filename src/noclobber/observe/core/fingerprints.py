@@ -149,7 +149,7 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
         if not address:
             return 0 if 0 in tensor.shape else None
         if not tensor.is_cpu:
-            return _on_device(tensor)
+            return _on_device(tensor) if is_on_device(tensor) else None
         if not _has_all(tensor):
             return None
         if tensor.is_contiguous():
@@ -169,11 +169,16 @@ def _has_all(tensor: torch.Tensor) -> bool:
     return private.storage(tensor).nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
 
 
-def _on_device(tensor: torch.Tensor) -> Digest:
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return None
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor has bytes that can be read now, on a device."""
+    if tensor.is_cpu or not _has_memory(type(tensor)) or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None  # the sum would become part of the program's graph, and nobody may wait for it
+        return False  # what is computed would become part of the program's graph, and nobody may wait for it
+    return bool(private.bytes_at(tensor))
+
+
+def _on_device(tensor: torch.Tensor) -> Digest:
     with private.aside():
         value = weighted(tensor)
         return OnDevice(value, weighted(tensor, unsigned=True) if tensor.dtype in _SIGNED_ZEROS else value)

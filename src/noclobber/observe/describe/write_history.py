@@ -26,7 +26,12 @@ def since(memory: Memory, begin: int, until: int | None = None) -> list[Record]:
 
 
 def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current: int) -> tuple[Write, ...]:
-    """Return the model's writes to memory that was read as `tensor`; `current` is the version now.
+    """Return the model's writes to memory that was read as `tensor`; `current` is the version now."""
+    return clobbers.writes_of(entries_of(reread, records, current), current, tensor)
+
+
+def entries_of(reread: Reread, records: Iterable[Record], current: int) -> list[tuple[Record, int]]:
+    """Return the records of writes to memory, each with the version before it; `current` is the version now.
 
     A write through `.data` or another alias moves another version counter, so the version before it is taken from the
     writes around it.
@@ -36,7 +41,7 @@ def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current
         if record.version is not None and version <= record.version <= current:
             version = record.version
         entries.append((record, version))
-    return clobbers.writes_of(entries, current, tensor)
+    return entries
 
 
 def _of(reread: Reread, records: Iterable[Record]) -> list[Record]:

@@ -401,16 +401,17 @@ def _clobber(
 ) -> Callable[[], Clobber]:
     """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no memory alive."""
     described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
-    backward, when, is_compared, memory = reading(), kept.moment, read.digest is not None, read.memory
+    backward, is_compared, memory = reading(), read.digest is not None, read.memory
     assert memory is not None
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
     how: Literal["hooks", "packed"] = "hooks" if read is kept else "packed"
+    entries = write_history.entries_of(memory, write_history.since(context.memory, kept.moment), current)
     is_output, place = how == "hooks" and graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
         known = described()
         save = Save(name, field, known, memory.version, place, is_output, unchecked=how)
-        writes = write_history.writes_to(memory, write_history.since(context.memory, when), known, current)
+        writes = clobbers.writes_of(entries, current, known)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes
         return Clobber(save, writes, Read(name, site_of(backward.place), clobbers.call_of(backward)), current)
