@@ -433,5 +433,6 @@ def far(summary: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | bool:
         return True
     error = math.sqrt(torch.finfo(tensor.dtype).eps)
     with private.aside():
-        scale = summary[-1].nan_to_num(0, 0, 0)  # of scores that a mask has set to -inf the others count
-        return ((summary - other).abs() > error * (other.abs() + scale)).any()
+        # A mask that sets scores to -inf leaves no mean of them.
+        scale = summary[-1].nan_to_num(1, 1).clamp_min(1e-20)
+        return ~torch.isclose(other / scale, summary / scale, error, error, equal_nan=True).all()
