@@ -180,8 +180,7 @@ def is_on_device(tensor: torch.Tensor) -> bool:
 
 def _on_device(tensor: torch.Tensor) -> Digest:
     with private.aside():
-        value = weighted(tensor)
-        return OnDevice(value, weighted(tensor, unsigned=True) if tensor.dtype in _SIGNED_ZEROS else value)
+        return OnDevice(*weighted(tensor))
 
 
 Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
@@ -331,35 +330,43 @@ def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
             _feed(state, part)
 
 
-def weighted(tensor: torch.Tensor, *, unsigned: bool = False) -> torch.Tensor:
-    """Return a fingerprint in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
+def weighted(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two fingerprints in plain torch, of shape () and dtype int64, on the tensor's device; no value leaves it.
 
-    The bytes are read as whole numbers of up to 32 bits, in rows of 4096. Each is weighted by the weight of its row and
-    that of its column. Unlike a plain sum this notices a swap of two elements, and changes that cancel. If `unsigned`,
-    zeros of either sign count as the same. Copies are of one part of a large tensor at a time.
+    The bytes are read as whole numbers of up to 32 bits: a change of the highest of 64 bits would be lost in the
+    product with an even weight, and two such changes would cancel whatever the weights. In rows of 4096, each number is
+    weighted by the weight of its row and that of its column. Unlike a plain sum this notices a swap of two elements,
+    and changes that cancel. In the second fingerprint zeros of either sign count as the same. Copies are of one part of
+    a large tensor at a time.
     """
-    dense = as_stored(tensor.detach() if tensor.is_contiguous() else _in_order(tensor)).contiguous()
-    flat = dense.as_strided((dense.numel(),), (1,))  # a dimension of one element has any stride
-    ends = flat.numel() * flat.itemsize, flat.storage_offset() * flat.itemsize
-    wide = next(dtype for size, dtype in _WHOLE.items() if not any(end % size for end in ends))
-    total = None
-    for part in torch.split(flat, _PART // flat.itemsize) if flat.nbytes > _PART else (flat,):
-        found = _weighted((part + 0.0 if unsigned else part).view(wide))
-        total = found if total is None else total * _FACTOR + found
-    return flat.new_zeros((), dtype=torch.int64) if total is None else total
+    if tensor.is_contiguous():
+        flat = as_stored(tensor).view(-1)
+    else:
+        dense = as_stored(_in_order(tensor)).contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,))  # a dimension of one element has any stride
+    size = flat.itemsize
+    ends = flat.numel() * size | flat.storage_offset() * size
+    wide = torch.uint8 if ends & 1 else torch.int16 if ends & 2 else torch.int32
+    weights, signed = _weights(flat.device), flat.dtype in _SIGNED_ZEROS
+    if flat.numel() * size <= _PART:
+        value = _weighted(flat.view(wide), weights)
+        return value, _weighted((flat + 0.0).view(wide), weights) if signed else value
+    value = unsigned = flat.new_zeros((), dtype=torch.int64)
+    for part in torch.split(flat, _PART // size):
+        value = value * _FACTOR + _weighted(part.view(wide), weights)
+        if signed:
+            unsigned = unsigned * _FACTOR + _weighted((part + 0.0).view(wide), weights)
+    return value, unsigned if signed else value
 
 
-_WHOLE = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""By their bytes. Of a number of 64 bits, a change of the highest would be lost in the product with an even weight, and
-two such changes would cancel whatever the weights."""
 _PART = 1 << 24
 """Bytes of a part."""
 _FACTOR = 0x1E3779B97F4A7C15
 
 
-def _weighted(words: torch.Tensor) -> torch.Tensor:
+def _weighted(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of the whole numbers of one part."""
-    weights, count = _weights(words.device), words.numel()
+    count = words.numel()
     if count < _ROW:
         return (words * weights[_ROW : _ROW + count]).sum()
     inside = count - count % _ROW
