@@ -345,7 +345,7 @@ def weighted(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dense = as_stored(_in_order(tensor)).contiguous()
         flat = dense.as_strided((dense.numel(),), (1,))  # a dimension of one element has any stride
     size = flat.itemsize
-    ends = flat.numel() * size | flat.storage_offset() * size
+    ends = flat.numel() * size | int(flat.storage_offset()) * size
     wide = torch.uint8 if ends & 1 else torch.int16 if ends & 2 else torch.int32
     weights, signed = _weights(flat.device), flat.dtype in _SIGNED_ZEROS
     if flat.numel() * size <= _PART:
