@@ -247,10 +247,10 @@ class Session:
         """Return findings as a reader gets them: they show only changes that are sound by construction."""
         if not findings:
             return ()
-        from noclobber import rewrites
+        from noclobber.mend import shown
 
         try:
-            return of_one_write(rewrites.advised(findings))
+            return of_one_write(shown.advised(findings))
         except Exception as failure:
             from noclobber.observe.core.boundary import lost
 

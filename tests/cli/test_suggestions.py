@@ -77,9 +77,7 @@ def test_the_candidates_are_imported_only_for_findings(
 ) -> None:
     write(tmp_path, {"train.py": text})
     words = ["run", *options, "train.py", "2"]
-    code = (
-        f"import sys; from noclobber.cli import main; main({words}); print('noclobber.fix.candidates' in sys.modules)"
-    )
+    code = f"import sys; from noclobber.cli import main; main({words}); print('noclobber.mend.tried' in sys.modules)"
     assert call([sys.executable, "-c", code], tmp_path).stdout.splitlines()[-1] == "False"
 
 

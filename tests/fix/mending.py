@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any, Literal
 
-from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.source import Source
+from noclobber.mend.tried import candidates
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Kind, Read, Save, Tensor, Write
 from noclobber.model.finding import Cause, Finding, Label, Role

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from noclobber.fix import advice
 from noclobber.fix.advice import advised
-from noclobber.fix.candidates import candidates
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
+from noclobber.mend.tried import candidates
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Span

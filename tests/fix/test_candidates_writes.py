@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.fix.candidates import candidates
+from noclobber.mend.tried import candidates
 from tests.fix.mending import changes, finding, mended
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.fix.candidates import LAST_RESORT
-from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.search import Repairs, RepairSearch
+from noclobber.mend.candidate import Candidate
+from noclobber.mend.tried import LAST_RESORT
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report

@@ -1,4 +1,4 @@
-"""The one table of what operators are, by name: plain data, which rules, rewrites, candidates and detectors share.
+"""The one table of what operators are, by name: plain data, which rules, cures and detectors share.
 
 A method that writes in place is named with its underscore, an activation without.
 """

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from noclobber.fix.candidates import candidates
-from noclobber.fix.edits.candidate import Candidate
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
+from noclobber.mend.candidate import Candidate
+from noclobber.mend.tried import candidates
 from noclobber.model.finding import Finding
 from noclobber.model.hints import Opportunity
 from noclobber.model.units import size

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from noclobber.fix import candidates
-from noclobber.fix.candidates.untracked_writes import PASSING
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.verdicts import Prover, is_there
+from noclobber.mend import tried
+from noclobber.mend.untracked_writes import PASSING
 from noclobber.model.finding import Finding
 from noclobber.observe.gradient_trace import comparison, evidence
 
@@ -31,17 +31,17 @@ class Reading:
 
 def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
     """Return the program as it is, and with each change that states one meaning, runs, and removes the finding."""
-    tried = []
-    for one in candidates.readings(finding, before.read):
+    trials = []
+    for one in tried.readings(finding, before.read):
         try:
             patch = before.edited(one.edits)
-            tried.append((one.title, patch, prover.start(patch)))
+            trials.append((one.title, patch, prover.start(patch)))
         except (Misfit, OSError):
             continue
     bare = prover.start(before, "bare").result()
     found = [Reading("as it is", _gradients(bare.evidence))]
     preserved = prover.as_it_is.get("full").events
-    for title, patch, trial in tried:
+    for title, patch, trial in trials:
         result = trial.result()
         stopped = not (result.went_through or result.ends_like(bare))
         if stopped or any(is_there(finding, one, before, patch) for one in result.findings):

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.candidates import LAST_RESORT, candidates
-from noclobber.fix.edits.candidate import Candidate, is_of_intent
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.job import Result
@@ -15,6 +13,8 @@ from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import Reading, readings
 from noclobber.fix.proof.verdicts import Prover
+from noclobber.mend.candidate import Candidate, is_of_intent
+from noclobber.mend.tried import LAST_RESORT, candidates
 from noclobber.model.finding import Finding
 from noclobber.model.shared_writes import of_one_write
 

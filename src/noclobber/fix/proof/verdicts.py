@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from noclobber.fix.edits.candidate import Way
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
@@ -27,6 +26,7 @@ from noclobber.fix.proof.derivatives import BEYOND, NO_BACKWARD, UNREACHED, Stag
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.mend.candidate import Way
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence

@@ -1,0 +1,117 @@
+"""A step and a backward in two functions: the order is changed where these functions are called."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.candidate import Candidate
+from noclobber.mend.finding_source import Scene
+from noclobber.mend.step_order import does_more, end_of_update, later_step, optimizer, statements_in, together
+from noclobber.syntax.edits import (
+    after,
+    insert,
+    lines_of,
+    remove,
+    text_of_lines,
+    whole_lines,
+    with_argument,
+    with_comment,
+    without_retaining,
+)
+from noclobber.syntax.names import called, dotted, keyword, parameters
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
+
+
+def across(scene: Scene) -> Iterator[Candidate]:
+    """Candidates where a function of the step, of the backward, or of each is called in a block."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file:
+        return
+    file = step.file
+    here, there = file.scope(step.row), file.scope(read.row)
+    for one, other in _pairs(file, step, read, here, there):
+        rows, first, second = together(file, one, other)
+        if not rows or first >= second:
+            continue
+        if any(map(does_more, rows[first + 1 : second])):
+            return
+        if here is not there:
+            yield from _moved(step, read, one, rows, second)
+        yield from _swapped(step, read, rows, first, second, same=here is there)
+        return
+
+
+def _pairs(file: File, step: Place, read: Place, here: Scope, there: Scope) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
+    stepping = _callers(file, here)
+    backing = stepping if here is there else _callers(file, there)
+    if here is not there:
+        yield from ((step.row, call) for call in backing if file.scope(call) is here)
+        yield from ((call, read.row) for call in stepping if file.scope(call) is there)
+    for one in stepping:
+        yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
+
+
+def _callers(file: File, scope: Scope) -> list[ast.Call]:
+    if not isinstance(scope, FUNCTION):
+        return []
+    return [one for one in walk(file.tree, ast.Call) if called(one) == scope.name]
+
+
+def _swapped(
+    step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, same: bool
+) -> Iterator[Candidate]:
+    """Swap the calls of two updates; the one that then runs first keeps the graph."""
+    file, end = step.file, end_of_update(rows, second)
+    begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[first])[0]
+    text = text_of_lines(file, begin, stop)
+    edits = (insert(file, target, 1, text + "\n"), whole_lines(file, begin, stop))
+    title = "make the later update first"
+    if not same:
+        backwards = [one for one in walk(file.scope(step.row), ast.Call) if called(one) == "backward"]
+        retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
+        call = file.nearest(read.node, ast.Call)
+        if retained and call is not None and called(call) == "backward" and keyword(call, "retain_graph") is None:
+            yield Candidate(title, (*edits, *retained, with_argument(file, call, "retain_graph=True")), 4)
+    yield Candidate(title, edits, 4)
+
+
+def _moved(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], second: int) -> Iterator[Candidate]:
+    """The step taken out of its function and made where that is called, after the later backward."""
+    file = step.file
+    gone, text = remove(file, step.row), with_comment(file, step.row)
+    if stands is not step.row:
+        text = _in_caller(file, step, stands, text)
+    put = after(file, rows[second], text) if text and "\n" not in text else None
+    if gone is None or put is None:
+        return
+    later = [*_behind(file, read), *(one for row in rows[second + 1 :] for one in statements_in(row))]
+    yield from later_step(read, next((name for one in later if (name := optimizer(one))), ""), gone, put)
+
+
+def _behind(file: File, read: Place) -> list[ast.stmt]:
+    """The statements after the backward in its own function."""
+    scope = file.scope(read.row)
+    if not isinstance(scope, FUNCTION):
+        return []
+    return [one for one in statements_in(scope) if one.lineno > read.row.lineno]
+
+
+def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
+    """The text of a step as the caller of its function would write it; empty where that is not plain."""
+    scope, root = file.scope(step.row), optimizer(step.row).partition(".")[0]
+    call = stands if isinstance(stands, ast.Call) else None
+    if call is None or not root:
+        return ""
+    own = parameters(scope)
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if root == "self":
+        return text.replace("self.", f"{dotted(owner)}.") if dotted(owner) else ""
+    if root not in own:
+        stored = any(one.id == root and isinstance(one.ctx, ast.Store) for one in walk(scope, ast.Name))
+        return "" if stored else text
+    named = keyword(call, root)
+    at = own.index(root) - (owner is not None and own[:1] == ["self"])
+    given = named.value if named is not None else call.args[at] if at < len(call.args) else None
+    return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""

@@ -1,0 +1,122 @@
+"""Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.candidate import Candidate
+from noclobber.mend.finding_source import Scene
+from noclobber.mend.untracked_writes import OWN, copies_of
+from noclobber.model.finding import Cause, Edit
+from noclobber.model.source import Span
+from noclobber.syntax.edits import append, insert, replace, with_argument
+from noclobber.syntax.names import called, dotted, has_stars, in_tuple, keyword, last_name, named, reads
+from noclobber.syntax.tree import File, Function, functions, walk
+from noclobber.syntax.writes import WriteSyntax
+
+
+def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+    """`early_stop=False` and `preserve_rng_state=True`: for a region that no write has changed."""
+    for place in scene.places("save"):
+        call, file = place.node, place.file
+        written = scene.finding.writes and scene.finding.cause is not Cause.MOVED
+        if written or not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args:
+            continue
+        flag = keyword(call, "preserve_rng_state")
+        if flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False:
+            yield Candidate("let checkpoint restore the random state", (replace(file, flag.value, "True"),), cost)
+        if keyword(call, "early_stop") is None and not any(one.arg is None for one in call.keywords):
+            edit = with_argument(file, call, "early_stop=False")
+            yield Candidate("let the region run to its end", (edit,), cost + 1)
+
+
+def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+    """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
+
+    The same for a function or method of this file that nothing else calls, and for what it reads as `self.s`.
+    """
+    name = dotted(write.base)
+    short = name.rpartition(".")[2]
+    for file in scene.files() if name else ():
+        for one in walk(file.tree, ast.Call):
+            region, given = _region(file, one), one.args[1:]
+            if region is None or not given or not region.args.args:
+                continue
+            names = [each.arg for each in region.args.args]
+            body = region.body if isinstance(region.body, list) else [region.body]
+            read = [each for row in body for each in reads(name, row, file)]
+            if not read or short in names or len(names) - (names[0] == "self") != len(given):
+                continue
+            if name != short and any(True for row in body for _ in reads(short, row, file)):
+                continue
+            last = region.args.args[-1]
+            after_name = file.span(last) if last.annotation is None else None
+            if after_name is None or region.args.defaults:
+                continue
+            edits = [
+                insert(file, after_name.end_line, after_name.end_column, f", {short}"),
+                insert(file, *_end(file, given[-1]), f", {name}.clone()"),
+                *(replace(file, each, short) for each in read if name != short),
+            ]
+            yield Candidate(f"pass the region its own copy of `{name}`", tuple(edits), cost)
+
+
+def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
+    """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument."""
+    names = {write.name for write in scene.writes()}
+    for place in scene.places("save"):
+        call = place.node
+        if isinstance(call, ast.Call) and called(call) == "checkpoint":
+            given = [one for one in call.args[1:] if not isinstance(one, ast.Starred)]
+            for one in [each for each in given if dotted(each) in names] or given[:1]:
+                edit = append(place.file, one, ".clone()")
+                yield Candidate(f"give the region a clone of `{place.file.source(one)}`", (edit,), cost)
+
+
+def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
+    """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on its own copies.
+
+    As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
+    """
+    what = OWN.get(scene.kind())
+    for place in scene.places("save"):
+        call, file = place.node, place.file
+        if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
+            continue
+        reentrant = keyword(call, "use_reentrant")
+        is_off = reentrant is not None and isinstance(reentrant.value, ast.Constant) and reentrant.value.value is False
+        if len(call.args) < 2 or has_stars(call) or not is_off:
+            continue
+        net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
+        key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
+        is_known, ways = key != scene.name(), []
+        # For a module that a loop leads to, the path is not known; the last name may still be right.
+        own = key if is_known else key.rpartition(".")[2]
+        if own.replace(".", "_").isidentifier():
+            ways.append((f"a copy of its `{own}`", f'{{"{own}": {net}.{own}.clone()}}'))
+        if not is_known or not ways:
+            ways.append((f"copies of its {what}", copies_of(net, what)))
+        start, end = file.span(call.args[0]), file.span(call.args[-1])
+        for more, (title, copies) in enumerate(ways):
+            text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
+            edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
+            yield Candidate(f"run `{net}` on {title}", (edit,), cost + more)
+
+
+def _region(file: File, call: ast.Call) -> ast.Lambda | Function | None:
+    """What a `checkpoint` runs, where it is a lambda, or a function of this file that is named nowhere else."""
+    if called(call) != "checkpoint" or len(call.args) + len(call.keywords) < 2 or not call.args:
+        return None
+    region = call.args[0]
+    if isinstance(region, ast.Lambda):
+        return region
+    name = last_name(region)
+    found = [one for one in functions(file.tree) if one.name == name]
+    mentioned = [one for one in named(file.tree) if last_name(one) == name]
+    return found[0] if len(found) == 1 and len(mentioned) == 1 else None
+
+
+def _end(file: File, node: ast.expr) -> tuple[int, int]:
+    span = file.span(node)
+    return span.end_line, span.end_column

@@ -1,0 +1,469 @@
+"""Decides whether a name alone holds the memory that is written through it. Then the name can get another tensor, and
+nothing else in the program sees the difference."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeGuard
+
+from noclobber.mend.making import (
+    BUILTINS,
+    HANDING_ON,
+    KEEPING_NOTHING,
+    METHODS,
+    TAKING,
+    is_function,
+    is_method,
+    module_gives_new,
+    module_writes,
+    parts_of,
+    passes_on,
+)
+from noclobber.mend.resolving import forward_of, function_called, module_called
+from noclobber.mend.seen import Holders, are_over, is_over
+from noclobber.syntax.names import called, has_stars, is_stored, last_name, named
+from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
+from noclobber.syntax.writes import is_number
+
+_ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
+"""Attributes of a tensor that are no tensor."""
+_READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.AugAssign)
+"""What reads a tensor and keeps nothing of it."""
+
+
+def holds_alone(
+    file: File, name: str, write: ast.stmt, given: ast.expr | None = None, holders: Holders | None = None
+) -> bool:
+    """Return True if no other name or container that is read again holds the tensor of a name when a statement writes
+    through it. If it was seen who held it (`holders`), that decides (seen.py). Else the source alone does:
+
+    Known where a binding of the name that gives a new tensor leads to the statement, every other binding on the way
+    does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
+    use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
+    not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
+    `given` is what the writing call itself is called with.
+    """
+    scope = file.scope(write)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    if holders is not None:
+        return _may_get_another(file, name, write) and are_over(file, name, write, holders)
+    leading = _binding(file, name, write)
+    if leading is None or not is_new(file, leading[0].value):
+        return False
+    binding, loops = leading
+    if not set(_blocks_with(file, write)) <= set(_blocks_with(file, binding)):
+        return False
+    names = _names(scope, name)
+    on_the_way = [one for one in names if _is_on_the_way(one, binding, write, loops)]
+    return all(
+        _binds_new(file, one) if isinstance(one.ctx, ast.Store) else keeps_nothing(file, one)
+        for one in on_the_way
+        if one is not binding.targets[0] and one is not given
+    )
+
+
+def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
+    """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
+    to is not read again: other runs of the line may see another tensor than those that were looked at."""
+    bound = [one for one in _names(file.scope(write), name) if not isinstance(one.ctx, ast.Load)]
+    bound = [one for one in bound if file.statement(one) is not write]
+    if name in arguments_of(file.scope(write)) and _binding(file, name, write) is None:
+        if not _is_given_alone(file, name, file.scope(write)):
+            return False
+    elif not bound:
+        return False
+    around, also = set(_blocks_with(file, write)), set[str]()
+    for one in bound:
+        row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
+        if row is None or others is None or not around <= set(_blocks_with(file, row)):
+            return False
+        also |= others
+    return all(is_over(file, one, write) for one in also - {name})
+
+
+def _is_given_alone(file: File, name: str, function: Scope) -> bool:
+    """Return True if the file calls a function at one place alone, and reads nothing again of what is given to it."""
+    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+        return False
+    uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
+    call = file.above[uses[0]] if len(uses) == 1 else None
+    row = file.statement(call) if isinstance(call, ast.Call) and call.func is uses[0] and not has_stars(call) else None
+    if row is None or not isinstance(call, ast.Call):
+        return False
+    places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    places = places[1:] if file.class_of(function) is not None else places
+    given = dict(zip(places, call.args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
+    names = aliases(file, given[name]) if name in given else None
+    if names is None or not names.isdisjoint(arguments_of(file.scope(call))):
+        return False
+    return all(is_over(file, one, row, is_written=False) for one in names)
+
+
+_CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")
+
+
+def _bound_with(file: File, name: ast.Name) -> set[str] | None:
+    """Return the names that may hold the same tensor after a binding of a name; None if it may be any."""
+    above = file.above[name]
+    if isinstance(above, ast.AugAssign):
+        return set()
+    row = file.above[above] if isinstance(above, (ast.Tuple, ast.List)) else above
+    if not isinstance(row, (ast.Assign, ast.AnnAssign)) or row.value is None:
+        return None
+    given = aliases(file, row.value)
+    more = row.targets if isinstance(row, ast.Assign) and len(row.targets) > 1 else []
+    plain = all(isinstance(one, ast.Name) for one in more)
+    return given | {one.id for one in more if isinstance(one, ast.Name)} if given is not None and plain else None
+
+
+def aliases(file: File, value: ast.expr) -> set[str] | None:
+    """Return the names whose tensors an expression may give, also as a view; None if it may give any other one."""
+    if isinstance(value, ast.Constant) or is_new(file, value):
+        return set()
+    if (handed := passes_on(file, value)) is not None:
+        return aliases(file, handed)
+    if isinstance(value, ast.Name):
+        return {value.id}
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.Call):
+        run = _run_by(value)
+        parts = [*(one for one in value.args if one is not run), *(one.value for one in value.keywords)]
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    elif isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+    elif isinstance(value, (ast.Subscript, ast.Starred, ast.Attribute)):
+        root = root_of(value.value)
+        return {root.id} if isinstance(root, ast.Name) and root.id != "self" else None
+    else:
+        return None
+    found = [aliases(file, one) for one in parts]
+    return {name for one in found if one is not None for name in one} if None not in found else None
+
+
+def _names(scope: Scope, name: str) -> list[ast.Name]:
+    return [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
+
+
+def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
+    """Return the same for a gradient or a save in a `backward` or hook: no other code should see these writes.
+
+    So it is enough that no other name of the function holds it.
+    """
+    scope = file.scope(write)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    names = _names(scope, name)
+    stored = [one for one in names if isinstance(one.ctx, ast.Store)]
+    if not stored and name not in arguments_of(scope):
+        return False
+    return all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored) and all(
+        keeps_nothing(file, one) for one in names if isinstance(one.ctx, ast.Load)
+    )
+
+
+def owns(file: File, name: str, where: ast.AST) -> bool:
+    """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
+    scope = file.scope(where)
+    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+        return False
+    names = _names(scope, name)
+    stored = [one for one in names if not isinstance(one.ctx, ast.Load)]
+    return (
+        bool(stored)
+        and name not in arguments_of(scope)
+        and all(_binds_new(file, one) or _binds_number(file, one) for one in stored)
+        and all(keeps_nothing(file, one, returned=False) for one in names if isinstance(one.ctx, ast.Load))
+    )
+
+
+def _binds_number(file: File, name: ast.Name) -> bool:
+    """`lr = 0.1`, `for step in range(9):`."""
+    above = file.above[name]
+    if isinstance(above, (ast.For, ast.AsyncFor)):
+        return above.target is name and called(above.iter) == "range"
+    return isinstance(above, ast.Assign) and is_number(above.value)
+
+
+def is_new(file: File, value: ast.expr) -> bool:
+    """Return True if an expression gives a new tensor each time."""
+    if isinstance(value, (ast.BinOp, ast.Compare)):
+        return True
+    if isinstance(value, ast.UnaryOp):
+        return not isinstance(value.op, ast.UAdd)
+    if isinstance(value, ast.IfExp):
+        return is_new(file, value.body) and is_new(file, value.orelse)
+    if not isinstance(value, ast.Call):
+        return False
+    made = module_called(file, value)
+    if (made is not None and module_gives_new(made)) or is_function(value) or is_method(value):
+        return True
+    handed = passes_on(file, value)
+    if handed is not None:
+        return is_new(file, handed)
+    run = _run_by(value)
+    if isinstance(run, ast.Lambda):
+        return is_new(file, run.body)
+    function = function_called(file, run, value) or _last_of(file, made)
+    return function is not None and _gives_new(file, function)
+
+
+def _last_of(file: File, made: ast.Call | None) -> ast.FunctionDef | None:
+    """The `forward` of the last module of an `nn.Sequential`, where that is one of the file."""
+    last = parts_of(made)[-1] if made is not None and called(made) == "Sequential" and made.args else None
+    return forward_of(file, called(last)) if isinstance(last, ast.Call) else None
+
+
+def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> bool:
+    """Whether a call keeps nothing of what it is called on, or of an argument, gives it back in no form and writes none
+    of it."""
+    made = module_called(file, call)
+    if made is not None and module_gives_new(made):
+        return not module_writes(made)
+    if is_function(call) or is_method(call, of=TAKING if argument is not None else METHODS | KEEPING_NOTHING):
+        return True
+    if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
+        return True
+    function = function_called(file, _run_by(call), call)
+    return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
+
+
+def _run_by(call: ast.Call) -> ast.expr:
+    """What a call runs: `checkpoint(self.block, h)` runs `self.block`, and keeps `h` as autograd keeps a save."""
+    return call.args[0] if called(call) == "checkpoint" and call.args else call.func
+
+
+def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
+    """Return True if nothing holds the memory of a tensor after this use, except what is `returned`."""
+    above = file.above[node]
+    if isinstance(above, _READING):
+        return True
+    if isinstance(above, ast.Return) or (isinstance(above, ast.Tuple) and isinstance(file.above[above], ast.Return)):
+        return returned
+    if isinstance(above, (ast.If, ast.While)):
+        return node is above.test
+    if isinstance(above, ast.Subscript):
+        if node is not above.value or not isinstance(above.ctx, ast.Load):
+            return True
+        return keeps_nothing(file, above, returned=returned)
+    if isinstance(above, (ast.List, ast.Tuple)):  # of `torch.cat([a, b])`
+        outer = file.above[above]
+        return isinstance(outer, ast.Call) and above in outer.args and only_reads(file, outer, node)
+    if isinstance(above, ast.Attribute):
+        return _keeps_nothing_by_name(file, above, returned)
+    call = file.above[above] if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    if passes_on(file, call) is node and not _is_in_place(file, call):
+        return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
+    return _is_taken_back(file, call) or only_reads(file, call, node)
+
+
+def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:
+    """The same for `h.shape`, `h.mean()`, `h.add_(1)` and `h.view(-1)`."""
+    call = file.above[use]
+    if not isinstance(call, ast.Call) or call.func is not use:
+        if use.attr in HANDING_ON and isinstance(use.ctx, ast.Load):
+            return keeps_nothing(file, use, returned=returned)
+        return use.attr in _ABOUT
+    if only_reads(file, call):
+        return True
+    if passes_on(file, call) is use.value:
+        return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
+    return False
+
+
+def _is_in_place(file: File, call: ast.Call) -> bool:
+    made = module_called(file, call)
+    return made is not None and module_writes(made)
+
+
+def _is_taken_back(file: File, call: ast.expr) -> bool:
+    """`h = h.add_(1)`, `h = self.drop(h)`: what is handed on is bound to the name that it came from."""
+    above = file.above[call]
+    if not isinstance(above, ast.Assign) or len(above.targets) != 1:
+        return False
+    handed: ast.expr | None = call if isinstance(call, (ast.Call, ast.Attribute)) else None
+    while handed is not None and not isinstance(handed, ast.Name):
+        handed = passes_on(file, handed)
+    return handed is not None and _same_name(above.targets[0], handed)
+
+
+def _same_name(one: ast.expr, other: ast.expr) -> bool:
+    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+
+
+def _gives_new(file: File, function: ast.FunctionDef) -> bool:
+    """Return True if a function of the file returns one new tensor that nothing else holds."""
+    if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
+        return False
+    with _asking(function) as is_first:
+        returns = [one for one in within(function) if isinstance(one, ast.Return)]
+        return is_first and bool(returns) and all(_returns_new(file, one) for one in returns)
+
+
+def _returns_new(file: File, one: ast.Return) -> bool:
+    if isinstance(one.value, ast.Name):
+        return holds_alone(file, one.value.id, one)
+    return one.value is not None and is_new(file, one.value)
+
+
+def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
+    """Return True if a function neither keeps nor writes its arguments, except what an `autograd.Function` saves."""
+    with _asking(function) as is_first:
+        given = arguments_of(function) - {"self", "ctx"}
+        if not is_first or any(_mentions(one, name) for one in nested(function) for name in given):
+            return False
+        names = [one for one in within(function) if isinstance(one, ast.Name) and one.id in given]
+        if any(True for name in given for _ in writes_through(file, function, name)):
+            return False
+        return all(
+            isinstance(one.ctx, ast.Store) or keeps_nothing(file, one, returned=False) or _is_saved(file, one)
+            for one in names
+        )
+
+
+_asked: ContextVar[frozenset[ast.FunctionDef]] = ContextVar("asked", default=frozenset())
+"""Functions that are being looked into."""
+
+
+@contextmanager
+def _asking(function: ast.FunctionDef) -> Iterator[bool]:
+    """Look into a function. Gives False if the search is already inside it, because it calls itself."""
+    before = _asked.get()
+    token = _asked.set(before | {function})
+    try:
+        yield function not in before
+    finally:
+        _asked.reset(token)
+
+
+def _is_saved(file: File, name: ast.Name) -> bool:
+    """`ctx.x = x` and `ctx.save_for_backward(x)`."""
+    above = file.above[name]
+    if isinstance(above, ast.Call) and called(above) == "save_for_backward":
+        return True
+    target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
+    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "ctx"
+
+
+def arguments_of(scope: Scope) -> set[str]:
+    """Return the names of a function's arguments."""
+    if isinstance(scope, ast.Module):
+        return set()
+    some = scope.args
+    more = [one for one in (some.vararg, some.kwarg) if one is not None]
+    return {one.arg for one in (*some.posonlyargs, *some.args, *some.kwonlyargs, *more)}
+
+
+def root_of(value: ast.expr) -> ast.expr:
+    """`h` of `h[0].view(-1).add_(1)`."""
+    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return value
+
+
+def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
+    scope = file.scope(node)
+    return (o for o in file.around(node) if isinstance(o, WITH) and file.scope(o) is scope)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+
+
+def _is_declared(scope: Scope, name: str) -> bool:
+    return any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in within(scope))
+
+
+def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[ast.AST]] | None:
+    """The assignment of the name that leads to a statement, and the loops that stand between both.
+
+    One that binds the name to what it held before, as `h = h.view(-1)`, leads on to the one before it.
+    """
+    scope, loops = file.scope(write), list[ast.AST]()
+    here: ast.AST = write
+    while here is not scope:
+        if isinstance(here, ast.stmt):
+            rows = file.block(here)
+            for one in reversed(rows[: rows.index(here)]):
+                if _binds(one, name) and not _is_taken_back(file, one.value):
+                    return one, loops
+        here = file.above[here]
+        if isinstance(here, (ast.For, ast.AsyncFor, ast.While)):
+            loops.append(here)
+    return None
+
+
+def _binds(one: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
+    target = one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 else None
+    return isinstance(target, ast.Name) and target.id == name
+
+
+def _is_on_the_way(name: ast.Name, binding: ast.Assign, write: ast.stmt, loops: list[ast.AST]) -> bool:
+    """Return True if a use is between a binding and the end of a write, or anywhere in a loop around the write."""
+    if ends(binding) <= starts(name) < ends(write):
+        return True
+    return any(starts(loop) <= starts(name) < ends(loop) for loop in loops if isinstance(loop, ast.stmt))
+
+
+def _binds_new(file: File, name: ast.Name) -> bool:
+    """Return True if a binding gives the name a new tensor, or the tensor that it held before."""
+    above = file.above[name]
+    if isinstance(above, ast.AugAssign):
+        return True
+    if isinstance(above, ast.Assign) and len(above.targets) == 1 and above.targets[0] is name:
+        return is_new(file, above.value) or _is_taken_back(file, above.value)
+    return False
+
+
+def _is_unpacked(file: File, name: ast.Name) -> bool:
+    """`a, b = ctx.saved_tensors`."""
+    above = file.above[name]
+    above = file.above[above] if isinstance(above, ast.Tuple) else above
+    return isinstance(above, ast.Assign) and "saved_tensors" in ast.unparse(above.value)
+
+
+def writes_through(file: File, scope: Scope, name: str) -> Iterator[ast.stmt]:
+    """The statements of a scope that write in place through a name."""
+    for one in within(scope):
+        if isinstance(one, ast.Name) and one.id == name and _is_written(file, one):
+            found = file.statement(one)
+            if found is not None:
+                yield found
+
+
+def _is_written(file: File, name: ast.Name) -> bool:
+    node: ast.expr = name
+    above = file.above[node]
+    while isinstance(above, (ast.Attribute, ast.Subscript)) and above.value is node:
+        if isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load):
+            return True
+        call = file.above[above]
+        if isinstance(above, ast.Attribute) and isinstance(call, ast.Call) and call.func is above:
+            if above.attr.endswith("_") and not above.attr.startswith("_") and above.attr not in KEEPING_NOTHING:
+                return True
+            if above.attr not in HANDING_ON:
+                return False
+            node, above = call, file.above[call]
+            continue
+        node, above = above, file.above[above]
+    if isinstance(above, ast.AugAssign):
+        return above.target is node
+    call = file.above[above] if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    if isinstance(above, ast.keyword):
+        return above.arg == "out"
+    if not call.args or node is not call.args[0]:
+        return False
+    flagged = any(one.arg == "inplace" and not _is_false(one.value) for one in call.keywords)
+    return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False

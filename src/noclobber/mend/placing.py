@@ -1,0 +1,75 @@
+"""A tensor that an attribute or an item of a container holds: the text that names the place, and who may keep it."""
+
+from __future__ import annotations
+
+import ast
+
+from noclobber.mend.holding import keeps_nothing
+from noclobber.mend.making import HANDING_ON, passes_on
+from noclobber.mend.seen import Holders
+from noclobber.model.events import without_indexes
+from noclobber.syntax.names import called, last_name
+from noclobber.syntax.tree import File
+from noclobber.syntax.writes import can_bind
+
+_KEEPING = frozenset(
+    """
+    add append appendleft copy deepcopy deque dict enumerate extend filter insert iter list map partial push put
+    register_buffer reversed set setattr setdefault sorted tuple update zip
+    """.split()  # noqa: SIM905
+)
+"""Functions and methods that keep what they are given, or hand it out again."""
+
+
+def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | None:
+    """Return `self.state` of `self.state[0].add_(x)`, or `rows[i]` of `rows[i] += x`, if that place was seen to hold
+    the written tensor; else None."""
+    places = {without_indexes(holder.name) for holder in holders if not holder.name.isidentifier()}
+    node: ast.AST = target
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        if not isinstance(node, ast.Call) and can_bind(node) and without_indexes(file.source(node)) in places:
+            return node
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return None
+
+
+def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
+    """Return True if the file also gives what lies at a place to a name, a container or a caller.
+
+    Only what has the name of the last attribute is looked at, on any object: `self.state` is `net.state` elsewhere.
+    """
+    held = place
+    while isinstance(held, ast.Subscript):
+        held = held.value
+    name = last_name(held)
+    for one in ast.walk(file.tree):
+        if not isinstance(one, (ast.Attribute, ast.Name)) or last_name(one) != name or type(one) is not type(held):
+            continue
+        read = isinstance(one.ctx, ast.Load) and file.statement(one) is not write
+        if read and _hands_out(file, one, is_container=held is not place):
+            return True
+    return not name
+
+
+def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
+    above = file.above[node]
+    while not keeps_nothing(file, node, returned=False):
+        above = file.above[node]
+        if isinstance(above, ast.Subscript) and above.value is node:
+            if not isinstance(above.ctx, ast.Load):
+                return False  # something else is put there
+            node, is_container = above, False
+        elif isinstance(above, ast.Call) and node in above.args and passes_on(file, above) is not node:
+            return called(above) in _KEEPING
+        elif isinstance(above, ast.keyword):
+            return False
+        elif isinstance(above, ast.Return):
+            return not is_container
+        elif isinstance(above, ast.Call) and passes_on(file, above) is node:
+            node = above
+        elif isinstance(above, ast.Attribute) and above.attr in HANDING_ON:
+            call = file.above[above]
+            node = call if isinstance(call, ast.Call) and call.func is above else above
+        else:
+            return True
+    return False

@@ -1,0 +1,126 @@
+"""Changes to the source that are sound by construction: a closed list of cures, each with its conditions beside it.
+
+A report shows a change only if one of these cures fits; the change can then be applied as it stands. The conditions
+are decided from the source and from what was observed. In all other cases a report has only words, and `noclobber fix`
+runs what it proposes. Each finding shows its own change, and with it those of findings of the same write or the same
+backward, or whose changes touch the same place. If one finding has no change, the report shows none for the others
+either, because the program would still be wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from noclobber.mend.copying import copied
+from noclobber.mend.flags import without_flag
+from noclobber.mend.guarding import guarded
+from noclobber.mend.keeping import kept_as_clone
+from noclobber.mend.mapping import made_from_mapped
+from noclobber.mend.modes import recorded
+from noclobber.mend.rebinding import rebound
+from noclobber.mend.returning import returned_new
+from noclobber.mend.sound import Sound
+from noclobber.mend.stepping import stepped_later
+from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Edit, Finding, Suggestion
+from noclobber.model.source import Span
+
+SHOWN: tuple[Callable[[Finding], Sound | None], ...] = (
+    guarded,
+    recorded,
+    made_from_mapped,
+    copied,
+    returned_new,
+    stepped_later,
+    rebound,
+    without_flag,
+    kept_as_clone,
+)
+"""The likeliest first."""
+
+
+def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings with changes that are sound, or with words alone."""
+    found = [(finding, sound(finding)) for finding in findings]
+    errors = [(finding, one) for finding, one in found if finding.severity == "error"]
+    groups = _groups(errors) if _together([one for _, one in errors]) is not None else []
+    together = {id(finding): _together([one for _, one in group]) for group in groups for finding, _ in group}
+    return tuple(_with(finding, one, together.get(id(finding))) for finding, one in found)
+
+
+_Found = tuple[Finding, Sound | None]
+
+
+def _groups(found: Sequence[_Found]) -> list[list[_Found]]:
+    """Return the findings in groups of those that belong together."""
+    groups: list[list[_Found]] = []
+    for one in found:
+        near = [group for group in groups if any(_belong_together(one, other) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), one])
+    return groups
+
+
+def _belong_together(one: _Found, other: _Found) -> bool:
+    """Return True for two findings of one write or one backward, and for two whose changes touch the same place.
+
+    A backward that reads two overwritten saves stays wrong if only one of the writes is changed.
+    """
+    if not _writes(one[0]).isdisjoint(_writes(other[0])):
+        return True
+    if (read := _read(one[0])) is not None and read == _read(other[0]):
+        return True
+    edits, others = ((sound.edits if sound is not None else ()) for _, sound in (one, other))
+    return any(
+        edit.span.path == near.span.path and _ends(edit)[0] <= _ends(near)[1] and _ends(near)[0] <= _ends(edit)[1]
+        for edit in edits
+        for near in others
+    )
+
+
+def _read(finding: Finding) -> Span | None:
+    event = finding.event
+    return event.read.site.span() if isinstance(event, Clobber) and event.read.site is not None else None
+
+
+def _writes(finding: Finding) -> set[Span]:
+    return {label.span for label in finding.labels if label.role == "write"}
+
+
+def sound(finding: Finding) -> Sound | None:
+    """Return the first change that fits a finding, else None.
+
+    It is None if autograd did not see the write: only the author knows whether the write should be part of the
+    gradient. It is None for memory of a pack hook too: the line that saves says nothing about that memory.
+    """
+    if any(one.untracked for one in finding.writes) or (finding.save and finding.save.unchecked == "packed"):
+        return None
+    return next((one for cure in SHOWN if (one := cure(finding)) is not None), None)
+
+
+def _together(found: Sequence[Sound | None]) -> tuple[Edit, ...] | None:
+    """Return the edits of all findings, each once; None if a finding has none, or if two edits touch one place."""
+    edits = list(dict.fromkeys(edit for one in found if one is not None for edit in one.edits))
+    spans = sorted((edit.span.path, _ends(edit)) for edit in edits)
+    apart = all(
+        one[0] != other[0] or one[1][1] < other[1][0] or (one[1][1] == other[1][0] and one[1] != other[1])
+        for one, other in pairwise(spans)
+    )
+    return tuple(edits) if None not in found and apart else None
+
+
+def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
+    span = edit.span
+    return (span.line, span.column), (span.end_line, span.end_column)
+
+
+def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
+    if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
+        return finding
+    # The words that say the same go, and what comes next is another way.
+    same = next((own for own in finding.suggestions if own.cure is one.cure), None)
+    others = [own for own in finding.suggestions if own is not same]
+    others[:1] = [replace(own, message=f"or {own.message.removeprefix('or ')}") for own in others[:1]]
+    return replace(finding, suggestions=(Suggestion(one.title, edits, one.cure), *others))

@@ -1,0 +1,80 @@
+"""Two backwards of one forward as one: `(first + second).backward()`, and one step where there were two."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from noclobber.mend.candidate import Candidate
+from noclobber.mend.finding_source import Scene
+from noclobber.mend.step_order import optimizer, together
+from noclobber.syntax.edits import remove, replace
+from noclobber.syntax.names import called, dotted
+from noclobber.syntax.tree import File, Place, walk
+
+_UPDATES = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
+"""Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
+
+
+def summed(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+    """The two backwards of a graph that the first one has freed, where nothing in between uses the gradients."""
+    reads = scene.places("read")
+    if len(reads) != 2 or reads[0].file is not reads[1].file:
+        return
+    yield from _of(reads[1].file, reads[0].row, reads[1], cost, ())
+
+
+def summed_and_stepped_once(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+    """The backwards before and after a step, where the same optimizer steps again later on: the first step goes."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file:
+        return
+    rows, first, second = together(step.file, step.row, read.row)
+    name = optimizer(step.row)
+    if not rows or first >= second or not name or rows[first] is not step.row:
+        return
+    if not any(optimizer(one) == name for one in rows[second + 1 :]):
+        return
+    zeros = [one for one in rows[first + 1 : second] if _is_zero_of(one, name)]
+    before = next((one for one in reversed(rows[:first]) if _loss(one) is not None), None)
+    if before is not None:
+        yield from _of(step.file, before, read, cost, (step.row, *zeros))
+
+
+def _is_zero_of(row: ast.stmt, name: str) -> bool:
+    call = row.value if isinstance(row, ast.Expr) else None
+    return called(call) == "zero_grad" and isinstance(call, ast.Call) and dotted(call.func) == f"{name}.zero_grad"
+
+
+def _loss(row: ast.stmt) -> ast.expr | None:
+    """`loss` of the statement `loss.backward()`, which may have `retain_graph=True` and nothing else."""
+    call = row.value if isinstance(row, ast.Expr) else None
+    if not isinstance(call, ast.Call) or called(call) != "backward" or not isinstance(call.func, ast.Attribute):
+        return None
+    plain = not call.args and all(one.arg == "retain_graph" for one in call.keywords)
+    return call.func.value if plain and isinstance(call.func.value, (ast.Name, ast.Attribute)) else None
+
+
+def _of(file: File, first: ast.stmt, read: Place, cost: int, gone: Sequence[ast.stmt]) -> Iterator[Candidate]:
+    one, other = _loss(first), _loss(read.row)
+    rows, at, last = together(file, first, read.row)
+    if one is None or other is None or not rows or at >= last or rows[last] is not read.row or rows[at] is not first:
+        return
+    if dotted(one) == dotted(other) or any(
+        map(_uses_gradients, (row for row in rows[at + 1 : last] if row not in gone))
+    ):
+        return
+    bound = {
+        each.id for row in rows[at + 1 : last] for each in walk(row, ast.Name) if not isinstance(each.ctx, ast.Load)
+    }
+    removed = [edit for row in (first, *gone) if (edit := remove(file, row)) is not None]
+    if dotted(one).partition(".")[0] in bound or len(removed) < 1 + len(gone):
+        return
+    text = f"({file.source(one)} + {file.source(other)}).backward()"
+    title = "sum the losses and call `backward` once" + ", then step once" * bool(gone)
+    yield Candidate(title, (*removed, replace(file, read.row, text)), cost, way="summed")
+
+
+def _uses_gradients(row: ast.stmt) -> bool:
+    named = any(one.attr == "grad" for one in walk(row, ast.Attribute))
+    return named or any(called(one) in ("step", "backward", *_UPDATES) for one in walk(row, ast.Call))

@@ -1,0 +1,226 @@
+"""Writes to the parts of a tensor or container that a loop or an unpacking hands out: by index, or into a new whole."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import chain, count
+
+from noclobber.mend.candidate import Candidate
+from noclobber.model.operators import VIEWS
+from noclobber.syntax.edits import before, remove, replace
+from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, parameters
+from noclobber.syntax.tree import FOR, File, last_line, parse, walk
+from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, writes
+
+For = ast.For | ast.AsyncFor
+Pair = tuple[ast.expr, ast.expr]
+"""The variable of a loop, and what it goes through."""
+
+
+def by_index(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+    """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
+    file, loop = write.file, _loop(write)
+    name = dotted(write.base)
+    pair = _iterated(loop, name) if loop is not None else None
+    source = _indexable(file, pair[1]) if pair is not None else None
+    if loop is None or pair is None or source is None:
+        return
+    (target, whole), (text, length), index = pair, source, _fresh(file, loop)
+    uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
+    if any(isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign) for one in uses):
+        return
+    edits = [replace(file, target, index), replace(file, whole, f"range({length})")]
+    edits += [replace(file, one, text.replace("#", index)) for one in uses]
+    yield Candidate("index instead of iterating", tuple(edits), cost)
+    root = text.partition("[")[0]
+    clone = before(file, loop, f"{root} = {root}.clone()")
+    if clone is not None and is_read_after(file, root, file.scope(loop), last_line(loop)):
+        yield Candidate(f"index a clone of `{root}` instead of iterating", (clone, *edits), cost + 1)
+
+
+def into_new(write: WriteSyntax, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
+    """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
+    listed = write.statement.value if isinstance(write.statement, ast.Expr) else None
+    if isinstance(listed, ast.ListComp) and listed.elt is write.call:
+        yield from _new_list(write, listed, cost)
+        return
+    file, loop = write.file, _loop(write)
+    if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
+        return
+    pair, value = _iterated(loop, dotted(write.base)), _value(write)
+    if len(loop.body) != 1 or pair is None or value is None:
+        return
+    whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
+    for name, text in _wholes(file, loop, pair, value, header, stacked):
+        if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
+            yield Candidate(f"make a new `{name}` out of place", (replace(file, loop, text),), cost)
+    if isinstance(whole, (ast.Tuple, ast.List)) and loop.iter is whole and all(map(dotted, whole.elts)):
+        names = [dotted(one) for one in whole.elts]
+        new = ", ".join(_renamed(value, dotted(pair[0]), one) for one in names)
+        yield Candidate("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost)
+
+
+def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Candidate]:
+    """`[t.add_(1) for t in ts]` as `ts = [t + 1 for t in ts]`."""
+    file, loop = write.file, listed.generators[0]
+    name, text = dotted(loop.iter), expression(file, write.call) if write.call is not None else None
+    if name and text and write.call is not None and dotted(loop.target) == write.name:
+        new = f"{name} = {file.source(listed)}".replace(file.source(write.call), text, 1)
+        yield Candidate(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
+
+
+def one_by_one(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+    """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
+    for one, target in _unpackings(write):
+        text = _selected(write.file, one.value, len(target.elts))
+        if text is not None:
+            yield Candidate("take the views one at a time", (replace(write.file, one.value, text),), cost)
+
+
+def inlined(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+    """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written."""
+    file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
+    for one in walk(scope, ast.Assign):
+        made = _views(one)
+        if name not in made or one.lineno >= write.statement.lineno:
+            continue
+        edits, left = [], False
+        for use in walk(scope, ast.Name):
+            if use.id not in made or use.lineno <= one.lineno:
+                continue
+            above = file.above[use]
+            call = file.above[above] if isinstance(above, ast.Attribute) else None
+            if isinstance(call, ast.Call) and writes(call):
+                edits.append(replace(file, use, file.source(made[use.id])))
+            else:
+                left = True
+        gone = None if left else remove(file, one)
+        if edits:
+            yield Candidate("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
+
+
+def cloned_parts(write: WriteSyntax, cost: int = 4) -> Iterator[Candidate]:
+    """`a, b = x.chunk(2)` with `a = a.clone()` after it: right where nobody reads `x` itself afterwards."""
+    file, name, scope = write.file, dotted(write.base), write.file.scope(write.statement)
+    for one, _ in _unpackings(write):
+        value = one.value
+        root = dotted(
+            value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
+        )
+        held = root and root.split(".")[0] in ("self", *parameters(scope))
+        edit = before(file, write.statement, f"{name} = {name}.clone()")
+        if not held and not is_read_after(file, root, scope, one.lineno) and edit is not None:
+            yield Candidate(f"write into a clone of `{name}`", (edit,), cost)
+
+
+def _loop(write: WriteSyntax) -> For | None:
+    found = (one for one in (write.statement, *write.file.around(write.statement)) if isinstance(one, FOR))
+    return next(found, None)
+
+
+def _unpackings(write: WriteSyntax) -> Iterator[tuple[ast.Assign, ast.Tuple]]:
+    """The assignments of the function that unpack into a row of names, the written one among them."""
+    for one in walk(write.file.scope(write.statement), ast.Assign):
+        target = one.targets[0]
+        if isinstance(target, ast.Tuple) and dotted(write.base) in map(dotted, target.elts):
+            yield one, target
+
+
+def _iterated(loop: For, name: str) -> Pair | None:
+    """The loop variable of a name, and the expression whose parts it goes through."""
+    targets, sources = [loop.target], [loop.iter]
+    if isinstance(loop.target, ast.Tuple):
+        zipped = loop.iter
+        if not isinstance(zipped, ast.Call) or called(zipped) != "zip" or len(zipped.args) != len(loop.target.elts):
+            return None
+        targets, sources = loop.target.elts, zipped.args
+    return next(((one, whole) for one, whole in zip(targets, sources, strict=True) if dotted(one) == name), None)
+
+
+def _indexable(file: File, whole: ast.expr) -> tuple[str, str] | None:
+    """How the part number `#` is written, and how many there are; None where that is not plain."""
+    if dotted(whole):
+        text = file.source(whole)
+        return f"{text}[#]", f"len({text})"
+    if isinstance(whole, ast.Call) and called(whole) == "unbind" and isinstance(whole.func, ast.Attribute):
+        text, dim = file.source(whole.func.value), _dim(file, whole, 0)
+        if dotted(whole.func.value) and dim == "0":
+            return f"{text}[#]", f"len({text})"
+        if dotted(whole.func.value) and dim is not None:
+            return f"{text}.select({dim}, #)", f"{text}.size({dim})"
+    return None
+
+
+def _value(write: WriteSyntax) -> str | None:
+    """The new value of a write, as an expression."""
+    if isinstance(write.statement, ast.Assign) and isinstance(write.target, ast.Attribute):
+        return write.file.source(write.statement.value)
+    edits = out_of_place(write)
+    return edits[0].replacement.partition(" = ")[2] if len(edits) == 1 and " = " in edits[0].replacement else None
+
+
+def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
+    """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
+    target, whole = pair
+    if dotted(whole):
+        name = dotted(whole)
+        rows = f"[{value} {header}]"
+        yield name, f"{name} = torch.stack({rows})" if stacked else f"{name} = {rows}"
+    elif isinstance(whole, ast.Call) and called(whole) == "values" and isinstance(whole.func, ast.Attribute):
+        name = dotted(whole.func.value)
+        into = file.source(loop.target).replace(dotted(target), f"(name, {dotted(target)})", 1)
+        into = into if isinstance(loop.target, ast.Tuple) else f"name, {dotted(target)}"
+        source = file.source(loop.iter).replace(file.source(whole), f"{name}.items()")
+        if name:
+            yield name, f"{name} = {{name: {value} for {into} in {source}}}"
+
+
+def _selected(file: File, value: ast.expr, count: int) -> str | None:
+    """ "x[0], x[1]" for `x`, `x.unbind(0)`, `torch.unbind(x)`; None for what is divided in another way."""
+    if dotted(value):
+        return ", ".join(f"{file.source(value)}[{number}]" for number in range(count))
+    if not isinstance(value, ast.Call) or called(value) != "unbind" or not isinstance(value.func, ast.Attribute):
+        return None
+    is_function = dotted(value.func.value) == "torch" and bool(value.args)
+    whole = value.args[0] if is_function else value.func.value
+    text, dim = file.source(whole), _dim(file, value, int(is_function))
+    if dim is None or not dotted(whole):
+        return None
+    return ", ".join(
+        f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count)
+    )
+
+
+def _dim(file: File, call: ast.Call, position: int) -> str | None:
+    given = keyword(call, "dim")
+    if given is not None:
+        return file.source(given.value)
+    return file.source(call.args[position]) if len(call.args) > position else "0"
+
+
+def _views(one: ast.Assign) -> dict[str, ast.expr]:
+    """The names that an assignment gives to views, and how each is taken."""
+    target, value = one.targets[0], one.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        pairs = list(zip(target.elts, value.elts, strict=True))
+    named = [(a.id, b) for a, b in pairs if isinstance(a, ast.Name)]
+    return {name: b for name, b in named if isinstance(b, ast.Subscript) or called(b) in VIEWS}
+
+
+def _fresh(file: File, loop: For) -> str:
+    used = names_used(file.scope(loop))
+    return next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """The text of an expression with a name in place of another."""
+    file = parse("", text)
+    if file is None:
+        return text
+    for one in reversed([each for each in walk(file.tree, ast.Name) if each.id == old]):
+        span = file.span(one)
+        start, end = file.offset(span.line, span.column), file.offset(span.end_line, span.end_column)
+        text = text[:start] + new + text[end:]
+    return text

@@ -1,0 +1,96 @@
+"""The tables of what gives a new tensor, asked of the installed torch."""
+
+from __future__ import annotations
+
+import collections
+import io
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from noclobber.mend.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
+from noclobber.model.operators import MAYBE_SAME, SPLITS, VIEWS
+
+COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
+"""Functions in Python that run operators of other names."""
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS - COMPOSED))
+def test_no_overload_of_a_function_gives_its_argument_or_a_view_of_it(name):
+    packet = getattr(torch.ops.aten, name)
+    for overload in packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if schema.is_mutable:
+            continue  # `out=`, which the rewrites do not take for one of these
+        assert all(result.alias_info is None for result in schema.returns), overload
+
+
+@pytest.mark.parametrize("name", sorted(MODULES | PASSING))
+def test_a_module_of_the_tables_is_there(name):
+    assert issubclass(getattr(nn, name), nn.Module)
+
+
+@pytest.mark.parametrize("name", sorted(KEEPING_NOTHING | TAKING))
+def test_a_method_of_the_tables_is_there(name):
+    assert hasattr(torch.Tensor, name)
+
+
+@pytest.mark.parametrize("kind", [list, dict, set, collections.deque, collections.Counter, io.StringIO, random.Random])
+def test_no_container_has_a_method_that_takes_a_tensor(kind):
+    assert not [name for name in TAKING if hasattr(kind, name)]
+
+
+ALIKE = {
+    "relu": lambda t: torch.relu(t),
+    "abs": lambda t: t.abs(),
+    "clamp that changes nothing": lambda t: t.clamp(-9, 9),
+    "round of whole numbers": lambda t: t.round(),
+    "interpolate to the same size": lambda t: nn.functional.interpolate(t[None, None], size=t.shape)[0, 0],
+    "normalize": lambda t: nn.functional.normalize(t),
+    "repeat once": lambda t: t.repeat(1, 1),
+    "tile once": lambda t: t.tile(1, 1),
+    "cat of one": lambda t: torch.cat([t]),
+    "index_select of all": lambda t: t.index_select(0, torch.arange(3)),
+    "where always": lambda t: torch.where(t == t, t, t),
+    "tril of all": lambda t: t.tril(9),
+    "roll by nothing": lambda t: t.roll(0),
+    "flip of nothing": lambda t: t.flip([]),
+    "max_pool of ones": lambda t: nn.functional.max_pool2d(t[None, None], 1)[0, 0],
+    "avg_pool of ones": lambda t: nn.functional.avg_pool2d(t[None, None], 1)[0, 0],
+    "repeat_interleave once": lambda t: t.repeat_interleave(1, 0),
+    "a product with one": lambda t: t.mul(1),
+    "softsign": lambda t: nn.functional.softsign(t),
+    "softmin": lambda t: nn.functional.softmin(t, 0),
+    "logsigmoid": lambda t: nn.functional.logsigmoid(t),
+    "sum over nothing": lambda t: t[None].sum(0),
+    "mean over one": lambda t: t[None].mean(0),
+    "amax over one": lambda t: t[None].amax(0),
+    "cumsum over one": lambda t: t[None].cumsum(0)[0],
+}
+
+
+@pytest.mark.parametrize("operation", ALIKE.values(), ids=ALIKE)
+def test_where_there_is_nothing_to_do_the_tensor_is_new_all_the_same(operation):
+    t = torch.arange(9.0).view(3, 3)
+    result = operation(t)
+    assert result.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+
+
+GIVEN = {
+    "diagonal": (), "expand": (4, 4), "expand_as": (torch.ones(4, 4),), "movedim": (0, 1), "narrow": (0, 0, 2),
+    "permute": (1, 0), "reshape": (16,), "select": (0, 1), "squeeze": (), "swapaxes": (0, 1), "swapdims": (0, 1),
+    "transpose": (0, 1), "unflatten": (0, (2, 2)), "unsqueeze": (0,), "view": (16,), "view_as": (torch.ones(16),),
+    "chunk": (2,), "split": (2,), "tensor_split": (2,), "to": (torch.float32,),
+}  # fmt: skip
+"""What the methods of the tables are called with."""
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS | MAYBE_SAME | SPLITS))
+def test_a_view_shares_its_bytes(name):
+    whole = torch.randn(4, 4, dtype=torch.complex64 if name == "imag" else torch.float32)
+    found = getattr(whole, name)
+    found = found(*GIVEN.get(name, ())) if callable(found) else found
+    for part in found if name in SPLITS else (found,):
+        assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -1,0 +1,175 @@
+"""A report shows a change only where applying it as it stands gives the right program; elsewhere it shows words."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import noclobber
+from noclobber.mend.shown import advised
+from noclobber.mend.tried import candidates
+from noclobber.model.report import finding_in, finding_out
+from noclobber.model.source import source_text
+from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
+from tests.tensors import all_equal
+
+pytestmark = pytest.mark.usefixtures("looks_anew")
+
+
+class Program:
+    """A program in a file. `gradients` runs it as it is, or as it is after edits."""
+
+    def __init__(self, folder, body):
+        self.path, self.text = str(folder / "program.py"), HEAD + body + END
+
+    def names(self, text):
+        with open(self.path, "w") as file:
+            file.write(text)
+        linecache.checkcache(self.path)
+        names = {}
+        exec(compile(text, self.path, "exec"), names)
+        return names
+
+    def gradients(self, text=None, around=None):
+        names = self.names(text or self.text)
+        if around is None:
+            names["run"]()
+        else:
+            with around:
+                names["run"]()
+        return names["gradients"]()
+
+    def findings(self):
+        names, seen = self.names(self.text), noclobber.watch(contents=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with seen:
+                    names["run"]()
+            except RuntimeError:
+                pass
+        return seen.findings
+
+
+def applied(text, edits):
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+
+    def at(line, column):
+        return starts[line - 1] + column - 1
+
+    for edit in sorted(edits, key=lambda one: (one.span.line, one.span.column), reverse=True):
+        span = edit.span
+        text = text[: at(span.line, span.column)] + edit.replacement + text[at(span.end_line, span.end_column) :]
+    return text
+
+
+def first_changes(program):
+    findings = program.findings()
+    assert findings
+    return [one.suggestions[0].edits for one in findings if one.severity == "error"]
+
+
+@pytest.mark.parametrize("body", [*SOUND.values(), *READ_ELSEWHERE.values()], ids=[*SOUND, *READ_ELSEWHERE])
+def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, body):
+    program = Program(tmp_path, body)
+    for edits in first_changes(program):
+        assert edits
+        changed = applied(program.text, edits)
+        clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+        right = program.gradients(_seen_by_hooks(program.text), clones)
+        assert all_equal(program.gradients(changed), right)
+        mended = Program(tmp_path, body)
+        mended.text = changed
+        assert not mended.findings()
+
+
+def reworded(finding):
+    """The finding as a report brings it back, with other words everywhere."""
+    told = finding_in(finding_out(finding))
+    return replace(
+        told,
+        message="other words",
+        labels=tuple(replace(one, text="other words") for one in told.labels),
+        notes=("other words",),
+        suggestions=tuple(replace(one, message="other words", edits=()) for one in told.suggestions),
+    )
+
+
+@pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
+def test_what_is_advised_and_tried_depends_on_no_words(tmp_path, body):
+    found = Program(tmp_path, body).findings()
+    findings = [replace(one, suggestions=tuple(replace(help, edits=()) for help in one.suggestions)) for one in found]
+    told = [reworded(one) for one in findings]
+    changes = [[help.edits for help in one.suggestions if help.edits] for one in advised(findings)]
+    assert [[help.edits for help in one.suggestions if help.edits] for one in advised(told)] == changes
+    tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
+    assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
+
+
+def _seen_by_hooks(text):
+    """What a hook on a gradient writes is no save: there the program is written as it should have been."""
+    return text.replace("gradient.mul_(3)", "gradient * 3").replace("gradient.mul_(2)", "gradient = gradient * 2")
+
+
+@pytest.mark.parametrize(("body", "right"), REFUSED.values(), ids=REFUSED)
+def test_a_change_makes_what_was_refused_right(tmp_path, body, right):
+    program = Program(tmp_path, body)
+    (edits,) = first_changes(program)
+    names = program.names(program.text)
+    expected = [one if one is None else one.detach() for one in right(names["x"], names["w"])]
+    found = program.gradients(applied(program.text, edits))
+    assert all_equal(found, expected, torch.allclose)
+
+
+@pytest.mark.parametrize("body", WORDS.values(), ids=WORDS)
+def test_where_no_change_is_sound_there_are_words(tmp_path, body):
+    findings = Program(tmp_path, body).findings()
+    assert findings
+    assert all(one.suggestions for one in findings)
+    assert not any(help.edits for one in findings for help in one.suggestions)
+
+
+def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
+    first = SOUND["added onto"].replace("def run", "def first")
+    last = WORDS["a captured result"].replace("def run", "def last")
+    both = "\ndef run():\n    try:\n        first()\n    except RuntimeError:\n        last()\n"
+    findings = Program(tmp_path, first + last + both).findings()
+    assert len(findings) == 2
+    assert not any(help.edits for one in findings for help in one.suggestions)
+
+
+def test_findings_of_one_backward_show_one_change(tmp_path):
+    body = """
+def run():
+    h, k = (x @ w).exp(), (x @ w).tanh()
+    y = h + k
+    h += 1
+    k += 1
+    (y + h * k).sum().backward()
+"""
+    program = Program(tmp_path, body)
+    findings = program.findings()
+    assert len(findings) == 2
+    first, last = (one.suggestions[0].edits for one in findings)
+    assert set(first) == set(last)
+    clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+    assert all_equal(program.gradients(applied(program.text, first)), program.gradients(around=clones))
+
+
+def test_each_finding_shows_its_own_change(tmp_path):
+    first = SOUND["added onto"].replace("def run", "def first")
+    last = SOUND["added onto"].replace("def run", "def last")
+    both = "\ndef run():\n    try:\n        first()\n    except RuntimeError:\n        last()\n"
+    program = Program(tmp_path, first + last + both)
+    findings = program.findings()
+    assert len(findings) == 2
+    lines = [{edit.span.line for edit in one.suggestions[0].edits} for one in findings]
+    assert all(lines)
+    assert lines[0].isdisjoint(lines[1])
