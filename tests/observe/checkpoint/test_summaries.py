@@ -44,3 +44,8 @@ def test_what_is_no_number_is_compared_too(value):
 
 def test_a_tensor_of_another_size_is_far():
     assert far(rough(torch.ones(3)), torch.ones(4)) is True
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool], ids=str)
+def test_what_cannot_be_added_up_has_no_summary(dtype):
+    assert rough(torch.ones(3).to(dtype)) is None

@@ -229,7 +229,7 @@ def _unfilled(node: Node) -> tuple[str, ...]:
     before. An attention without dropout draws nothing, and still keeps where it drew (torch 2.11 on CUDA;
     tests/device/test_right_programs.py, checkpointed_attention); the sums that it keeps have rows beyond the last."""
     name = node.name()
-    if "AttentionBackward" in name:
+    if "Attention" in name:
         drawn = ("philox_seed", "philox_offset") if getattr(node, "_saved_dropout_p", None) == 0 else ()
         return ("log_sumexp", "logsumexp", *drawn)
     return _PARTLY_FILLED.get(name, ())

@@ -399,20 +399,18 @@ def _is_now_at(reread: Reread, key: int) -> bool:
 
 
 _SAMPLE = 256
+_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""Not those of 8 bits: they cannot be added up."""
 
 
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles
     (as single numbers on MPS).
 
-    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of integers or
-    booleans, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
+    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of other numbers
+    than `_SUMMED`, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
     """
-    if (
-        any(getattr(tensor, "names", ()))
-        or not tensor.numel()
-        or not (tensor.is_floating_point() or tensor.is_complex())
-    ):
+    if any(getattr(tensor, "names", ())) or not tensor.numel() or tensor.dtype not in _SUMMED:
         return None
     with private.aside():
         real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
