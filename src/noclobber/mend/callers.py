@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.mend.step_order import does_more, end_of_update, later_step, optimizer, statements_in, together
 from noclobber.syntax.edits import (
     after,

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene, kind_of, name_of
 from noclobber.mend.untracked_writes import OWN, copies_of
 from noclobber.model.finding import Cause, Edit
 from noclobber.model.source import Span
@@ -79,7 +79,7 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
 
     As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
     """
-    what = OWN.get(scene.kind())
+    what = OWN.get(kind_of(scene.finding))
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
@@ -89,8 +89,8 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         if len(call.args) < 2 or has_stars(call) or not is_off:
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
-        key = scene.name().rpartition(f"{net.rpartition('.')[2]}.")[2]
-        is_known, ways = key != scene.name(), []
+        key = name_of(scene.finding).rpartition(f"{net.rpartition('.')[2]}.")[2]
+        is_known, ways = key != name_of(scene.finding), []
         # For a module that a loop leads to, the path is not known; the last name may still be right.
         own = key if is_known else key.rpartition(".")[2]
         if own.replace(".", "_").isidentifier():

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene, argument_named
-from noclobber.syntax.edits import append, before
+from noclobber.mend.finding import Scene, argument_named, kind_of, name_of
+from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import called, definition, dotted, names_bound, parameters
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, walk
 from noclobber.syntax.writes import WriteSyntax, base_of, is_namespace, loses_write, write_at, writes
@@ -27,25 +27,14 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int = 3) -> Iterator[Ca
     file, name = write.file, write.name
     if not name or name.endswith(("torch", "self")) or loses_write(write):
         return
-    line = f"{name} = {name}.clone()"
     loop = next(iter(reversed(file.loops(write.statement))), None)
-    inside = before(file, _first_of_batch(write), line)
+    inside = cloned_before(file, _first_of_batch(write), name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
-    outside = before(file, loop, line) if loop is not None and not _is_loop_variable(loop, name) else None
+    outside = cloned_before(file, loop, name) if loop is not None and not _is_loop_variable(loop, name) else None
     if loop is not None and outside is not None and not any(loop in file.around(one.node) for one in saves):
         yield Candidate(f"write into a clone of `{name}`, made before the loop", (outside,), cost)
     if inside is not None:
         yield Candidate(f"write into a clone of `{name}`", (inside,), cost if loop is None else cost + 2)
-
-
-def of_value(write: WriteSyntax, cost: int = 0) -> Iterator[Candidate]:
-    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
-    found = write.statement
-    value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
-    if write.call is not None and called(write.call).endswith("_") and write.call.args:
-        value = write.call.args[0]
-    if isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-        yield Candidate("clone the value that is read", (append(write.file, value, ".clone()"),), cost)
 
 
 def at_save(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
@@ -117,9 +106,9 @@ def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
 
     A weight or buffer that the text does not name is one of a module called here: no operand is it.
     """
-    short = scene.name().rpartition(".")[2]
+    short = name_of(scene.finding).rpartition(".")[2]
     named = [one for one in operands if short and dotted(base_of(one)).rpartition(".")[2] == short]
-    if named or scene.kind() == "parameter":
+    if named or kind_of(scene.finding) == "parameter":
         return named
     if field in _SECOND and len(operands) > 1:
         return operands[1:2]

@@ -9,16 +9,20 @@ Sound because a refused write never happened, so there is nothing to keep but va
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
+from noclobber.mend.candidate import Candidate
 from noclobber.mend.finding import blamed, place
 from noclobber.mend.holding import root_of
 from noclobber.mend.sound import Sound
 from noclobber.model.finding import Cause, Cure, Edit, Finding
-from noclobber.syntax.edits import append, before
+from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import File, Place, ends, starts, within
+from noclobber.syntax.writes import WriteSyntax, write_at
 
 _APPLIED = ("NC301", "NC302", "NC305", "NC313")
+_VALUE = "clone the value that is read"
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
@@ -33,17 +37,25 @@ def copied(finding: Finding) -> Sound | None:
     if finding.code == "NC302" and write is not None and (edit := _cloned_first(write)) is not None:
         return Sound("write into a clone, so that the gradient flows through", (edit,), Cure.CLONE_FIRST)
     if finding.cause is Cause.READS_TARGET and write is not None:
-        edit = _value_cloned(write)
-        return Sound("clone the value that is read", (edit,), Cure.CLONE_VALUE) if edit is not None else None
+        edit = None if isinstance(write.node, ast.Call) else _value_cloned(write_at(write))
+        return Sound(_VALUE, (edit,), Cure.CLONE_VALUE) if edit is not None else None
     return None
 
 
-def _value_cloned(write: Place) -> Edit | None:
-    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`."""
+def of_value(write: WriteSyntax, cost: int = 0) -> Iterator[Candidate]:
+    """The same for any write, as one to try."""
+    edit = _value_cloned(write)
+    if edit is not None:
+        yield Candidate(_VALUE, (edit,), cost)
+
+
+def _value_cloned(write: WriteSyntax) -> Edit | None:
+    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
     found = write.statement
-    if not isinstance(found, (ast.Assign, ast.AugAssign)) or isinstance(write.node, ast.Call):
-        return None
-    return append(write.file, found.value, ".clone()") if isinstance(found.value, _PLAIN) else None
+    value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
+    if write.call is not None and called(write.call).endswith("_") and write.call.args:
+        value = write.call.args[0]
+    return append(write.file, value, ".clone()") if isinstance(value, _PLAIN) else None
 
 
 def _cloned_first(write: Place) -> Edit | None:
@@ -61,7 +73,7 @@ def _cloned_first(write: Place) -> Edit | None:
     later = {one.id for one in names if starts(one) >= ends(found) and isinstance(one.ctx, ast.Load)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
-    return before(file, found, f"{name} = {name}.clone()")
+    return cloned_before(file, found, name)
 
 
 def _argument_cloned(applied: Place) -> Edit | None:

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import called, dotted, is_stored, keyword, named

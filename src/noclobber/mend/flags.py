@@ -14,8 +14,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import blamed
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene, blamed
 from noclobber.mend.holding import holds_alone, is_new
 from noclobber.mend.making import module_writes, parts_of
 from noclobber.mend.resolving import module_called

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.mend.making import HANDING_ON, KEEPING_NOTHING, METHODS
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.model.finding import Edit
-from noclobber.syntax.edits import after, before, remove, replace
+from noclobber.syntax.edits import after, before, cloned_before, remove, replace
 from noclobber.syntax.names import called, dotted, parameters
 from noclobber.syntax.tree import FUNCTION, File, Function, Place, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place
@@ -28,7 +28,7 @@ def new_gradient(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
             yield Candidate("return a new gradient", returned, cost)
             return
         yield Candidate("make a new tensor", tuple(edits), cost)
-    edit = before(file, write.statement, f"{write.name} = {write.name}.clone()") if write.name else None
+    edit = cloned_before(file, write.statement, write.name) if write.name else None
     if edit is not None:
         yield Candidate(f"write into a clone of `{write.name}`", (edit,), cost + 1)
 
@@ -79,7 +79,7 @@ def marked_dirty(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     edits, gone = out_of_place(write), [one for mark in marks if (one := remove(file, mark)) is not None]
     if edits and len(gone) == len(marks):
         yield Candidate("let the Function make a new tensor", (*edits, *gone), cost + 1)
-    copied = before(file, write.statement, f"{write.name} = {write.name}.clone()")
+    copied = cloned_before(file, write.statement, write.name)
     if copied is not None and not marks:
         yield Candidate("let the Function write into a clone", (copied,), cost + 1)
 

@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.mend.holding import owns
 from noclobber.mend.making import BUILTINS, KEEPING_NOTHING, METHODS, is_function, is_method
 from noclobber.mend.resolving import module_called

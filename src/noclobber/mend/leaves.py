@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from noclobber.mend.candidate import Candidate
 from noclobber.mend.clones import cloned_argument
 from noclobber.mend.functions import returns_value
-from noclobber.syntax.edits import before, insert, under_no_grad
+from noclobber.syntax.edits import cloned_before, insert, under_no_grad
 from noclobber.syntax.names import called, is_read_after, is_untracked
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
 from noclobber.syntax.updates import is_of_gradients
@@ -42,7 +42,7 @@ def cloned_leaf(write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
     is_read = is_read_after(file, name, file.scope(found), last_line(found))
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
-    edit = before(file, found, f"{name} = {name}.clone()")
+    edit = cloned_before(file, found, name)
     if edit is not None:
         yield Candidate(f"write into a clone of `{name}`, so that the gradient flows", (edit,), cost)
     yield from cloned_argument(write, cost)

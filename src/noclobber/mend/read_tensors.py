@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import dotted, is_stored

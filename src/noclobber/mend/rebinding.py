@@ -25,7 +25,7 @@ from noclobber.mend.seen import Holders, are_over, holders_at
 from noclobber.mend.sound import Sound
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit, Finding
-from noclobber.syntax.edits import before, replace
+from noclobber.syntax.edits import cloned_before, replace
 from noclobber.syntax.names import called, dotted, names_used
 from noclobber.syntax.tree import WITH, File, Place, starts
 from noclobber.syntax.writes import is_flagged, loses_write, out_of_place, write_at, written_by
@@ -156,7 +156,7 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
     if any(last in names_used(value) for value in values) or file.own_lines(write) is None:
         return None
-    return before(file, write, f"{name} = {name}.clone()")
+    return cloned_before(file, write, name)
 
 
 _SAVING_NOTHING = (

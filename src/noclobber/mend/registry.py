@@ -10,12 +10,14 @@ from noclobber.mend import (
     callers,
     checkpointed_regions,
     clones,
+    copying,
     detached_state,
     flags,
     forwards_in_loops,
     functions,
     later_writes,
     leaves,
+    modes,
     read_tensors,
     row_lists,
     step_order,
@@ -27,7 +29,7 @@ from noclobber.mend import (
 from noclobber.mend.aliasing import is_seen_here_only, safely
 from noclobber.mend.candidate import Candidate
 from noclobber.mend.fills import local_result, rebound_fill
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene, kind_of, name_of
 from noclobber.mend.out_of_place import guarded_out_of_place, out_of_decorator, rebound
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause
@@ -44,7 +46,7 @@ Kind = Callable[[Scene], Iterator[Candidate]]
 def stale(scene: Scene) -> Iterator[Candidate]:
     """A write between save and read: out of place, else a clone before it or at the save."""
     found = scene.writes()
-    is_weight = scene.kind() == "parameter"
+    is_weight = kind_of(scene.finding) == "parameter"
     for write in found:
         if functions.method_around(write.file, write.statement) == "backward":
             yield from functions.new_gradient(write)
@@ -121,7 +123,7 @@ def freed(scene: Scene) -> Iterator[Candidate]:
 
 def silent(scene: Scene) -> Iterator[Candidate]:
     """A write through an alias with its own version counter."""
-    is_weight = scene.kind() in ("parameter", "buffer")
+    is_weight = kind_of(scene.finding) in ("parameter", "buffer")
     hidden = [write for write in scene.writes() if untracked_writes.hides(write.target) and not is_weight]
     seen = [one for write in hidden for one in untracked_writes.tracked(write, scene)]
     yield from seen or stepped(scene)
@@ -190,7 +192,7 @@ def leaf(scene: Scene) -> Iterator[Candidate]:
         yield from clones.arguments(place, 1)
     for write in scene.writes():
         yield from view_writes.inlined(write)
-        yield from leaves.guarded(write) if leaves.is_update(write, scene.kind()) else ()
+        yield from leaves.guarded(write) if leaves.is_update(write, kind_of(scene.finding)) else ()
         yield from leaves.cloned_leaf(write)
         yield from safely(write, 3)
         yield from _calling(scene, write)
@@ -206,7 +208,7 @@ def view(scene: Scene) -> Iterator[Candidate]:
         yield from view_writes.into_new(write, 2, stacked=scene.finding.code == "NC303")
         yield from view_writes.cloned_parts(write, 3)
         if scene.finding.code == "NC304":
-            yield from leaves.guarded(write) if scene.kind() == "parameter" else ()
+            yield from leaves.guarded(write) if kind_of(scene.finding) == "parameter" else ()
             yield from safely(write, 1)
             yield from tensor_creation.with_grad(scene, write)
         yield from safely(write, 2)
@@ -219,7 +221,7 @@ def inference(scene: Scene) -> Iterator[Candidate]:
     """A tensor made in inference mode."""
     for write in scene.writes():
         yield from safely(write, 1)
-    yield from tensor_creation.no_grad_instead(scene)
+    yield from modes.no_grad_instead(scene)
     yield from clones.at_save(scene, 2)
 
 
@@ -230,7 +232,7 @@ def fitting(scene: Scene) -> Iterator[Candidate]:
             yield from tensor_creation.mapped(write)
         if scene.finding.code == "NC307":  # first of all, fix what an object keeps where it is made
             yield from tensor_creation.own_bytes(scene, write, -1 if "." in write.name else 2)
-            yield from clones.of_value(write) if scene.finding.cause is Cause.READS_TARGET else ()
+            yield from copying.of_value(write) if scene.finding.cause is Cause.READS_TARGET else ()
         yield from local_result(write)
         yield from safely(write, 1)
         if is_seen_here_only(write):
@@ -253,9 +255,9 @@ def general(scene: Scene) -> Iterator[Candidate]:
     """What a write can be changed into whatever its cause. A run shows which of it is right here."""
     refused = isinstance(scene.finding.event, Refusal)
     for write in scene.writes():
-        yield from leaves.guarded(write) if refused and leaves.is_update(write, scene.kind()) else ()
+        yield from leaves.guarded(write) if refused and leaves.is_update(write, kind_of(scene.finding)) else ()
         yield from later_writes.put_off(scene, write, 3)
-        if scene.kind() == "parameter":  # what takes its place is no weight of the module any more
+        if kind_of(scene.finding) == "parameter":  # what takes its place is no weight of the module any more
             continue
         yield from safely(write, 1)
         yield from rebound_fill(write)
@@ -301,7 +303,7 @@ def _calling(scene: Scene, write: WriteSyntax) -> Iterator[Candidate]:
     places = [one for one in scene.places("write") if one.file is write.file and one.row is write.statement]
     yield from flags.flags(scene, places)
     for one in places:
-        yield from clones.arguments(one, 2, scene.name())
+        yield from clones.arguments(one, 2, name_of(scene.finding))
 
 
 def _in_library(scene: Scene, cost: int = 8) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import (
     after,

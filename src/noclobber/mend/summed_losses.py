@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.mend.step_order import optimizer, together
 from noclobber.syntax.edits import remove, replace
 from noclobber.syntax.names import called, dotted

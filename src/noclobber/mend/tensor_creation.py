@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.model.finding import Edit
 from noclobber.model.operators import SPLITS, VIEWS
 from noclobber.syntax.edits import append, replace, undecorated, with_argument
-from noclobber.syntax.names import called, definition, dotted, keyword, last_name, parameters
+from noclobber.syntax.names import called, definition, dotted, keyword, parameters
 from noclobber.syntax.tree import File, functions, walk
 from noclobber.syntax.writes import WriteSyntax
 
@@ -18,14 +18,6 @@ _EXPANDS = ("expand", "expand_as", "broadcast_to")
 _EXPANDS_ALL = (*_EXPANDS, "broadcast_tensors", "meshgrid")
 _SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 _MAKERS = ("zeros", "ones", "empty", "full")
-
-
-def no_grad_instead(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
-    """`inference_mode` as `no_grad`: each place alone, then all. Values stay, and the tensors are ordinary ones."""
-    edits = [edit for file in scene.files() for edit in _as_no_grad(file)]
-    for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
-        if some:
-            yield Candidate("use `no_grad` instead of `inference_mode`", some, cost if len(some) == 1 else cost + 1)
 
 
 def with_grad(scene: Scene, write: WriteSyntax, cost: int = 2) -> Iterator[Candidate]:
@@ -98,24 +90,6 @@ def unsynced(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
             if wraps and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
                 yield Candidate("do not broadcast the buffers", (edit,), cost)
-
-
-def _as_no_grad(file: File) -> Iterator[Edit]:
-    """Each `torch.inference_mode`, called or not, as `torch.no_grad()`."""
-    for one in walk(file.tree, ast.Attribute):
-        if one.attr != "inference_mode":
-            continue
-        call = file.above[one]
-        if isinstance(call, ast.Call) and call.func is one:
-            plain = all(isinstance(each, ast.Constant) and each.value is True for each in call.args)
-            if plain and not call.keywords:
-                yield replace(file, call, f"{_owner(one)}no_grad()")
-        else:
-            yield replace(file, one, f"{_owner(one)}no_grad()")
-
-
-def _owner(mode: ast.Attribute) -> str:
-    return dotted(mode).removesuffix(last_name(mode))
 
 
 def _lazy(file: File, node: ast.Return) -> list[Edit]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from noclobber.mend import shown
 from noclobber.mend.candidate import Candidate, is_of_intent
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene
 from noclobber.mend.registry import KINDS, general
 from noclobber.mend.untracked_writes import straight_through
 from noclobber.model.finding import Finding

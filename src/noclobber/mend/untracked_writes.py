@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.candidate import Candidate
 from noclobber.mend.clones import before_write
-from noclobber.mend.finding_source import Scene
+from noclobber.mend.finding import Scene, kind_of, name_of
 from noclobber.mend.out_of_place import out_of_guard
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_read_again, names_used
@@ -78,13 +78,13 @@ def copies_of(net: str, what: str) -> str:
 
 def on_copies(scene: Scene, cost: int = 6) -> Iterator[Candidate]:
     """`net(x)` where it keeps its own weight or buffer: called on copies of them, through which gradients flow."""
-    what = OWN.get(scene.kind())
+    what = OWN.get(kind_of(scene.finding))
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, ast.Call) or not dotted(call.func) or _is_function(call):
             continue
         net = dotted(call.func)
-        if net.startswith((f"{scene.name()}.", *(f"{one.name}." for one in scene.writes() if one.name))):
+        if net.startswith((f"{name_of(scene.finding)}.", *(f"{one.name}." for one in scene.writes() if one.name))):
             continue  # a method of the tensor itself
         if call.keywords or has_stars(call):
             continue

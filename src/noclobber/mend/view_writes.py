@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from noclobber.mend.candidate import Candidate
 from noclobber.model.operators import VIEWS
-from noclobber.syntax.edits import before, remove, replace
+from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, parameters
 from noclobber.syntax.tree import FOR, File, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, writes
@@ -34,7 +34,7 @@ def by_index(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
     yield Candidate("index instead of iterating", tuple(edits), cost)
     root = text.partition("[")[0]
-    clone = before(file, loop, f"{root} = {root}.clone()")
+    clone = cloned_before(file, loop, root)
     if clone is not None and is_read_after(file, root, file.scope(loop), last_line(loop)):
         yield Candidate(f"index a clone of `{root}` instead of iterating", (clone, *edits), cost + 1)
 
@@ -109,7 +109,7 @@ def cloned_parts(write: WriteSyntax, cost: int = 4) -> Iterator[Candidate]:
             value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
         )
         held = root and root.split(".")[0] in ("self", *parameters(scope))
-        edit = before(file, write.statement, f"{name} = {name}.clone()")
+        edit = cloned_before(file, write.statement, name)
         if not held and not is_read_after(file, root, scope, one.lineno) and edit is not None:
             yield Candidate(f"write into a clone of `{name}`", (edit,), cost)
 

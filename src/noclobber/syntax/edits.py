@@ -48,6 +48,11 @@ def before(file: File, node: ast.AST, *lines: str) -> Edit | None:
     return insert(file, span.line, span.column, "".join(one + joint for one in lines))
 
 
+def cloned_before(file: File, node: ast.AST, name: str) -> Edit | None:
+    """Return the edit that puts `h = h.clone()` on a line before the statement of a node."""
+    return before(file, node, f"{name} = {name}.clone()")
+
+
 def after(file: File, node: ast.AST, *lines: str) -> Edit | None:
     """Put statements after the one that holds a node, and after its comment."""
     row = file.nearest(node, ast.stmt)
