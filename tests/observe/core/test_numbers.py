@@ -8,6 +8,7 @@ import torch
 import noclobber
 from noclobber.observe.core import kernel_functions
 from noclobber.observe.core.written import NUMBERS_AS_TENSORS
+from noclobber.observe.recorder import CONTEXT
 
 T = [
     torch.tensor([1.5, 2.5]),
@@ -88,10 +89,11 @@ def test_no_kernel_is_handed_a_number_that_the_program_gave_to_another_operator(
 
     tensor = torch.ones(3)
     with noclobber.watch():
+        by_python = CONTEXT.native is None
         sys.setprofile(profile)
         try:
             call(tensor)
             tensor.add_(3)
         finally:
             sys.setprofile(None)
-    assert handed == [3]
+    assert handed == [3] * by_python
