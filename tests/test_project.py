@@ -39,14 +39,6 @@ def test_addresses_are_read_only_where_torch_is_observed() -> None:
     assert [place(module) for module in others if "data_ptr" in module.read_text()] == []
 
 
-def test_one_file_prints() -> None:
-    def prints(module: Path) -> bool:
-        calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
-        return any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
-
-    assert {place(module) for module in MODULES if prints(module)} <= {"cli.py"}
-
-
 def test_one_file_imports_rich() -> None:
     assert [place(module) for module in MODULES if "rich" in imported(module)] == ["render/layout.py"]
 

@@ -1,0 +1,56 @@
+"""The lines that stand beside a report."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from noclobber.model.report import Report
+
+
+def counts(report: Report) -> str:
+    """Return how many findings there are; where there is none, what was checked."""
+    from noclobber.render.judged import nothing_found
+
+    found = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
+    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in found if count) or nothing_found(report)
+
+
+def checked(report: Report) -> list[str]:
+    """Return the line that says what was checked, where the findings do not."""
+    from noclobber.render.judged import nothing_found, unchecked
+
+    said = unchecked(report) if report.findings else nothing_found(report)
+    return [f"noclobber: {said}"] if said else []
+
+
+def notes(report: Report) -> list[str]:
+    """Return what was not watched, and the notes, as lines of their own."""
+    missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
+    return missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
+
+
+def killed(runs: str) -> list[str]:
+    """Return a line for each run that was killed and that no command has named yet."""
+    from noclobber.processes import leftover
+    from noclobber.render.text import typed
+
+    lines = []
+    for folder, command in leftover.killed(runs):
+        how = f"an earlier run ended by a signal (`{command}`)"
+        lines.append(f"noclobber: {how}; its report: {typed(['noclobber', 'report', folder])}")
+    return lines
+
+
+def crashed(what: str, trace: str) -> list[str]:
+    """Return the lines that ask for an issue where noclobber itself failed."""
+    text = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
+    return [text, *trace.rstrip().split("\n")] if os.environ.get("NOCLOBBER_DEBUG") else [text]
+
+
+def trace_of(crash: Exception) -> str:
+    """Return the traceback of an error, as text."""
+    import traceback
+
+    return "".join(traceback.format_exception(crash))

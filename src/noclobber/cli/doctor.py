@@ -1,0 +1,44 @@
+"""`noclobber doctor`: what works here, on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from noclobber.cli.parser import Verbs
+from noclobber.cli.printing import out, refuse, say
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb to the parser."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="say what works here",
+        description="Say which versions are installed, which ways of seeing work with them, and whether a small silent "
+        "error is found: what a bug report needs. The exit status is 0 if it is found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--build-native",
+        action="store_true",
+        help="first build the native part, which makes watching cheaper; it takes a C++ compiler and about a minute, "
+        "once for each torch and each Python",
+    )
+    parser.set_defaults(carry_out=carry_out, parser=parser)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """`noclobber doctor`: one screen on stdout; before it, the progress of building the native part on stderr."""
+    from noclobber.doctor import NotBuilt, build_native, examine
+    from noclobber.render.color import width_of
+
+    if options.build_native:
+        try:
+            file = build_native(lambda step: say(f"native part: {step} ..."))
+        except NotBuilt as reason:
+            return refuse(f"the native part is not built: {reason}")
+        say(f"native part: built as {file}")
+    done = examine()
+    out(done.text(width_of(sys.stdout, os.environ)))
+    return 0 if done.works else 1

@@ -1,0 +1,98 @@
+"""`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from functools import partial
+
+from noclobber.cli.parser import Verbs
+from noclobber.cli.printing import INTERRUPTED, out, refuse, say
+from noclobber.render.color import width_of
+from noclobber.render.text import visible
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb to the parser."""
+    parser = verbs.add_parser(
+        "fix",
+        usage="noclobber fix [--hints] [--diff | --write [--unproven]] [--backwards N] [--seconds S] "
+        "SCRIPT [ARGS...] | -m MODULE",
+        help="fix a program's in-place writes, with proof",
+        description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
+        "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it, "
+        "and checked if the write is refused and the gradient is the derivative of what the program computes. "
+        "The exit status is 0 if every finding is fixed, or if there is none.",
+        epilog="example: noclobber fix --write train.py --epochs 1",
+        allow_abbrev=False,
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
+    how.add_argument(
+        "--write", action="store_true", help="write proven and checked fixes, only to files under the current folder"
+    )
+    parser.add_argument(
+        "--unproven", action="store_true",
+        help="also write fixes whose gradients could not be compared, as where the program differs from run to run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backwards", type=_positive, metavar="N",
+        help="compare the gradients of N backward calls, starting at the first finding (default 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=_positive, default=60, metavar="S", help="end each run after S seconds (default 60)"
+    )
+    parser.add_argument(
+        "--hints", action="store_true",
+        help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
+    )  # fmt: skip
+    parser.set_defaults(carry_out=carry_out, parser=parser)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
+    from noclobber.fix.verb import CannotFix, fix, fix_hints
+
+    if options.unproven and options.hints:
+        options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
+    if options.backwards and options.hints:
+        options.parser.error("`--hints` runs the whole program: leave out `--backwards`")
+    if options.unproven and not options.write:
+        options.parser.error("`--unproven` needs `--write`: give both")
+
+    begun = time.monotonic()
+
+    def tell(text: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            say(f"noclobber: {text} ... ({time.monotonic() - begun:.0f} s so far)")
+
+    try:
+        what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
+        fixed = what(
+            options.program,
+            writing=options.write,
+            seconds=options.seconds,
+            tell=tell,
+        )
+    except CannotFix as reason:
+        return refuse(str(reason))
+    except KeyboardInterrupt:
+        say("noclobber: interrupted; nothing was changed")
+        return INTERRUPTED
+    try:
+        if sys.stdout is not None and sys.stdout.isatty():
+            out("".join(f"{visible(line)}\n" for line in fixed.diff.split("\n")[:-1]))
+        elif fixed.diff:
+            out(fixed.diff, raw=True)
+    finally:
+        for line in fixed.lines(width_of(sys.stderr, os.environ)):
+            say(line)
+    return fixed.status

@@ -1,0 +1,45 @@
+"""The parser of the command line, and where the program begins in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn, TypeAlias
+
+from noclobber.cli.printing import REFUSED, cut, out, say
+
+_WITH_VALUE = ("-o", "-f", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
+"""Options whose value is the next word."""
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into our options and the program. The program begins at the first word that is no option."""
+    index = 1
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return words[:index], words[index + 1 :]
+        if word.startswith(("-m", "-c")):
+            joined = [word[:2], word[2:]] if len(word) > 2 else [word]
+            return words[:index], joined + words[index + 1 :]
+        if word == "-" or not word.startswith("-"):
+            break
+        index += 2 if word in _WITH_VALUE else 1
+    return words[:index], words[index:]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's own, whose help and errors go where all else goes."""
+
+    def print_help(self, file: object = None) -> None:
+        out(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        if sys.stderr is not None:
+            self.print_usage(sys.stderr)
+        say(f"{self.prog}: error: {cut(message)}")
+        raise SystemExit(REFUSED)
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""What a verb adds its own parser to."""

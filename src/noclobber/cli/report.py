@@ -1,0 +1,73 @@
+"""`noclobber report`: a saved report in any format, on stdout or in a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+
+from noclobber.cli.beside import checked, notes
+from noclobber.cli.output import add_format, file_name, real, unwritable, unwritten
+from noclobber.cli.parser import Verbs
+from noclobber.cli.printing import out, refuse, say
+from noclobber.cli.selecting import add_selection, selected_of, selection_of
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb to the parser."""
+    parser = verbs.add_parser(
+        "report",
+        help="show a saved report",
+        description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
+        "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The files of a run that "
+        "was killed are removed once they are shown. The exit status is 0 if the report can be shown, whatever it "
+        "holds.",
+        epilog="example: noclobber report -f html -o report.html report.json",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
+    add_format(parser)
+    parser.add_argument("-o", dest="output", type=file_name, metavar="FILE", help="write to FILE instead of stdout")
+    add_selection(parser)
+    parser.set_defaults(carry_out=carry_out, parser=parser)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """`noclobber report`: a saved report in any format, on stdout or in a file."""
+    from noclobber.model.report import Report, ReportError
+    from noclobber.processes import leftover
+    from noclobber.reading import Unreadable, text_of
+    from noclobber.render import render
+    from noclobber.render.color import wanted, width_of
+    from noclobber.selection import SelectionError
+
+    if options.output and (why := unwritable(real(options.output))):
+        return refuse(f"cannot write `{options.output}`: {why}")
+    is_folder = options.file != "-" and os.path.isdir(options.file)
+    try:
+        if is_folder:
+            from noclobber.processes.merging import report_of
+            from noclobber.session import Session
+
+            report = report_of(options.file)
+            report = replace(report, findings=Session().advised(report.findings))
+        else:
+            report = Report.from_json(text_of(options.file, "report"))
+    except (OSError, ReportError, Unreadable) as error:
+        return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}")
+    try:
+        report = selected_of(report, options, selection_of(options))
+    except SelectionError as reason:
+        return refuse(str(reason))
+    if options.output:
+        if why := unwritten(real(options.output), render(report, options.format)):
+            return refuse(f"cannot write `{options.output}`: {why}")
+    else:
+        color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
+        out(render(report, options.format, color=color, width=width))
+        for line in [*checked(report), *notes(report)] if options.format == "concise" else ():
+            say(line)
+    if is_folder:
+        leftover.forget(options.file, report, leftover.runs())
+    return 0

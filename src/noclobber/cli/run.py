@@ -1,0 +1,158 @@
+"""`noclobber run`: a program as `python` runs it, then its report on stderr or in a file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
+from noclobber.cli.parser import Verbs
+from noclobber.cli.printing import cut, put, refuse
+from noclobber.cli.selecting import add_selection, require_baseline, selected_of, selection_of
+from noclobber.render.text import visible
+
+if TYPE_CHECKING:
+    from noclobber.model.report import Report
+    from noclobber.run import Run
+    from noclobber.selection import Selection
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb to the parser."""
+    parser = verbs.add_parser(
+        "run",
+        usage="noclobber run [-f FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
+        "[--select CODES] [--ignore CODES] [--baseline FILE [--update-baseline]] SCRIPT [ARGS...] | -m MODULE | "
+        "-c CODE",
+        help="run a program and explain its in-place writes",
+        description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
+        "or 1 if the program ended well but noclobber found an error. If the program is killed, what was found stays, "
+        "and the next command of noclobber says once how to show it.",
+        epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
+        allow_abbrev=False,
+    )
+    add_format(parser)
+    parser.add_argument(
+        "-o", dest="output", type=file_name, metavar="FILE | DIR/",
+        help="write the report to FILE instead; or a file for each process to DIR, for `noclobber report DIR`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-contents", dest="contents", action="store_false",
+        help="compare only versions, not saved bytes: cheaper, but misses writes by numpy and kernels",
+    )  # fmt: skip
+    parser.add_argument(
+        "--raise", dest="on_write", action="store_const", const="raise", default="record",
+        help="stop at the first write that breaks a gradient, before it happens",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ledger", action="store_true", help="also say which lines, modules and operators keep bytes for backward"
+    )
+    parser.add_argument(
+        "--hints", action="store_true",
+        help="also say where an in-place write would lower the peak of memory, and where one lowers nothing",
+    )  # fmt: skip
+    add_selection(parser)
+    parser.set_defaults(parser=parser)
+
+
+def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
+    """`noclobber run`: the program, then its report on stderr or in a file, and its own KeyboardInterrupt `at_end`."""
+    from noclobber.program import NotAProgram
+    from noclobber.run import Run
+    from noclobber.selection import SelectionError
+
+    output = real(options.output) if options.output else None
+    folder = output if output and (os.path.isdir(output) or options.output.endswith(SEPARATORS)) else None
+    if folder is not None and options.format != "full":
+        kept = f"`-o {options.output}` is a folder and keeps what each process finds"
+        options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
+    if output is not None and (why := unusable(folder) if folder else unwritable(output)):
+        return refuse(f"cannot write `{options.output}`: {why}")
+    try:
+        selection = selection_of(options)
+        require_baseline(selection, updating=options.update_baseline)
+    except SelectionError as reason:
+        return refuse(str(reason))
+    run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)
+    try:
+        run.carry_out(words, lambda: _reported(run, options, words, output, selection))
+        status = run.status if run.in_child else _reported(run, options, words, output, selection)
+    except NotAProgram as reason:
+        return refuse(str(reason))
+    except KeyboardInterrupt:
+        run.close()
+        raise
+    at_end.callback(run.leave)
+    return status
+
+
+def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None, selection: Selection) -> int:
+    """Report on a program that is over; return the exit status."""
+    from noclobber.selection import SelectionError, unused
+
+    status = run.status
+    with run.surroundings(), run.kept_apart():
+        report = run.report()
+        try:
+            report = selected_of(report, options, selection)
+        except SelectionError as reason:
+            _tell(run, f"noclobber: {cut(str(reason))}; all findings follow")
+        if more := unused(report, selection, run.files()):
+            report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
+        if report.findings and options.format != "concise":
+            with run.kept_apart():
+                from noclobber.fix.advice import advised
+
+                report = advised(report, words, run.kept_apart)
+        if status % 256 == 0 and report.count("error"):  # a program that exits with 256 ends with 0
+            status = 1
+        _deliver(report, run, options, output)
+        if options.format == "full":
+            _tell(run, *killed(run.runs))
+        for lost in report.coverage.lost:
+            if lost.internal:
+                _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))
+    run.close()
+    for crash in run.crashes:
+        _tell(run, *crashed("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), trace_of(crash)))
+    return status
+
+
+def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str | None) -> None:
+    nothing = run.nothing_to_watch(report)
+    if nothing and options.format != "json" and output is None:
+        _tell(run, f"noclobber: {nothing}")
+        return
+    from noclobber.render import render
+    from noclobber.render.color import wanted, width_of
+
+    if output is not None:
+        where = f"the report is in {options.output}"
+        if os.path.isdir(output):
+            where, why = f"each process wrote to {options.output} (noclobber report {options.output})", run.unwritten
+        else:
+            why = unwritten(output, render(report, options.format))
+        if not why:
+            _tell(run, f"noclobber: {nothing or counts(report)}; {where}")
+            _tell_notes(run, report)
+            return
+        _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
+    color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
+    put(render(report, options.format, color=color, width=width), run.stderr)
+    if options.format == "concise":
+        _tell(run, *checked(report))
+        _tell_notes(run, report)
+
+
+def _tell_notes(run: Run, report: Report) -> None:
+    """Tell what a reader must know beside the findings, where the report itself does not show it here."""
+    _tell(run, *notes(report))
+
+
+def _tell(run: Run, *lines: str) -> None:
+    for line in lines:
+        put(f"{visible(line)}\n", run.stderr)

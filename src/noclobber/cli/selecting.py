@@ -1,0 +1,73 @@
+"""Which findings count, by the options of a command and by [tool.noclobber]."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from noclobber.cli.output import here, real, unwritable, write
+
+if TYPE_CHECKING:
+    from noclobber.model.report import Report
+    from noclobber.selection import Selection
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose what counts."""
+    parser.add_argument(
+        "--select", metavar="CODES", help="show only these codes: NC101,NC2 is NC101 and all that begin with NC2"
+    )
+    parser.add_argument("--ignore", metavar="CODES", help="leave these codes out")
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="leave out the findings that FILE holds; only new findings count"
+    )
+    parser.add_argument(
+        "--update-baseline", action="store_true", help="write the findings of this run to the FILE of --baseline"
+    )
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
+    from noclobber.selection import Selection, codes, from_project
+
+    folder = here()
+    chosen = from_project(folder) if folder else Selection()
+    if options.select is not None:
+        chosen = replace(chosen, select=codes(options.select, "--select"))
+    if options.ignore is not None:
+        chosen = replace(chosen, ignore=codes(options.ignore, "--ignore"))
+    if options.baseline is not None:
+        chosen = replace(chosen, baseline=real(options.baseline))
+    if options.update_baseline and not chosen.baseline:
+        options.parser.error("`--update-baseline` needs `--baseline FILE`, or `baseline` in [tool.noclobber]")
+    return chosen
+
+
+def require_baseline(selection: Selection, *, updating: bool) -> None:
+    """Raise SelectionError where a baseline cannot be read, or cannot be written if it is to be updated."""
+    from noclobber.selection import SelectionError, require
+
+    path = selection.baseline
+    if path and updating and (why := unwritable(path)):
+        raise SelectionError(f"cannot write the baseline `{path}`: {why}")
+    if path:
+        require(path, must_exist=not updating)
+
+
+def selected_of(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
+    """Return the report with what counts and its rules' pages; update the baseline if that is asked for.
+
+    Raises SelectionError.
+    """
+    from noclobber.rules import pages
+    from noclobber.selection import SelectionError, selected, write_baseline
+
+    left = selected(report, selection, must_exist=not options.update_baseline)
+    if not options.update_baseline:
+        return replace(left, pages=pages(left.findings))
+    try:
+        write(selection.baseline, write_baseline(left, selection.baseline, selection))
+    except OSError as error:
+        raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
+    return selected(report, selection)
