@@ -13,7 +13,7 @@ from noclobber.fix.edits.source import Source
 from noclobber.model.finding import Edit, Finding, Label, Role, Suggestion
 from noclobber.model.source import Span
 
-from .mending import clobber, span
+from .mending import clobber, event_of, span
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Broken:
             place = span(text, piece.replace("    ", indent), str(path))
             kept = tuple(lines[place.line - 1 : place.end_line])
             labels.append(Label(_ROLES[role], place, role, role == "write", kept))
-        event = clobber(**{key: value for key, value in self.more.items() if key != "advice"})
+        event = event_of(self.code, clobber(**{key: value for key, value in self.more.items() if key != "advice"}))
         if "advice" in self.more:
             more = {"suggestions": (Suggestion(self.more["advice"]),), **more}
         return Finding(

@@ -7,11 +7,11 @@ from textwrap import dedent
 from typing import Any, Literal
 
 from noclobber.fix.edits.source import Source
-from noclobber.mend.tried import candidates
+from noclobber.mend.cures import candidates
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Kind, Read, Save, Tensor, Write
+from noclobber.model.events import Kind, Read, Refusal, Save, Tensor, Write
 from noclobber.model.finding import Cause, Finding, Label, Role
-from noclobber.model.silent import Drift, Event
+from noclobber.model.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
 from noclobber.model.source import Site, Span, told_site
 
 Unchecked = Literal["", "hooks", "packed", "ctx", "policy"]
@@ -44,10 +44,25 @@ def finding(
     roles: dict[str, Role] = {"save": "save", "write": "write", "freed": "read", "read": "read", "create": "create"}
     made = tuple(Label(roles[role], span(source, text), "", role == "write") for role, text in labels.items())
     sites = [told_site(span(source, labels["write"]))] if "write" in labels else []
-    event: Event = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
-    if code == "NC205" and isinstance(event, Clobber) and not unchecked:
-        event = Drift(None, event.save, event.writes, event.read)
-    return Finding(code, "a rule", "error", "", made, cause=cause).about(event)
+    happened = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
+    return Finding(code, "a rule", "error", "", made, cause=cause).about(event_of(code, happened))
+
+
+def event_of(code: str, happened: Clobber) -> Event:
+    """What a rule of this code is about."""
+    read, tensor = happened.read, happened.save.tensor
+    write = next(iter(happened.writes), Write(""))
+    if code[2] == "3" or code == "NC104":
+        return Refusal("", write.site, write.op, tensor)
+    made: dict[str, Event] = {
+        "NC205": Drift(None, happened.save, happened.writes, read),
+        "NC206": GradientWrite(write, "hook", "", read),
+        "NC207": Undeclared("", write, None),
+        "NC208": Untracked(write, "no_grad", tensor, read),
+        "NC209": Overwritten(tensor, write, read),
+        "NC210": LostHook(tensor, None, write, read),
+    }
+    return made.get(code, happened)
 
 
 def clobber(

@@ -17,7 +17,7 @@ from noclobber.fix import advice
 from noclobber.fix.advice import advised
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
-from noclobber.mend.tried import candidates
+from noclobber.mend.cures import candidates
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.source import Span

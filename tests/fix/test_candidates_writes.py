@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.mend.tried import candidates
+from noclobber.mend.cures import candidates
 from tests.fix.mending import changes, finding, mended
 
 

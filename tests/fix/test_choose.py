@@ -13,8 +13,7 @@ from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.search import Repairs, RepairSearch
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.tried import LAST_RESORT
+from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.report import Coverage, Report
@@ -65,7 +64,7 @@ def mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     path.write_text("x = 0\n")
 
     def run(texts: dict[str, int], shown: Callable[[str, Path], Verdict]) -> tuple[str, Repairs, Told]:
-        one = [Candidate(text, (Edit(Span(str(path), 1, 5, 1, 6), text),), cost) for text, cost in texts.items()]
+        one = [Change(text, (Edit(Span(str(path), 1, 5, 1, 6), text),), cost) for text, cost in texts.items()]
         monkeypatch.setattr(search, "candidates", lambda *_: one)
         told = Told(result(finding(path, "h")), lambda text: shown(text, path))
         done = RepairSearch(told, lambda _: None).search()  # type: ignore[arg-type]
@@ -146,7 +145,7 @@ def test_that_a_likelier_patch_changes_what_others_see_is_said(mended):
 def test_where_nothing_can_be_compared_it_goes_on_only_if_that_is_asked_for(tmp_path, monkeypatch):
     path = tmp_path / "program.py"
     path.write_text("x = 0\n")
-    one = Candidate("1", (Edit(Span(str(path), 1, 5, 1, 6), "1"),), 1)
+    one = Change("1", (Edit(Span(str(path), 1, 5, 1, 6), "1"),), 1)
     monkeypatch.setattr(search, "candidates", lambda *_: [one])
     differs = Verdict(False, why="the loss differs", differs=True, result=result())
     told = Told(result(finding(path, "h")), lambda text: differs)

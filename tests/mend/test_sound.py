@@ -11,8 +11,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
+from noclobber.mend.cures import candidates
 from noclobber.mend.shown import advised
-from noclobber.mend.tried import candidates
 from noclobber.model.report import finding_in, finding_out
 from noclobber.model.source import source_text
 from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS

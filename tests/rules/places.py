@@ -10,7 +10,7 @@ from itertools import count
 from types import CodeType
 
 from noclobber.fix.edits.source import Source
-from noclobber.mend.tried import candidates
+from noclobber.mend.cures import candidates
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.finding import Finding, Label

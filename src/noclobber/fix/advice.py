@@ -10,7 +10,7 @@ from dataclasses import replace
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source
 from noclobber.fix.one_rank import is_torchrun
-from noclobber.mend.candidate import is_of_intent
+from noclobber.mend.scene import is_of_intent
 from noclobber.model.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.hints import Opportunity
 from noclobber.model.report import Report
@@ -92,7 +92,7 @@ def _fitting(suggestion: Suggestion, is_current: bool) -> Suggestion:
 
 def _has_candidate(finding: Finding) -> bool:
     """Whether there is a change that fits the files."""
-    from noclobber.mend.tried import candidates, readings
+    from noclobber.mend.cures import candidates, readings
 
     found = readings if is_of_intent(finding) else candidates
     for one in found(finding, _text):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene, kind_of, name_of
-from noclobber.mend.untracked_writes import OWN, copies_of
+from noclobber.mend.change import Change
+from noclobber.mend.own_copies import OWN, copies_of
+from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
@@ -16,7 +16,18 @@ from noclobber.syntax.tree import File, Function, functions, walk
 from noclobber.syntax.writes import WriteSyntax
 
 
-def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+def run_alike(scene: Scene) -> Iterator[Change]:
+    """Changes by which a region that drifts computes in its second run what it did in the first."""
+    if not scene.drifts or scene.steps():
+        return
+    yield from _run_as_before(scene)
+    for write in scene.writes():
+        yield from _closed_over(scene, write)
+    yield from _given_clones(scene)
+    yield from _on_own_copies(scene)
+
+
+def _run_as_before(scene: Scene) -> Iterator[Change]:
     """`early_stop=False` and `preserve_rng_state=True`: for a region that no write has changed."""
     for place in scene.places("save"):
         call, file = place.node, place.file
@@ -25,13 +36,13 @@ def run_as_before(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
             continue
         flag = keyword(call, "preserve_rng_state")
         if flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False:
-            yield Candidate("let checkpoint restore the random state", (replace(file, flag.value, "True"),), cost)
+            yield Change("let checkpoint restore the random state", (replace(file, flag.value, "True"),), 0)
         if keyword(call, "early_stop") is None and not any(one.arg is None for one in call.keywords):
             edit = with_argument(file, call, "early_stop=False")
-            yield Candidate("let the region run to its end", (edit,), cost + 1)
+            yield Change("let the region run to its end", (edit,), 1)
 
 
-def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
 
     The same for a function or method of this file that nothing else calls, and for what it reads as `self.s`.
@@ -59,10 +70,10 @@ def closed_over(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Can
                 insert(file, *_end(file, given[-1]), f", {name}.clone()"),
                 *(replace(file, each, short) for each in read if name != short),
             ]
-            yield Candidate(f"pass the region its own copy of `{name}`", tuple(edits), cost)
+            yield Change(f"pass the region its own copy of `{name}`", tuple(edits), 1)
 
 
-def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
+def _given_clones(scene: Scene) -> Iterator[Change]:
     """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument."""
     names = {write.name for write in scene.writes()}
     for place in scene.places("save"):
@@ -71,15 +82,15 @@ def given_clones(scene: Scene, cost: int = 3) -> Iterator[Candidate]:
             given = [one for one in call.args[1:] if not isinstance(one, ast.Starred)]
             for one in [each for each in given if dotted(each) in names] or given[:1]:
                 edit = append(place.file, one, ".clone()")
-                yield Candidate(f"give the region a clone of `{place.file.source(one)}`", (edit,), cost)
+                yield Change(f"give the region a clone of `{place.file.source(one)}`", (edit,), 3)
 
 
-def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
+def _on_own_copies(scene: Scene) -> Iterator[Change]:
     """`checkpoint(net, x, use_reentrant=False)` of a module whose buffer or weight is written: on its own copies.
 
     As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
     """
-    what = OWN.get(kind_of(scene.finding))
+    what = OWN.get(scene.kind)
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
@@ -89,8 +100,8 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         if len(call.args) < 2 or has_stars(call) or not is_off:
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
-        key = name_of(scene.finding).rpartition(f"{net.rpartition('.')[2]}.")[2]
-        is_known, ways = key != name_of(scene.finding), []
+        key = scene.name.rpartition(f"{net.rpartition('.')[2]}.")[2]
+        is_known, ways = key != scene.name, []
         # For a module that a loop leads to, the path is not known; the last name may still be right.
         own = key if is_known else key.rpartition(".")[2]
         if own.replace(".", "_").isidentifier():
@@ -101,7 +112,7 @@ def on_own_copies(scene: Scene, cost: int = 4) -> Iterator[Candidate]:
         for more, (title, copies) in enumerate(ways):
             text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
             edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
-            yield Candidate(f"run `{net}` on {title}", (edit,), cost + more)
+            yield Change(f"run `{net}` on {title}", (edit,), 4 + more)
 
 
 def _region(file: File, call: ast.Call) -> ast.Lambda | Function | None:

@@ -5,16 +5,34 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from itertools import islice
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
-from noclobber.model.finding import Edit
+from noclobber.mend.change import Change
+from noclobber.mend.forwards_in_loops import steps_in_loop
+from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cause, Edit
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import called, dotted, is_stored, keyword, named
 from noclobber.syntax.tree import File, Loop, Scope, functions, last_line, walk
 
+MOST_DETACHED = 3
+"""Values of one loss that are tried detached."""
 
-def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+
+def detached(scene: Scene) -> Iterator[Change]:
+    """What carries a graph on: into the next iteration, into another loss, or by a backward that keeps it."""
+    if scene.is_freed:
+        yield from _kept_in_place(scene)
+    if scene.is_freed or scene.reads_first():
+        yield from _carried(scene)
+    elif scene.steps():
+        yield from islice(_handed_over(scene), MOST_DETACHED)
+    once = scene.finding.cause is Cause.BUILT_ONCE and steps_in_loop(scene)
+    if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
+        yield from _retained(scene)
+
+
+def _carried(scene: Scene) -> Iterator[Change]:
     """`state = state.detach()` after the backward, for what one turn of the loop around it hands to the next: at the
     end of the block of the backward, such as an `if` or a `try`, and at the end of the loop.
 
@@ -36,21 +54,21 @@ def carried(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
                 continue
             title = f"detach what is carried to the next iteration: `{text}`"
             if retained is not None:
-                yield Candidate(title, (retained, edit), cost + later)
-            yield Candidate(title, (edit,), cost + later + (retained is not None))
+                yield Change(title, (retained, edit), 1 + later)
+            yield Change(title, (edit,), 1 + later + (retained is not None))
     for one in _stores(scene):
-        yield Candidate("keep the state without its graph", (one,), cost + 2)
+        yield Change("keep the state without its graph", (one,), 3)
 
 
-def kept_in_place(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+def _kept_in_place(scene: Scene) -> Iterator[Change]:
     """`self.centre = self.centre.detach()` before the line that writes the state in place."""
     for write in scene.writes():
         edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
         if edit is not None:
-            yield Candidate(f"detach `{write.name}` before it is written again", (edit,), cost)
+            yield Change(f"detach `{write.name}` before it is written again", (edit,), 1)
 
 
-def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
+def _handed_over(scene: Scene) -> Iterator[Change]:
     """`.detach()` where a function that has stepped returns values, or where a later loss takes what an earlier did."""
     step, read = scene.place("write"), scene.place("read")
     if step is None or read is None:
@@ -63,17 +81,17 @@ def handed_over(scene: Scene, cost: int = 1) -> Iterator[Candidate]:
             for some in dict.fromkeys((*((name,) for name in names), tuple(names))):
                 edits = tuple(append(step.file, name, ".detach()") for name in some)
                 if edits:
-                    yield Candidate("return it detached", edits, cost)
+                    yield Change("return it detached", edits, 1)
         return
     file = read.file
     taken = _sources(file, scope, _losses(scope, step.row))
     for loss in _losses(scope, read.row, of=read.row):
         for one in walk(loss, ast.Name):
             if one.id in taken and one is not loss and _is_value(file, one):
-                yield Candidate(f"detach `{one.id}` for this loss", (append(file, one, ".detach()"),), cost)
+                yield Change(f"detach `{one.id}` for this loss", (append(file, one, ".detach()"),), 1)
 
 
-def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
+def _retained(scene: Scene) -> Iterator[Change]:
     """`retain_graph=True` on the backward before the one that finds its graph freed: gradients stay as they are."""
     read = scene.place("read")
     if read is None:
@@ -84,7 +102,7 @@ def retained(scene: Scene, cost: int) -> Iterator[Candidate]:
     own = list(walk(read.row, ast.Call))
     for one in [*earlier[-1:], *[one for one in calls if one not in earlier and one in own]]:
         edit = with_argument(file, one, "retain_graph=True")
-        yield Candidate("keep the graph for the second backward", (edit,), cost)
+        yield Change("keep the graph for the second backward", (edit,), 1)
 
 
 def _carried_names(file: File, loop: Loop) -> list[str]:

@@ -5,7 +5,8 @@ name alone holds it (holding.py) and is bound to the result. Then only the shari
 cannot notice that. The module is made in one place, by `nn.X(..., inplace=True)` in its class or as a
 part of an `nn.Sequential`, whose inner results have no names.
 
-`fix` also tries the flags of modules that are named alike, and switches off those of a library's modules.
+Tried are the flags of modules that are named alike, those of a library's modules switched off, and the flag of
+`DistributedDataParallel` by which it writes buffers.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene, blamed
+from noclobber.mend.change import Change
 from noclobber.mend.holding import holds_alone, is_new
 from noclobber.mend.making import module_writes, parts_of
 from noclobber.mend.resolving import module_called
+from noclobber.mend.scene import Scene
 from noclobber.mend.seen import holders_at
-from noclobber.mend.sound import Sound
 from noclobber.model.finding import Cure, Edit, Finding
-from noclobber.syntax.edits import after, replace, without_argument
-from noclobber.syntax.in_place import with_flag
+from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.names import arguments, called, dotted, is_true, keyword
 from noclobber.syntax.tree import File, Place, ends, starts, walk, within
-from noclobber.syntax.writes import is_flagged
+from noclobber.syntax.writes import is_flagged, write_at, writes
 
-_FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
-_SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
+FLAG_FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
+FLAG_SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
 _OF_OP = {
     "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"},
     "leaky_relu_": {"LeakyReLU"},
@@ -40,16 +39,30 @@ _OF_OP = {
 }  # fmt: skip
 
 
-def without_flag(finding: Finding) -> Sound | None:
-    """Return a rewrite that removes the flag, where the module is made or from the call."""
-    place = blamed(finding)
+def without_flag(scene: Scene) -> Iterator[Change]:
+    """The flag by which a call or a module writes, removed from the call, or where the module is made."""
+    if (found := _sound(scene)) is not None:
+        yield found
+    if scene.finding.code == "NC105":
+        yield from _unsynced(scene)
+    if not (scene.may_write_anew or scene.is_leaf):
+        return
+    places = [one for one in scene.places("write") if (write := write_at(one)).call and not writes(write.call)]
+    if places:
+        yield from _built(scene, places)
+
+
+def _sound(scene: Scene) -> Change | None:
+    """The flag removed, where nothing reads the argument again."""
+    place, finding = scene.place("write"), scene.finding
     if place is None or not isinstance(place.node, ast.Call):
         return None
     file, call = place.file, place.node
     if is_flagged(call):
         found = dropped(file, call)
         fits = found is not None and bool(call.args) and _is_last_use(finding, file, call, call.args[0])
-        return Sound(f"let `{called(call)}` write a new tensor", (found,), Cure.FLAG) if fits and found else None
+        title = f"let `{called(call)}` write a new tensor"
+        return Change(title, (found,), 1, Cure.FLAG, is_sound=True) if fits and found else None
     made = module_called(file, call)
     if made is None or not all(_fits(finding, file, one, module_writes(made)) for one in _calls_of(file, call)):
         return None
@@ -57,8 +70,21 @@ def without_flag(finding: Finding) -> Sound | None:
     edits = [edit for one in flagged if (edit := dropped(file, one)) is not None]
     if not flagged or len(edits) != len(flagged):
         return None
-    modules = "these modules" if len(flagged) > 1 else "this module"
-    return Sound(f"build {modules} without `inplace=True`", tuple(edits), Cure.FLAG)
+    return Change(_without(len(flagged)), tuple(edits), len(flagged), Cure.FLAG, is_sound=True)
+
+
+def _without(modules: int) -> str:
+    return f"build {'these modules' if modules > 1 else 'this module'} without `inplace=True`"
+
+
+def _unsynced(scene: Scene) -> Iterator[Change]:
+    """`broadcast_buffers=False` for DistributedDataParallel."""
+    for file in scene.files():
+        for one in walk(file.tree, ast.Call):
+            wraps = called(one) in ("DistributedDataParallel", "DDP") and bool(one.args or one.keywords)
+            if wraps and keyword(one, "broadcast_buffers") is None:
+                edit = with_argument(file, one, "broadcast_buffers=False")
+                yield Change("do not broadcast the buffers", (edit,), 2, Cure.FLAG)
 
 
 def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:
@@ -116,40 +142,21 @@ def dropped(file: File, call: ast.Call) -> Edit | None:
     return without_argument(file, call, flag or call.args[-1])
 
 
-def flags(scene: Scene, places: list[Place], cost: int = 1) -> Iterator[Candidate]:
+def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
     built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if _is_builder(one)]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops()))
-    names = {name for place in places for name in _modules(place)}
-    named = [(file, one) for file, one in built if _bound_to(file, one) & names]
+    names = {name for place in places for name in modules_called(place)}
+    named = [(file, one) for file, one in built if name_of_module(file, one) & names]
     alike = [(file, one) for file, one in built if called(one) in classes]
     both = [one for one in named if one in alike]
     for some in dict.fromkeys(tuple(one) for one in (both, named, alike, built)):
         edits = tuple(edit for file, one in some if (edit := dropped(file, one)) is not None)
         if edits:
-            more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
-            yield Candidate("build this module without `inplace=True`" + more, edits, cost + (len(edits) > 1))
+            yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1), Cure.FLAG)
     if not built:
         for place in places:
-            yield from _switched_off(place, cost + 1)
-
-
-def flagged(scene: Scene, place: Place, name: str) -> Iterator[Candidate]:
-    """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
-    built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if called(one) == name]
-    names = _modules(place)
-    own = [(file, one) for file, one in built if _bound_to(file, one) & names]
-    for some in dict.fromkeys(tuple(one) for one in (own, built)):
-        edits = tuple(edit for file, one in some if (edit := _with_flag(file, one)) is not None)
-        if edits:
-            more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
-            yield Candidate(f"build this module with `inplace=True`{more}", edits, len(edits))
-
-
-def _with_flag(file: File, call: ast.Call) -> Edit | None:
-    name = called(call)
-    most = 0 if name in _FIRST else 1 if name in _SECOND else len(call.args)
-    return with_flag(file, call) if len(call.args) <= most and not is_flagged(call) else None
+            yield from _switched_off(place)
 
 
 def _is_builder(call: ast.Call) -> bool:
@@ -158,17 +165,17 @@ def _is_builder(call: ast.Call) -> bool:
         return False
     if is_flagged(call):
         return True
-    at = 0 if name in _FIRST else 1 if name in _SECOND else None
+    at = 0 if name in FLAG_FIRST else 1 if name in FLAG_SECOND else None
     return at is not None and len(call.args) == at + 1 and not call.keywords and is_true(call.args[-1])
 
 
-def _modules(place: Place) -> set[str]:
+def modules_called(place: Place) -> set[str]:
     """The names by which modules are called in the statement of a place: {"act"} for `h = self.act(h)`."""
     calls = walk(place.node if isinstance(place.node, ast.Call) else place.row, ast.Call)
     return {name for one in calls if (name := called(one))}
 
 
-def _bound_to(file: File, call: ast.Call) -> set[str]:
+def name_of_module(file: File, call: ast.Call) -> set[str]:
     """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
     statement = file.statement(call)
     if not isinstance(statement, ast.Assign):
@@ -176,7 +183,7 @@ def _bound_to(file: File, call: ast.Call) -> set[str]:
     return {dotted(one).rpartition(".")[2] for one in statement.targets if dotted(one)}
 
 
-def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
+def _switched_off(place: Place) -> Iterator[Change]:
     """Where a library builds the modules: a loop that switches their flags off, once the net is there."""
     file = place.file
     name = dotted(place.node.func) if isinstance(place.node, ast.Call) else ""
@@ -192,4 +199,4 @@ def _switched_off(place: Place, cost: int) -> Iterator[Candidate]:
         if any(dotted(target) == name for target in one.targets) and isinstance(one.value, ast.Call):
             edit = after(file, one, *loop)
             if edit is not None and file.indent(one) is not None:
-                yield Candidate(f"switch `inplace` off in the modules of `{name}`", (edit,), cost)
+                yield Change(f"switch `inplace` off in the modules of `{name}`", (edit,), 2, Cure.FLAG)

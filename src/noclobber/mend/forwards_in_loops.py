@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
+from noclobber.mend.change import Change
 from noclobber.mend.making import HANDING_ON, KEEPING_NOTHING, METHODS
+from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
@@ -41,14 +41,14 @@ _NO_FORWARD = (
 _OF_TENSORS = METHODS | KEEPING_NOTHING | HANDING_ON
 
 
-def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+def moved_in(scene: Scene) -> Iterator[Change]:
     """The assignments before the loop that make the loss, as the first statements of the loop.
 
     `retain_graph=True` is taken away first, as each turn has its own graph; then it stays. Where no optimizer steps and
     each turn has a loss of its own, as for a Jacobian, one graph that is kept costs less.
     """
     read, loop = _last_read(scene)
-    if read is None or loop is None:
+    if read is None or loop is None or not (scene.is_freed or scene.reads_first()):
         return
     file, backwards = read.file, [one for one in walk(read.row, ast.Call) if called(one) == "backward"]
     rows = _forward(file, loop, backwards[0].func) if backwards else []
@@ -57,10 +57,10 @@ def moved_in(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
     edits, bound = _edits(file, loop, rows), {name for row in rows for name in _bound(row)}
     loss = backwards[0].func
     is_same = isinstance(loss, ast.Attribute) and dotted(loss.value) in bound
-    cost += 0 if calls(loop, "step") or is_same else 2
+    cost = 0 if calls(loop, "step") or is_same else 2
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     for more in [retained, []] if retained and edits else [[]] * bool(edits):
-        yield Candidate("run the forward inside the loop", (*edits, *more), cost, way="anew")
+        yield Change("run the forward inside the loop", (*edits, *more), cost, way="anew")
 
 
 def steps_in_loop(scene: Scene) -> bool:

@@ -14,27 +14,37 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import product
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
+from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import owns
 from noclobber.mend.making import BUILTINS, KEEPING_NOTHING, METHODS, is_function, is_method
 from noclobber.mend.resolving import module_called
-from noclobber.mend.step_order import together
-from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
+from noclobber.mend.scene import Scene
+from noclobber.mend.steps import together
+from noclobber.model.finding import Cure
+from noclobber.model.silent import Drift, LostHook
+from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import called, dotted
-from noclobber.syntax.tree import FUNCTION, File, last_line, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
 from noclobber.syntax.writes import WriteSyntax
 
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await, *FUNCTION)
 """What changes its meaning, or cannot stand, in another place."""
 
 
-def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+def put_off(scene: Scene) -> Iterator[Change]:
     """The statement that writes, or that calls the function which does, moved below the last backward."""
-    read = scene.place("read")
-    if read is None:
+    read, fits = scene.place("read"), scene.is_clobber or scene.is_refused or isinstance(scene.finding.event, Drift)
+    if read is None or not fits or scene.is_unseen:
         return
+    cost = 1 if scene.kind == "parameter" or scene.drifts else 4
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
+    for write in scene.writes():
+        yield from _put_off(read, write, cost)
+
+
+def _put_off(read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
     file, scope, target = read.file, read.file.scope(read.row), list[ast.AST]([write.statement])
     writer = write.file.scope(write.statement)
     if writer is not scope and isinstance(writer, FUNCTION):
@@ -50,7 +60,20 @@ def put_off(scene: Scene, write: WriteSyntax, cost: int = 1) -> Iterator[Candida
             continue
         lines = lines_of(file, rows[first])
         put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
-        yield Candidate("make this change after the backward", (whole_lines(file, *lines), put), cost)
+        yield Change("make this change after the backward", (whole_lines(file, *lines), put), cost, Cure.LATER)
+
+
+def hook_later(scene: Scene) -> Iterator[Change]:
+    """The registration of a hook, moved below the write that would drop it, where both are in one function."""
+    writes = scene.writes() if isinstance(scene.finding.event, LostHook) else []
+    for write, place in product(writes, scene.places("create")):
+        file, statement = place.file, place.row
+        same = file.path == write.file.path and file.scope(statement) is file.scope(write.statement)
+        gone, text = remove(file, statement), file.source(statement)
+        if same and gone is not None and "\n" not in text and statement.lineno < write.statement.lineno:
+            put = after(file, write.statement, text)
+            if put is not None:
+                yield Change("register the hook after the write", (gone, put), 3, Cure.LATER)
 
 
 def _last_backward(file: File, rows: list[ast.stmt], first: int, second: int) -> int:

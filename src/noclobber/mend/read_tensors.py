@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
+from noclobber.mend.change import Change
+from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cure
 from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import dotted, is_stored
 from noclobber.syntax.tree import FUNCTION, File, Function, Place, last_line, walk
 
 
-def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
+def from_clone(scene: Scene) -> Iterator[Change]:
     """`memory = self.memory.clone()` before the first of several reads of `self.memory` that a write comes after."""
     seen = set()
-    for place in scene.places("save"):
+    for place in scene.places("save") if scene.is_clobber and not scene.steps() else ():
         file, scope = place.file, place.file.scope(place.row)
         if not isinstance(scope, FUNCTION) or scope in seen:
             continue
@@ -31,7 +32,7 @@ def from_clone(scene: Scene, cost: int = 2) -> Iterator[Candidate]:
             edit = before(file, first, f"{short} = {name}.clone()")
             if edit is not None:
                 edits = (edit, *(replace(file, one, short) for one in some))
-                yield Candidate(f"read from one clone of `{name}`", edits, cost)
+                yield Change(f"read from one clone of `{name}`", edits, 2, Cure.CLONE_FOR_READER)
 
 
 def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:

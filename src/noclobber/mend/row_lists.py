@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.candidate import Candidate
+from noclobber.mend.change import Change
+from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import dotted, names_used, parameters
@@ -13,7 +14,13 @@ from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at
 
 
-def as_list(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
+def as_lists(scene: Scene) -> Iterator[Change]:
+    """The tensors that the writes of a finding fill, as lists of rows."""
+    for write in scene.writes() if scene.may_write_anew else ():
+        yield from _as_list(write)
+
+
+def _as_list(write: WriteSyntax) -> Iterator[Change]:
     """`h = torch.zeros(n, d)` with `h[t] = ...` in a loop as `h = list(torch.zeros(n, d))`, and `torch.stack(h)`.
 
     Only where every index of it takes one row, along one dimension: `h[t]`, or `h[:, t]` everywhere.
@@ -46,7 +53,7 @@ def as_list(write: WriteSyntax, cost: int = 3) -> Iterator[Candidate]:
             continue
         count = _count(file, use, dim)
         edits.append(replace(file, count, f"len({name})") if count is not None else replace(file, use, stacked))
-    yield Candidate("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), cost)
+    yield Change("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), 2)
 
 
 def _into_list(file: File, scope: Scope, name: str, made: ast.AST | None, dim: int) -> list[Edit]:

@@ -1,44 +1,24 @@
-"""Changes to the source that are sound by construction: a closed list of cures, each with its conditions beside it.
+"""The sound changes of the findings of a report, fitted together.
 
-A report shows a change only if one of these cures fits; the change can then be applied as it stands. The conditions
-are decided from the source and from what was observed. In all other cases a report has only words, and `noclobber fix`
-runs what it proposes. Each finding shows its own change, and with it those of findings of the same write or the same
+A report shows a change only if a cure says that it is sound; the change can then be applied as it stands. In all other
+cases a report has only words, and `noclobber fix` runs what it proposes.
+
+Each finding shows its own change, and with it those of findings of the same write or the same
 backward, or whose changes touch the same place. If one finding has no change, the report shows none for the others
 either, because the program would still be wrong with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from noclobber.mend.copying import copied
-from noclobber.mend.flags import without_flag
-from noclobber.mend.guarding import guarded
-from noclobber.mend.keeping import kept_as_clone
-from noclobber.mend.mapping import made_from_mapped
-from noclobber.mend.modes import recorded
-from noclobber.mend.rebinding import rebound
-from noclobber.mend.returning import returned_new
-from noclobber.mend.sound import Sound
-from noclobber.mend.stepping import stepped_later
+from noclobber.mend.change import Change
+from noclobber.mend.cures import sound
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.source import Span
-
-SHOWN: tuple[Callable[[Finding], Sound | None], ...] = (
-    guarded,
-    recorded,
-    made_from_mapped,
-    copied,
-    returned_new,
-    stepped_later,
-    rebound,
-    without_flag,
-    kept_as_clone,
-)
-"""The likeliest first."""
 
 
 def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -50,7 +30,7 @@ def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(_with(finding, one, together.get(id(finding))) for finding, one in found)
 
 
-_Found = tuple[Finding, Sound | None]
+_Found = tuple[Finding, Change | None]
 
 
 def _groups(found: Sequence[_Found]) -> list[list[_Found]]:
@@ -89,18 +69,7 @@ def _writes(finding: Finding) -> set[Span]:
     return {label.span for label in finding.labels if label.role == "write"}
 
 
-def sound(finding: Finding) -> Sound | None:
-    """Return the first change that fits a finding, else None.
-
-    It is None if autograd did not see the write: only the author knows whether the write should be part of the
-    gradient. It is None for memory of a pack hook too: the line that saves says nothing about that memory.
-    """
-    if any(one.untracked for one in finding.writes) or (finding.save and finding.save.unchecked == "packed"):
-        return None
-    return next((one for cure in SHOWN if (one := cure(finding)) is not None), None)
-
-
-def _together(found: Sequence[Sound | None]) -> tuple[Edit, ...] | None:
+def _together(found: Sequence[Change | None]) -> tuple[Edit, ...] | None:
     """Return the edits of all findings, each once; None if a finding has none, or if two edits touch one place."""
     edits = list(dict.fromkeys(edit for one in found if one is not None for edit in one.edits))
     spans = sorted((edit.span.path, _ends(edit)) for edit in edits)
@@ -116,7 +85,7 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
     return (span.line, span.column), (span.end_line, span.end_column)
 
 
-def _with(finding: Finding, one: Sound | None, together: tuple[Edit, ...] | None) -> Finding:
+def _with(finding: Finding, one: Change | None, together: tuple[Edit, ...] | None) -> Finding:
     if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
         return finding
     # The words that say the same go, and what comes next is another way.

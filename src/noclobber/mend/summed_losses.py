@@ -5,40 +5,46 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
-from noclobber.mend.step_order import optimizer, together
+from noclobber.mend.change import Change
+from noclobber.mend.scene import Scene
+from noclobber.mend.steps import together
 from noclobber.syntax.edits import remove, replace
-from noclobber.syntax.names import called, dotted
+from noclobber.syntax.names import called, dotted, optimizer_of
 from noclobber.syntax.tree import File, Place, walk
 
 _UPDATES = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
 """Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
 
 
-def summed(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+def summed(scene: Scene) -> Iterator[Change]:
+    """One backward for two losses, and one step where there were two."""
+    yield from _of_freed(scene) if scene.is_freed else ()
+    yield from _stepped_once(scene) if scene.steps() and not scene.reads_first() else ()
+
+
+def _of_freed(scene: Scene) -> Iterator[Change]:
     """The two backwards of a graph that the first one has freed, where nothing in between uses the gradients."""
     reads = scene.places("read")
     if len(reads) != 2 or reads[0].file is not reads[1].file:
         return
-    yield from _of(reads[1].file, reads[0].row, reads[1], cost, ())
+    yield from _of(reads[1].file, reads[0].row, reads[1], ())
 
 
-def summed_and_stepped_once(scene: Scene, cost: int = 0) -> Iterator[Candidate]:
+def _stepped_once(scene: Scene) -> Iterator[Change]:
     """The backwards before and after a step, where the same optimizer steps again later on: the first step goes."""
     step, read = scene.place("write"), scene.place("read")
     if step is None or read is None or step.file is not read.file:
         return
     rows, first, second = together(step.file, step.row, read.row)
-    name = optimizer(step.row)
+    name = optimizer_of(step.row)
     if not rows or first >= second or not name or rows[first] is not step.row:
         return
-    if not any(optimizer(one) == name for one in rows[second + 1 :]):
+    if not any(optimizer_of(one) == name for one in rows[second + 1 :]):
         return
     zeros = [one for one in rows[first + 1 : second] if _is_zero_of(one, name)]
     before = next((one for one in reversed(rows[:first]) if _loss(one) is not None), None)
     if before is not None:
-        yield from _of(step.file, before, read, cost, (step.row, *zeros))
+        yield from _of(step.file, before, read, (step.row, *zeros))
 
 
 def _is_zero_of(row: ast.stmt, name: str) -> bool:
@@ -55,7 +61,7 @@ def _loss(row: ast.stmt) -> ast.expr | None:
     return call.func.value if plain and isinstance(call.func.value, (ast.Name, ast.Attribute)) else None
 
 
-def _of(file: File, first: ast.stmt, read: Place, cost: int, gone: Sequence[ast.stmt]) -> Iterator[Candidate]:
+def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> Iterator[Change]:
     one, other = _loss(first), _loss(read.row)
     rows, at, last = together(file, first, read.row)
     if one is None or other is None or not rows or at >= last or rows[last] is not read.row or rows[at] is not first:
@@ -72,7 +78,7 @@ def _of(file: File, first: ast.stmt, read: Place, cost: int, gone: Sequence[ast.
         return
     text = f"({file.source(one)} + {file.source(other)}).backward()"
     title = "sum the losses and call `backward` once" + ", then step once" * bool(gone)
-    yield Candidate(title, (*removed, replace(file, read.row, text)), cost, way="summed")
+    yield Change(title, (*removed, replace(file, read.row, text)), 0, way="summed")
 
 
 def _uses_gradients(row: ast.stmt) -> bool:

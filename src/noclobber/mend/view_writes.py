@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 from itertools import chain, count
 
-from noclobber.mend.candidate import Candidate
+from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cure
 from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, parameters
@@ -18,7 +20,21 @@ Pair = tuple[ast.expr, ast.expr]
 """The variable of a loop, and what it goes through."""
 
 
-def by_index(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+def views(scene: Scene) -> Iterator[Change]:
+    """The writes to views of a finding, in another way."""
+    for write in scene.writes():
+        if scene.is_refused:
+            yield from _by_index(write)
+            yield from _one_by_one(write)
+        if scene.is_refused or scene.may_write_anew:
+            yield from _inlined(write, 1 if scene.is_refused else LAST_RESORT + 1)
+        if scene.may_write_anew or scene.is_unseen:
+            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split)
+        if scene.is_refused:
+            yield from _cloned_parts(write)
+
+
+def _by_index(write: WriteSyntax) -> Iterator[Change]:
     """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
     file, loop = write.file, _loop(write)
     name = dotted(write.base)
@@ -32,14 +48,14 @@ def by_index(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
         return
     edits = [replace(file, target, index), replace(file, whole, f"range({length})")]
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
-    yield Candidate("index instead of iterating", tuple(edits), cost)
+    yield Change("index instead of iterating", tuple(edits), 1)
     root = text.partition("[")[0]
     clone = cloned_before(file, loop, root)
     if clone is not None and is_read_after(file, root, file.scope(loop), last_line(loop)):
-        yield Candidate(f"index a clone of `{root}` instead of iterating", (clone, *edits), cost + 1)
+        yield Change(f"index a clone of `{root}` instead of iterating", (clone, *edits), 2)
 
 
-def into_new(write: WriteSyntax, cost: int = 1, *, stacked: bool = False) -> Iterator[Candidate]:
+def _into_new(write: WriteSyntax, cost: int, *, stacked: bool) -> Iterator[Change]:
     """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
     listed = write.statement.value if isinstance(write.statement, ast.Expr) else None
     if isinstance(listed, ast.ListComp) and listed.elt is write.call:
@@ -54,31 +70,31 @@ def into_new(write: WriteSyntax, cost: int = 1, *, stacked: bool = False) -> Ite
     whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
         if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
-            yield Candidate(f"make a new `{name}` out of place", (replace(file, loop, text),), cost)
+            yield Change(f"make a new `{name}` out of place", (replace(file, loop, text),), cost)
     if isinstance(whole, (ast.Tuple, ast.List)) and loop.iter is whole and all(map(dotted, whole.elts)):
         names = [dotted(one) for one in whole.elts]
         new = ", ".join(_renamed(value, dotted(pair[0]), one) for one in names)
-        yield Candidate("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost)
+        yield Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost)
 
 
-def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Candidate]:
+def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Change]:
     """`[t.add_(1) for t in ts]` as `ts = [t + 1 for t in ts]`."""
     file, loop = write.file, listed.generators[0]
     name, text = dotted(loop.iter), expression(file, write.call) if write.call is not None else None
     if name and text and write.call is not None and dotted(loop.target) == write.name:
         new = f"{name} = {file.source(listed)}".replace(file.source(write.call), text, 1)
-        yield Candidate(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
+        yield Change(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
 
 
-def one_by_one(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
     """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
     for one, target in _unpackings(write):
         text = _selected(write.file, one.value, len(target.elts))
         if text is not None:
-            yield Candidate("take the views one at a time", (replace(write.file, one.value, text),), cost)
+            yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
 
-def inlined(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
+def _inlined(write: WriteSyntax, cost: int) -> Iterator[Change]:
     """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written."""
     file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
     for one in walk(scope, ast.Assign):
@@ -97,10 +113,10 @@ def inlined(write: WriteSyntax, cost: int = 1) -> Iterator[Candidate]:
                 left = True
         gone = None if left else remove(file, one)
         if edits:
-            yield Candidate("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
+            yield Change("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
 
 
-def cloned_parts(write: WriteSyntax, cost: int = 4) -> Iterator[Candidate]:
+def _cloned_parts(write: WriteSyntax) -> Iterator[Change]:
     """`a, b = x.chunk(2)` with `a = a.clone()` after it: right where nobody reads `x` itself afterwards."""
     file, name, scope = write.file, dotted(write.base), write.file.scope(write.statement)
     for one, _ in _unpackings(write):
@@ -111,7 +127,7 @@ def cloned_parts(write: WriteSyntax, cost: int = 4) -> Iterator[Candidate]:
         held = root and root.split(".")[0] in ("self", *parameters(scope))
         edit = cloned_before(file, write.statement, name)
         if not held and not is_read_after(file, root, scope, one.lineno) and edit is not None:
-            yield Candidate(f"write into a clone of `{name}`", (edit,), cost)
+            yield Change(f"write into a clone of `{name}`", (edit,), 3, Cure.CLONE_FIRST)
 
 
 def _loop(write: WriteSyntax) -> For | None:

@@ -75,6 +75,11 @@ def parameters(scope: Scope) -> list[str]:
     return [] if isinstance(scope, ast.Module) else [one.arg for one in walk(scope.args, ast.arg)]
 
 
+def returns_value(function: ast.AST) -> bool:
+    """Whether a function returns anything."""
+    return any(one.value is not None for one in walk(function, ast.Return))
+
+
 def named(node: ast.AST) -> Iterator[Name]:
     """The names and attributes in and below a node, in the order of the text."""
     return walk(node, ast.Name, ast.Attribute)
@@ -137,6 +142,17 @@ def made_of(names: set[str], loop: Loop) -> set[str]:
 def calls(node: ast.AST, name: str) -> bool:
     """Whether a function or method of this name is called in a node: `step` of `opt.step()`."""
     return any(called(one) == name for one in walk(node, ast.Call))
+
+
+def optimizer_of(statement: ast.stmt) -> str:
+    """ "self.opt" for the statement `self.opt.step()`, "opts[i]" for `opts[i].step()`; empty for anything else."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or called(call) != "step" or not isinstance(call.func, ast.Attribute):
+        return ""
+    owner = call.func.value
+    owner = call.args[0] if call.args and "scaler" in dotted(owner) else owner
+    base = owner.value if isinstance(owner, ast.Subscript) else owner
+    return ast.unparse(owner) if dotted(base) and next(walk(owner, ast.Call), None) is None else ""
 
 
 def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:

@@ -11,8 +11,8 @@ from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.tried import candidates
+from noclobber.mend.change import Change
+from noclobber.mend.cures import candidates
 from noclobber.model.finding import Finding
 from noclobber.model.hints import Opportunity
 from noclobber.model.units import size
@@ -93,7 +93,7 @@ class HintTrials:
             why = verdict
         return why
 
-    def _judged(self, hint: Finding, candidate: Candidate, patch: Patch) -> Applied | str:
+    def _judged(self, hint: Finding, candidate: Change, patch: Patch) -> Applied | str:
         watched, memory, bare = (self._start(mode, patch) for mode in ("watch", "memory", "bare"))
         if why := self._differs(bare.result()):
             watched.end()

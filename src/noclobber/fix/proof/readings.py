@@ -11,8 +11,8 @@ from typing import Any
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.verdicts import Prover, is_there
-from noclobber.mend import tried
-from noclobber.mend.untracked_writes import PASSING
+from noclobber.mend import cures
+from noclobber.mend.seen_by_autograd import PASSING
 from noclobber.model.finding import Finding
 from noclobber.observe.gradient_trace import comparison, evidence
 
@@ -32,7 +32,7 @@ class Reading:
 def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
     """Return the program as it is, and with each change that states one meaning, runs, and removes the finding."""
     trials = []
-    for one in tried.readings(finding, before.read):
+    for one in cures.readings(finding, before.read):
         try:
             patch = before.edited(one.edits)
             trials.append((one.title, patch, prover.start(patch)))

@@ -13,8 +13,9 @@ from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import Reading, readings
 from noclobber.fix.proof.verdicts import Prover
-from noclobber.mend.candidate import Candidate, is_of_intent
-from noclobber.mend.tried import LAST_RESORT, candidates
+from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.cures import candidates
+from noclobber.mend.scene import is_of_intent
 from noclobber.model.finding import Finding
 from noclobber.model.shared_writes import of_one_write
 
@@ -56,7 +57,7 @@ class Repairs:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    candidate: Candidate
+    candidate: Change
     patch: Patch
     verdict: Verdict
     bare: Trial | None
@@ -176,7 +177,7 @@ class RepairSearch:
         done.left.append((finding, attempt.failed))
         return None
 
-    def _try(self, candidate: Candidate, finding: Finding, attempt: _Attempt) -> None:
+    def _try(self, candidate: Change, finding: Finding, attempt: _Attempt) -> None:
         """Run the program under watch with a candidate. Run the first, which is likely right, without watch too."""
         prover, before = self._prover, self._done.patch
         try:

@@ -26,7 +26,7 @@ from noclobber.fix.proof.derivatives import BEYOND, NO_BACKWARD, UNREACHED, Stag
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.fix.proof.levels import Level, Verdict
-from noclobber.mend.candidate import Way
+from noclobber.mend.change import Way
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.candidate import Candidate
-from noclobber.mend.finding import Scene
-from noclobber.mend.step_order import does_more, end_of_update, later_step, optimizer, statements_in, together
+from noclobber.mend.change import Change
+from noclobber.mend.scene import Scene
+from noclobber.mend.steps import does_more, end_of_update, later_step, statements_in, together
+from noclobber.model.finding import Cure
 from noclobber.syntax.edits import (
     after,
     insert,
@@ -19,14 +20,14 @@ from noclobber.syntax.edits import (
     with_comment,
     without_retaining,
 )
-from noclobber.syntax.names import called, dotted, keyword, parameters
+from noclobber.syntax.names import called, dotted, keyword, optimizer_of, parameters
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
 
 
-def across(scene: Scene) -> Iterator[Candidate]:
-    """Candidates where a function of the step, of the backward, or of each is called in a block."""
+def across(scene: Scene) -> Iterator[Change]:
+    """Changes where a function of the step, of the backward, or of each is called in a block."""
     step, read = scene.place("write"), scene.place("read")
-    if step is None or read is None or step.file is not read.file:
+    if step is None or read is None or step.file is not read.file or not scene.steps():
         return
     file = step.file
     here, there = file.scope(step.row), file.scope(read.row)
@@ -61,7 +62,7 @@ def _callers(file: File, scope: Scope) -> list[ast.Call]:
 
 def _swapped(
     step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, same: bool
-) -> Iterator[Candidate]:
+) -> Iterator[Change]:
     """Swap the calls of two updates; the one that then runs first keeps the graph."""
     file, end = step.file, end_of_update(rows, second)
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[first])[0]
@@ -73,11 +74,11 @@ def _swapped(
         retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
         call = file.nearest(read.node, ast.Call)
         if retained and call is not None and called(call) == "backward" and keyword(call, "retain_graph") is None:
-            yield Candidate(title, (*edits, *retained, with_argument(file, call, "retain_graph=True")), 4)
-    yield Candidate(title, edits, 4)
+            yield Change(title, (*edits, *retained, with_argument(file, call, "retain_graph=True")), 4, Cure.LATER)
+    yield Change(title, edits, 4, Cure.LATER)
 
 
-def _moved(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], second: int) -> Iterator[Candidate]:
+def _moved(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], second: int) -> Iterator[Change]:
     """The step taken out of its function and made where that is called, after the later backward."""
     file = step.file
     gone, text = remove(file, step.row), with_comment(file, step.row)
@@ -87,7 +88,7 @@ def _moved(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], seco
     if gone is None or put is None:
         return
     later = [*_behind(file, read), *(one for row in rows[second + 1 :] for one in statements_in(row))]
-    yield from later_step(read, next((name for one in later if (name := optimizer(one))), ""), gone, put)
+    yield from later_step(step, read, next((name for one in later if (name := optimizer_of(one))), ""), gone, put)
 
 
 def _behind(file: File, read: Place) -> list[ast.stmt]:
@@ -100,7 +101,7 @@ def _behind(file: File, read: Place) -> list[ast.stmt]:
 
 def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     """The text of a step as the caller of its function would write it; empty where that is not plain."""
-    scope, root = file.scope(step.row), optimizer(step.row).partition(".")[0]
+    scope, root = file.scope(step.row), optimizer_of(step.row).partition(".")[0]
     call = stands if isinstance(stands, ast.Call) else None
     if call is None or not root:
         return ""

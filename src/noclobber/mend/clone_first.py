@@ -1,0 +1,113 @@
+"""Copy before the write: `h = h.clone()` on the line before it.
+
+Sound for a view of a leaf that PyTorch refuses to write, where the function made the view and reads it later on, and
+nobody reads what it is a view of: a refused write never happened, so there is nothing to keep but values.
+
+Tried is a clone before the first of the statements in a row that write the same tensor, before the loop around them,
+and where a view is made that is written. None where the write would not reach all that goes on with the tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.change import Change
+from noclobber.mend.holding import root_of
+from noclobber.mend.scene import Scene
+from noclobber.mend.seen import is_seen_here_only
+from noclobber.model.finding import Cure, Edit
+from noclobber.syntax.edits import append, cloned_before
+from noclobber.syntax.names import definition, dotted, is_read_after, names_bound, parameters
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, ends, last_line, starts, walk, within
+from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_at, writes
+
+
+def into_clone(scene: Scene) -> Iterator[Change]:
+    """The writes of a finding into a clone of what they write."""
+    for write in scene.writes():
+        if scene.is_leaf:
+            yield from _of_leaf(write)
+        elif not scene.may_write_anew or (write.call is not None and not writes(write.call) and scene.is_clobber):
+            continue
+        elif scene.is_refused:
+            yield from before_write(write, scene, 4) if is_seen_here_only(write) else ()
+        else:
+            yield from before_write(write, scene, 2 if isinstance(write.target, ast.Subscript) else 3)
+
+
+def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change]:
+    """`h = h.clone()` before the first of the statements in a row that write `h`; before the loop around them too.
+
+    If the tensor is an argument, or part of an object, other code may hold it; the clone is then not the same tensor.
+    """
+    file, name = write.file, write.name
+    if not name or name.endswith(("torch", "self")) or loses_write(write):
+        return
+    loop = next(iter(reversed(file.loops(write.statement))), None)
+    inside = cloned_before(file, _first_of_batch(write), name)
+    saves = [one for one in scene.places("save") if one.file.path == file.path]
+    outside = cloned_before(file, loop, name) if loop is not None and not _is_loop_variable(loop, name) else None
+    if loop is not None and outside is not None and not any(loop in file.around(one.node) for one in saves):
+        yield Change(f"write into a clone of `{name}`, made before the loop", (outside,), cost, Cure.CLONE_FIRST)
+    if inside is not None:
+        cost += 0 if loop is None else 2
+        yield Change(f"write into a clone of `{name}`", (inside,), cost, Cure.CLONE_FIRST)
+
+
+def _first_of_batch(write: WriteSyntax) -> ast.stmt:
+    """The first of the statements in a row, in one block, that write the same tensor."""
+    siblings = write.file.block(write.statement)
+    first = write.statement
+    for one in reversed(siblings[: siblings.index(first)]):
+        if hasattr(one, "body") or not _writes_part(write.file, one, write.name):
+            break
+        first = one
+    return first
+
+
+def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+        return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
+    earlier = write_at(Place(file, statement))
+    return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
+
+
+def _is_loop_variable(loop: Loop, name: str) -> bool:
+    return any(name.split(".")[0] in names_bound(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
+
+
+def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
+    """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made."""
+    file, name, found = write.file, write.name, write.statement
+    title = f"write into a clone of `{name}`, so that the gradient flows through"
+    if (edit := _of_own_view(write)) is not None:
+        yield Change(title, (edit,), 1, Cure.CLONE_FIRST, is_sound=True)
+    is_read = is_read_after(file, name, file.scope(found), last_line(found))
+    if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
+        return
+    if (edit := cloned_before(file, found, name)) is not None:
+        yield Change(title, (edit,), 1, Cure.CLONE_FIRST)
+    scope, root = file.scope(found), base_of(definition(file, write.base, found))
+    if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
+        title = f"write into a clone of `{dotted(root)}`"
+        yield Change(title, (append(file, root, ".clone()"),), 1, Cure.CLONE_FIRST)
+
+
+def _of_own_view(write: WriteSyntax) -> Edit | None:
+    """`h = h.clone()` before `h[i] = e`: where the function made the view `h` and reads it later on, and nobody reads
+    what it is a view of."""
+    file, found = write.file, write.statement
+    target = found.targets[0] if isinstance(found, ast.Assign) else None
+    name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
+    if not name or file.loops(found) or file.own_lines(found) is None:
+        return None
+    names = [one for one in within(file.scope(found)) if isinstance(one, ast.Name)]
+    bound = [one for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
+    binding = file.above[bound[0]] if len(bound) == 1 else None
+    root = root_of(binding.value) if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
+    later = {one.id for one in names if starts(one) >= ends(found) and isinstance(one.ctx, ast.Load)}
+    if not isinstance(root, ast.Name) or root.id in later or name not in later:
+        return None
+    return cloned_before(file, found, name)

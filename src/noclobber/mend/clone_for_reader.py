@@ -1,0 +1,248 @@
+"""Copy for the reader: let autograd keep a clone of an operand, or of what an operator gives.
+
+Sound wherever the syntax at the save is one operator of the table, in a form whose operands are known. The values of
+the program stay as they are, and so does who shares memory with whom, but for the copy that autograd keeps, which
+nothing else holds. The gradient passes through the clone.
+
+- An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
+- A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
+  in place is none, as its result is its input's memory.
+
+Tried is the operand that the text names, or that the field says; then all of them; then where a view is made.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.holding import arguments_of, writes_through
+from noclobber.mend.resolving import function_called, module_called
+from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cure
+from noclobber.model.operators import KEPT, NODES
+from noclobber.rules.shared.wording import listed, stem
+from noclobber.syntax.edits import append
+from noclobber.syntax.names import called, definition, dotted, has_stars, keyword, last_name
+from noclobber.syntax.tree import File, Place, walk
+from noclobber.syntax.writes import NAMESPACES, base_of, is_flagged, is_namespace, writes
+
+_OPERATORS: dict[type[ast.operator], str] = {ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
+_FIRST = ("self", "input", "mat1")
+_SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
+_RESULTS = ("result", "output", "out")
+"""Fields of what is the first operand, the second operand and the result."""
+_TENSORS = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+"""What may be a tensor, beside a name."""
+
+
+def kept_as_clone(scene: Scene) -> Iterator[Change]:
+    """`f(x.clone())` where autograd keeps the operand, `f(x).clone()` where it keeps the result."""
+    save = scene.finding.save
+    if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
+        yield found
+    if not (scene.is_clobber or scene.is_refused) or scene.is_unseen:
+        return
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.is_disjoint else 2
+    cost = 5 if scene.is_refused and not scene.is_inference else cost
+    field, is_result = (save.field, save.is_output) if save is not None else ("", False)
+    for place in scene.places("save"):
+        if field in _RESULTS or is_result:
+            yield from _of_result(place, cost)
+            continue
+        operands = _operands(place, field)
+        chosen = _kept(operands, field, scene)
+        if not chosen:
+            continue
+        for some in dict.fromkeys((tuple(chosen), tuple(operands))):
+            names = ", ".join(f"`{place.file.source(one)}`" for one in some)
+            clones = tuple(append(place.file, one, ".clone()") for one in some)
+            yield Change(f"let autograd keep a clone of {names}", clones, cost, Cure.CLONE_FOR_READER)
+        if not any(place.file.source(one).endswith(".clone()") for one in operands):
+            other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
+            yield from _of_definitions(place, other, cost)
+
+
+def _of_result(place: Place, cost: int) -> Iterator[Change]:
+    if isinstance(place.node, ast.expr) and not _is_target(place):
+        edit = append(place.file, place.node, ".clone()")
+        yield Change("go on with a clone of what autograd keeps", (edit,), cost, Cure.CLONE_FIRST)
+
+
+def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Change]:
+    """Where an operand is a name of a view, the clone at the place where the view is made."""
+    file = place.file
+    for one in operands:
+        made = definition(file, one, place.node)
+        if isinstance(made, (ast.Call, ast.Subscript)) and not file.source(made).endswith(".clone()"):
+            edit = append(file, made, ".clone()")
+            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost, Cure.CLONE_FOR_READER)
+
+
+def _operands(place: Place, field: str) -> list[ast.expr]:
+    """The tensors that an operation takes, for all that the text shows; of a part that is written, its index."""
+    node = place.node
+    if isinstance(node, ast.UnaryOp):
+        found: list[ast.expr] = [node.operand]
+    elif isinstance(node, ast.AugAssign):
+        found = [node.value]
+    elif isinstance(node, ast.Call) and called(node) not in ("grad", "backward"):
+        given = [*node.args, *(one.value for one in node.keywords if one.arg is not None)]
+        found = [one for one in given if not isinstance(one, ast.Starred)]
+        if isinstance(node.func, ast.Attribute) and not is_namespace(node.func.value) and _is_method(node):
+            found = [node.func.value, *found]
+    elif isinstance(node, ast.Subscript):
+        found = _indexes(node) if _is_target(place) or field == "indices" else [node.value]
+    else:
+        found = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+    return [one for one in found if _may_be_tensor(one)]
+
+
+def _indexes(node: ast.Subscript) -> list[ast.expr]:
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return [one for one in parts if not isinstance(one, (ast.Slice, ast.Constant))]
+
+
+def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
+    """The operand that the saved field names; by the tensor's own name where that is in the text.
+
+    A weight or buffer that the text does not name is one of a module called here: no operand is it.
+    """
+    short = scene.name.rpartition(".")[2]
+    named = [one for one in operands if short and dotted(base_of(one)).rpartition(".")[2] == short]
+    if named or scene.kind == "parameter":
+        return named
+    if field in _SECOND and len(operands) > 1:
+        return operands[1:2]
+    return operands[:1]
+
+
+def _is_method(call: ast.Call) -> bool:
+    """Whether a method is one of tensors, not a module kept as an attribute: `x.mul(y)`, not `self.net(y)`."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return not (dotted(owner) == "self" or (isinstance(owner, ast.Name) and owner.id[:1].isupper()))
+
+
+def _may_be_tensor(node: ast.expr) -> bool:
+    holds_write = any(writes(one) for one in walk(node, ast.Call))
+    return isinstance(node, ast.Name) or (isinstance(node, _TENSORS) and not holds_write)
+
+
+def _is_target(place: Place) -> bool:
+    return isinstance(place.row, ast.Assign) and place.node in place.row.targets
+
+
+def _sound(scene: Scene, node: str, field: str) -> Change | None:
+    """The clone where the source is one operator whose operands, or whose result, the node is known to keep."""
+    place = scene.place("save")
+    if not scene.is_clobber or scene.finding.code == "NC105" or place is None or _is_meant(scene):
+        return None
+    file, save = place.file, place.node
+    if not isinstance(save, ast.expr):
+        return None
+    operands = [_operand(file, save, node, one) or _applied_to(file, save, scene) for one in scene.finding.fields]
+    if None not in operands:
+        kept = list(dict.fromkeys(one for one in operands if one is not None))
+        texts = dict.fromkeys(file.source(one) for one in kept)
+        edits = tuple(append(file, one, ".clone()") for one in kept)
+        clones = "a clone" if len(kept) == 1 else "clones"
+        title = f"let autograd keep {clones} of {listed([f'`{one}`' for one in texts])}"
+        return Change(title, edits, 2, Cure.CLONE_FOR_READER, is_sound=True)
+    if field in ("result", "output") and _gives_what_it_saves(file, save, node):
+        title = "write into a clone of the result, and let autograd keep the original"
+        return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
+    return None
+
+
+def _is_meant(scene: Scene) -> bool:
+    """Return True if the write may be meant as a part of the function, or may be a mistake that other code also sees.
+
+    So it may where a value is given through `.data` to what is in the graph, and where a tensor is added to more than
+    once, as when two modules are handed the same one: then no source tells what is right.
+    """
+    finding = scene.finding
+    written = [one for one in finding.writes if one.overlaps]
+    if any(one.via in ("set_data", "swap") or one.op in _MOVING for one in finding.writes):
+        return True  # what the name then holds is another memory: more than one save may be concerned
+    if written and written[0].via == "data" and scene.kind == "tensor":
+        return True
+    found = scene.place("write")
+    write = found.statement if found is not None else None
+    target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
+    if isinstance(target, ast.Subscript) or finding.save is None:
+        return False
+    places = [(one.op, one.site) for one in written if one.op in _ADDING]
+    return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
+
+
+_MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))
+"""Operators that change where a tensor looks."""
+_ADDING = tuple(
+    f"aten::{name}_" for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "clamp", "relu")
+)
+
+
+def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | None:
+    """Return the operand that a node saves in a field, if the text can clone it there."""
+    which = 0 if field in _FIRST else 1 if field in _SECOND else None
+    operands = _operands_of(file, save, node)
+    if which is None or len(operands) <= which:
+        return None
+    operand = operands[which]
+    return None if isinstance(operand, (ast.Constant, ast.Starred, ast.Await, ast.Yield)) else operand
+
+
+def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
+    if isinstance(save, ast.BinOp):
+        # `2 * h` calls the operator of `h`, which is then the first operand.
+        if not _keeps_operands(_OPERATORS.get(type(save.op), ""), node) or isinstance(
+            save.left, (ast.Constant, ast.UnaryOp)
+        ):
+            return []
+        return [save.left, save.right]
+    if not isinstance(save, ast.Call) or has_stars(save) or is_flagged(save):
+        return []
+    made = module_called(file, save)
+    if made is not None:
+        return save.args[:1] if _keeps_operands(called(made), node) else []
+    if not _keeps_operands(called(save), node) or keyword(save, "out") is not None:
+        return []
+    if not isinstance(save.func, ast.Attribute):
+        return []
+    if last_name(save.func.value) in NAMESPACES:
+        return list(save.args)
+    return [save.func.value, *save.args]
+
+
+_RESULT_ALONE = ("result",)
+
+
+def _keeps_operands(name: str, node: str) -> bool:
+    """Return True if a function, method or module is recorded by a node that keeps what it is given."""
+    return node in NODES.get(name, ()) and KEPT.get(node) != _RESULT_ALONE
+
+
+def _keeps_result(name: str, node: str) -> bool:
+    """Return True if it is recorded by a node that keeps the one tensor that it gives, and nothing else."""
+    return node in NODES.get(name, ()) and KEPT.get(node) == _RESULT_ALONE
+
+
+def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
+    if not isinstance(save, ast.Call) or is_flagged(save) or keyword(save, "out") is not None:
+        return False
+    made = module_called(file, save)
+    if made is not None:
+        return _keeps_result(called(made), node) and not is_flagged(made)
+    return isinstance(save.func, ast.Attribute) and _keeps_result(called(save), node)
+
+
+def _applied_to(file: File, save: ast.expr, scene: Scene) -> ast.expr | None:
+    """The argument of `MyFunction.apply(...)` that has the name of the tensor, where that Function writes to none."""
+    if not isinstance(save, ast.Call) or called(save) != "apply":
+        return None
+    function, last = function_called(file, save.func, save), scene.name.rpartition(".")[2]
+    if function is None or any(True for name in arguments_of(function) for _ in writes_through(file, function, name)):
+        return None
+    found = [one for one in save.args if last and last_name(one) == last]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,122 @@
+"""All cures, and what they give for a finding: the change that a report shows, and those that `fix` tries by running.
+
+A cure is one function in a file of its own: it says for which findings it fits, by their records and their source, its
+edits, when these are sound, and what they cost. Nothing else decides about advice. To add one, write the file and put
+its function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from noclobber.mend.change import LAST_RESORT, Change, Mend
+from noclobber.mend.checkpointed_regions import run_alike
+from noclobber.mend.clone_first import into_clone
+from noclobber.mend.clone_for_reader import kept_as_clone
+from noclobber.mend.clone_given import argument_cloned, value_cloned
+from noclobber.mend.declared import marked_dirty, saved_for_backward, tangent_in_place
+from noclobber.mend.detached_state import detached
+from noclobber.mend.flags import without_flag
+from noclobber.mend.forwards_in_loops import moved_in
+from noclobber.mend.in_place import written_in_place
+from noclobber.mend.later_writes import hook_later, put_off
+from noclobber.mend.modes import recorded
+from noclobber.mend.new_tensor import written_anew
+from noclobber.mend.no_grad import under_mode
+from noclobber.mend.own_bytes import expanded, not_shared, recorded_views
+from noclobber.mend.own_copies import local_copy, on_copies
+from noclobber.mend.read_tensors import from_clone
+from noclobber.mend.returned import given_new
+from noclobber.mend.row_lists import as_lists
+from noclobber.mend.scene import Scene, as_it_ran
+from noclobber.mend.seen_by_autograd import let_see, straight_through
+from noclobber.mend.steps import reordered
+from noclobber.mend.steps_in_functions import across
+from noclobber.mend.summed_losses import summed
+from noclobber.mend.view_writes import views
+from noclobber.mend.vmapped import made_from_mapped
+from noclobber.model.finding import Finding
+
+CURES: tuple[Mend, ...] = (
+    under_mode,
+    recorded,
+    made_from_mapped,
+    value_cloned,
+    argument_cloned,
+    given_new,
+    marked_dirty,
+    moved_in,
+    summed,
+    detached,
+    reordered,
+    across,
+    put_off,
+    run_alike,
+    expanded,
+    not_shared,
+    recorded_views,
+    let_see,
+    views,
+    into_clone,
+    written_anew,
+    without_flag,
+    as_lists,
+    from_clone,
+    kept_as_clone,
+    saved_for_backward,
+    tangent_in_place,
+    hook_later,
+    on_copies,
+    local_copy,
+    written_in_place,
+)
+"""The likeliest first: the first sound change is shown, and what costs the same is tried in this order."""
+MOST = 8
+"""Changes of one finding: each is tried by running the program."""
+MOST_MORE = 6
+"""Last resorts that are tried beyond these where none is proven."""
+
+
+def sound(finding: Finding) -> Change | None:
+    """Return the first sound change of a finding, else None.
+
+    None where autograd did not see the write: only its author knows whether it should be part of the gradient. None for
+    memory of a pack hook too: the line that saves says nothing about that memory.
+    """
+    scene, save = Scene(finding, as_it_ran), finding.save
+    if scene.is_unseen or (save is not None and save.unchecked == "packed"):
+        return None
+    first = (next(cure(scene), None) for cure in CURES)
+    return next((one for one in first if one is not None and one.is_sound), None)
+
+
+def candidates(finding: Finding, read: Callable[[str], str]) -> list[Change]:
+    """The changes to try for a finding, the likeliest and smallest first; empty where none is known.
+
+    `read` gives the text of a file, with plain line ends; it raises OSError where there is none.
+    """
+    scene = Scene(finding, read)
+    found = sorted(_distinct(one for cure in CURES for one in cure(scene)), key=lambda one: one.cost)
+    likely = [one for one in found if one.cost < LAST_RESORT][:MOST]
+    return likely + [one for one in found if one.cost >= LAST_RESORT][: MOST_MORE if scene.is_judged else 0]
+
+
+def readings(finding: Finding, read: Callable[[str], str]) -> list[Change]:
+    """Return changes that each state one meaning of a write outside of autograd. They are questions, not fixes."""
+    passing = [one for write in Scene(finding, read).writes() for one in straight_through(write)]
+    part = [
+        replace(one, title=f"if the write is part of the function: {one.title}") for one in candidates(finding, read)
+    ]
+    return [*passing, *part][:MOST]
+
+
+def _distinct(found: Iterable[Change]) -> Iterator[Change]:
+    """The changes without those whose edits another one has: the one that is sound, else the cheapest, stays."""
+    best: dict[object, Change] = {}
+    for one in found:
+        key = frozenset((edit.span, edit.replacement) for edit in one.edits)
+        other = best.get(key)
+        if one.edits and (other is None or (one.is_sound, -one.cost) > (other.is_sound, -other.cost)):
+            best[key] = one
+    yield from best.values()

@@ -1,0 +1,71 @@
+"""Custom Functions: declare the write by `mark_dirty`, keep tensors by `save_for_backward`, write tangents alike."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.change import Change
+from noclobber.mend.scene import Scene
+from noclobber.model.silent import Undeclared
+from noclobber.syntax.edits import before, cloned_before, remove, replace
+from noclobber.syntax.names import called, dotted, parameters
+from noclobber.syntax.tree import FUNCTION, File, walk
+from noclobber.syntax.writes import out_of_place
+
+
+def marked_dirty(scene: Scene) -> Iterator[Change]:
+    """`ctx.mark_dirty(x)` before the write in a `forward(ctx, x)`; or no write at all, and a new tensor."""
+    for write in scene.writes() if scene.is_refused or isinstance(scene.finding.event, Undeclared) else ():
+        file, scope = write.file, write.file.scope(write.statement)
+        own = parameters(scope)
+        if not isinstance(scope, FUNCTION) or not own or write.name not in own or own[0] != "ctx":
+            continue
+        marks = [one for one in walk(scope, ast.Call) if called(one) == "mark_dirty"]
+        edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
+        if edit is not None and not marks:
+            yield Change(f"declare the write: `mark_dirty({write.name})`", (edit,), 2)
+        edits, gone = out_of_place(write), [one for mark in marks if (one := remove(file, mark)) is not None]
+        if edits and len(gone) == len(marks):
+            yield Change("let the Function make a new tensor", (*edits, *gone), 3)
+        copied = cloned_before(file, write.statement, write.name)
+        if copied is not None and not marks:
+            yield Change("let the Function write into a clone", (copied,), 3)
+
+
+def saved_for_backward(scene: Scene) -> Iterator[Change]:
+    """`ctx.x = x` as `ctx.save_for_backward(x)`, and `ctx.saved_tensors[0]` for `ctx.x`, where nothing is saved yet."""
+    for place in scene.places("save") if scene.is_clobber else ():
+        file, statement = place.file, place.row
+        owner = file.class_of(statement)
+        if not isinstance(statement, ast.Assign) or owner is None or not isinstance(statement.value, ast.Name):
+            continue
+        stored = statement.targets[0]
+        attribute = dotted(stored)
+        ctx = attribute.partition(".")[0]
+        mentioned = list(walk(owner, ast.Attribute))
+        uses = [one for one in mentioned if dotted(one) == attribute and one is not stored]
+        saves = [one for one in mentioned if one.attr in ("save_for_backward", "saved_tensors")]
+        if not saves and uses and attribute.count(".") == 1:
+            edits = [replace(file, statement, f"{ctx}.save_for_backward({statement.value.id})")]
+            edits += [replace(file, one, f"{ctx}.saved_tensors[0]") for one in uses]
+            yield Change("keep it with `save_for_backward`", tuple(edits), 3)
+
+
+def tangent_in_place(scene: Scene) -> Iterator[Change]:
+    """A `jvp` that writes the tangent in place, as `forward` the input: `return t.mul_(2)` for `return t * 2`."""
+    methods = {ast.Mult: "mul_", ast.Add: "add_", ast.Sub: "sub_", ast.Div: "div_"}
+    for file in scene.files() if scene.is_refused else ():
+        for one in walk(file.tree, ast.Return):
+            value = one.value
+            if _method_around(file, one) != "jvp" or not isinstance(value, ast.BinOp) or not dotted(value.left):
+                continue
+            if type(value.op) in methods:
+                text = f"{file.source(value.left)}.{methods[type(value.op)]}({file.source(value.right)})"
+                yield Change("write the tangent in place too", (replace(file, value, text),), 1)
+
+
+def _method_around(file: File, node: ast.AST) -> str:
+    """The name of the function around a node; empty at the top level."""
+    scope = file.scope(node)
+    return scope.name if isinstance(scope, FUNCTION) else ""

@@ -1,0 +1,303 @@
+"""Bind a new tensor in place of a write.
+
+Sound if the name alone holds the written tensor (holding.py), for the first blamed statement and each later one that
+writes through the name. Each statement then makes a new tensor, and each later use of the name reads that tensor.
+Nothing else can see the difference, because nothing else holds the memory. The same holds for an attribute, or an item
+of a list or dict, that was seen to hold the tensor alone (seen.py): the new tensor is put there. Every write that the
+finding names must be among those statements.
+
+- Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
+  wider type would decide. So what is narrower than float32 is cloned instead.
+- A clone comes before the statement, so an operand on its right side must not be the tensor itself: autograd would save
+  the clone, and the write would spoil that.
+
+Tried is each write out of place whose new tensor reaches what goes on with the old one, as far as the text shows.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.flags import dropped
+from noclobber.mend.holding import holds_alone, root_of, writes_through
+from noclobber.mend.placing import may_be_kept, place_written
+from noclobber.mend.returned import returning
+from noclobber.mend.scene import Scene
+from noclobber.mend.seen import Holders, are_over, holders_at, is_seen_here_only
+from noclobber.model.events import without_indexes
+from noclobber.model.finding import Cure, Edit
+from noclobber.model.operators import RANDOM_FILLS
+from noclobber.model.silent import Drift
+from noclobber.syntax.edits import cloned_before, remove, replace
+from noclobber.syntax.names import arguments, called, dotted, last_name, names_used, reads
+from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk
+from noclobber.syntax.writes import (
+    Form,
+    WriteSyntax,
+    is_flagged,
+    is_in_vain,
+    loses_write,
+    out_of_place,
+    seen,
+    write_at,
+    written_by,
+)
+
+TITLE = "write out of place"
+_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC399")
+"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
+_WIDE = ("float32", "float64", "complex64", "complex128")
+_LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
+
+
+def written_anew(scene: Scene) -> Iterator[Change]:
+    """The writes of a finding out of place, or into a clone; each alone, then all of them."""
+    if not scene.may_write_anew:
+        return
+    if (found := _sound(scene)) is not None:
+        yield found
+    writes, together = scene.writes(), list[Edit]()
+    for write in writes:
+        if scene.is_refused and not is_seen_here_only(write):
+            continue
+        is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
+        yield from rebound(write, 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1)
+        yield from _refilled(write)
+        yield from _held_by_name(write)
+        together += out_of_place(write)
+    if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
+        yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
+    for place in scene.places("inside"):
+        # The write itself, in the library that does it: told, and never written.
+        for one in rebound(write_at(place)):
+            yield Change(f"{one.title} in the library", one.edits, LAST_RESORT + 2)
+
+
+def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
+    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
+
+    None for a write into an argument that only the caller reads; a module's hook returns the new tensor instead.
+    """
+    edits = out_of_place(write)
+    if not is_in_vain(write, edits):
+        if edits:
+            yield Change(TITLE, tuple(edits), cost, Cure.OUT_OF_PLACE)
+    elif _is_in_hook(write) and (returned := returning(write, edits)):
+        yield Change(f"{TITLE}, and return the result from the hook", returned, cost, Cure.OUT_OF_PLACE)
+
+
+def _is_in_hook(write: WriteSyntax) -> bool:
+    """Return True if the function around a write is registered as a hook that may return another output of a module."""
+    function = getattr(write.file.scope(write.statement), "name", None)
+    hooks = (one for one in walk(write.file.tree, ast.Call) if called(one) == "register_forward_hook")
+    return any(last_name(given) == function for one in hooks for given in one.args[:1])
+
+
+def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
+    last = last_line(write.statement)
+    return not isinstance(write.statement, ast.AugAssign) or any(
+        one.op.endswith(("::copy_", "::fill_", "::index_put_"))
+        and one.site is not None
+        and write.statement.lineno <= one.site.line <= last
+        for one in scene.finding.writes
+    )
+
+
+def _refilled(write: WriteSyntax) -> Iterator[Change]:
+    """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
+    file, statement = write.file, write.statement
+    target = seen(file.source(write.target)) if write.target is not None else ""
+    if loses_write(write):
+        return
+    if isinstance(statement, ast.Assign) and isinstance(write.target, ast.Subscript):
+        if file.source(write.target).endswith(("[:]", "[...]")) and dotted(write.target.value):
+            name = seen(file.source(write.target.value))
+            edit = replace(file, statement, f"{name} = {file.source(statement.value)}")
+            yield Change(f"bind `{name}` to the new value", (edit,), 1, Cure.OUT_OF_PLACE)
+        return
+    call = write.call
+    if call is None or not isinstance(statement, ast.Expr) or statement.value is not call or not dotted(write.target):
+        return
+    for text in _new(write, call, target):
+        title = f"bind `{target}` to a new tensor instead of filling the old one"
+        edit, gone = replace(file, statement, f"{target} = {text}"), _cleared(write, target)
+        for edits in ((gone, edit), (edit,)) if gone is not None else ((edit,),):
+            yield Change(title, edits, 1, Cure.OUT_OF_PLACE)
+
+
+def _cleared(write: WriteSyntax, target: str) -> Edit | None:
+    """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
+    rows = write.file.block(write.statement)
+    at = rows.index(write.statement)
+    if at and write.file.source(rows[at - 1]) in (f"{target}.detach_()", f"{target}.zero_()"):
+        return remove(write.file, rows[at - 1])
+    return None
+
+
+def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
+    file, op = write.file, called(call)
+    values = [file.source(one) for one in arguments(call)]
+    if op == "copy_" and call.args:
+        source = call.args[0]
+        yield values[0]
+        if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
+            yield f"{values[0]}.clone()"
+        yield f"torch.empty_like({target}).copy_({values[0]})"
+    elif op in _LIKE and not values:
+        yield f"torch.{_LIKE[op]}({target})"
+    elif op == "fill_" and values:
+        yield f"torch.full_like({target}, {values[0]})"
+    elif op in RANDOM_FILLS:
+        yield f"torch.empty_like({target}).{op}({', '.join(values)})"
+
+
+def _held_by_name(write: WriteSyntax) -> Iterator[Change]:
+    """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
+
+    Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied;
+    so it comes before all others.
+    """
+    file, statement, name = write.file, write.statement, write.name
+    short, edits = name.removeprefix("self."), out_of_place(write)
+    is_plain = isinstance(statement, ast.Expr) and statement.value is write.call and name == f"self.{short}"
+    if not is_plain or "." in short or not edits or not edits[0].replacement.startswith(f"{name} = "):
+        return
+    scope, end = file.scope(statement), last_line(statement)
+    after = [one for one in reads(name, scope, file) if one.lineno > end]
+    others = [one for one in reads(name, file.tree, file) if one not in after and one is not write.target]
+    if after and not others and not any(True for _ in reads(short, scope, file)):
+        bound = Edit(edits[0].span, edits[0].replacement.removeprefix("self."))
+        changed = (bound, *edits[1:], *(replace(file, one, short) for one in after))
+        yield Change(f"hold the result as `{short}`", changed, -1, Cure.OUT_OF_PLACE)
+
+
+def _sound(scene: Scene) -> Change | None:
+    """The change of all writes, where the name or the place that is written holds the tensor alone."""
+    place = scene.place("write")
+    refused = scene.is_refused and scene.finding.code not in _REFUSED
+    if place is None or place.statement is None or refused or isinstance(scene.finding.event, Drift):
+        return None
+    file, write = place.file, place.statement
+    holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
+    if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
+        return _put_anew(scene, file, write, held, holders)
+    name = _name_written(file, write)
+    if holders is None and scene.is_refused:
+        return None
+    if name is None or loses_write(write_at(Place(file, _part_of(write)))):
+        return None
+    later = [one for one in dict.fromkeys(writes_through(file, file.scope(write), name)) if _follows(file, one, write)]
+    if not scene.lines_written(file) <= {one.lineno for one in later}:
+        return None
+    edits, cloned = list[Edit](), False
+    for one in later:
+        if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one)):
+            return None
+        edit, clones = _edit(scene, file, one, name)
+        if edit is None:
+            return None
+        edits.append(edit)
+        cloned |= clones
+    return _bound(name, edits, cloned=cloned)
+
+
+def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
+    title, cure = (f"write into a clone of `{name}`", Cure.CLONE_FIRST) if cloned else (TITLE, Cure.OUT_OF_PLACE)
+    return Change(title, tuple(edits), 3 if cloned else 1, cure, is_sound=True)
+
+
+def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, holders: Holders) -> Change | None:
+    """The same for an attribute or an item that was seen to hold the tensor."""
+    name, in_mode = file.source(held), any(isinstance(one, WITH) for one in file.around(write))
+    if in_mode or scene.lines_written(file) != {write.lineno} or may_be_kept(file, held, write):
+        return None
+    edit, clones = _edit(scene, file, write, name) if are_over(file, name, write, holders) else (None, False)
+    return _bound(name, [edit], cloned=clones) if edit is not None else None
+
+
+def _edit(scene: Scene, file: File, write: ast.stmt, name: str) -> tuple[Edit | None, bool]:
+    """Return the edit that binds a name, attribute or item to a new tensor, and whether it does by a clone."""
+    edit = _out_of_place(scene, file, write, name)
+    if edit is None:
+        return _into_clone(file, write, name), True
+    bound = isinstance(write, ast.Assign) or edit.replacement.startswith(f"{name} = ")
+    return (edit if bound else None), False  # `h.data` and `h.grad` are other names
+
+
+def _name_written(file: File, write: ast.stmt) -> str | None:
+    """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
+    target = write_at(Place(file, _part_of(write))).target
+    root = root_of(target) if target is not None else None
+    if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
+        return None
+    return root.id
+
+
+def _part_of(write: ast.stmt) -> ast.AST:
+    if isinstance(write, (ast.Assign, ast.Expr)):
+        is_item = isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript)
+        return write.targets[0] if isinstance(write, ast.Assign) and is_item else write.value
+    return write
+
+
+def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
+    """Return True if a statement may run after another one: it comes later in the text, or a loop holds both."""
+    return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
+
+
+def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:
+    tensor = scene.finding.tensor
+    if tensor is None or tensor.dtype.removeprefix("torch.") not in _WIDE:
+        return None
+    call = write.value if isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call) else None
+    if isinstance(write, ast.AugAssign):
+        if file.source(write.target) != name:
+            return None
+    elif isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
+        found = out_of_place(write_at(Place(file, write.targets[0])))
+        return found[0] if found else None
+    elif call is None or (isinstance(write, ast.Assign) and not _is_bound_anew(write, call)):
+        return None
+    elif called(call) == "detach_" and isinstance(call.func, ast.Attribute) and not call.args:
+        owner = dotted(call.func.value)
+        return replace(file, write, f"{owner} = {owner}.detach()") if owner and "." not in owner else None
+    elif is_flagged(call):
+        return dropped(file, call) if isinstance(write, ast.Assign) else None
+    found = out_of_place(write_at(Place(file, call or write)))
+    return found[0] if len(found) == 1 else None
+
+
+def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
+    """`h = F.relu(h, inplace=True)` and `h = h.add_(1)`: the result takes the name of what is written."""
+    target = written_by(call)
+    return len(write.targets) == 1 and isinstance(target, ast.Name) and dotted(write.targets[0]) == target.id
+
+
+def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
+    if file.loops(write) or (isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name)):
+        return None
+    values: list[ast.expr] = []
+    if isinstance(write, ast.AugAssign):
+        if not isinstance(write.op, (ast.Add, ast.Sub)) and not isinstance(write.value, ast.Constant):
+            return None  # `h[0] *= b` saves what it overwrites
+        values = [write.value]
+    elif isinstance(write, ast.Assign):
+        values = [write.value]
+    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
+        values = [*write.value.args, *(one.value for one in write.value.keywords)]
+        if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
+            return None
+    last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
+    if any(last in names_used(value) for value in values) or file.own_lines(write) is None:
+        return None
+    return cloned_before(file, write, name)
+
+
+_SAVING_NOTHING = (
+    "add_", "sub_", "fill_", "zero_", "copy_", "neg_", "normal_", "uniform_", "masked_fill_", "index_fill_",
+    "fill_diagonal_", "bernoulli_", "exponential_",
+)  # fmt: skip
+"""Methods that save nothing of what they overwrite."""

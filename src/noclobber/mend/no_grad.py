@@ -1,0 +1,203 @@
+"""Write under `torch.no_grad()`: updates and initial values of what requires a gradient.
+
+Sound if PyTorch refuses the write because the tensor requires a gradient: the program stopped there, so only the values
+that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
+consists only of gradients, numbers and plain arithmetic: no gradient could flow through that. What a custom Function
+writes is no update. Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
+
+Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
+tracked tensor: that gradient would be lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.holding import arguments_of
+from noclobber.mend.scene import Scene
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cure
+from noclobber.syntax.edits import insert, under_no_grad
+from noclobber.syntax.names import called, is_untracked, last_name, returns_value
+from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
+from noclobber.syntax.updates import is_of_gradients
+from noclobber.syntax.writes import WriteSyntax, write_at, writes
+
+_TITLE = "write inside `with torch.no_grad():`"
+_OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
+"""Methods that clip weights or set them: what they are given is numbers."""
+_METHODS = (
+    *_OF_NUMBERS, "add_", "sub_", "mul_", "div_", "addcdiv_", "addcmul_", "fill_", "zero_", "lerp_", "copy_",
+)  # fmt: skip
+"""Methods that may be an update."""
+
+
+def under_mode(scene: Scene) -> Iterator[Change]:
+    """Put a refused write, and the writes like it beside it, under `with torch.no_grad():`; or the whole function."""
+    for write in scene.writes() if scene.is_refused else ():
+        file, found = write.file, write.statement
+        if hasattr(found, "body") or file.own_lines(found) is None:
+            continue
+        if rows := _sound_rows(scene, write):
+            yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
+        if not _may_be_update(write, scene.kind) or _is_tracked(write):
+            continue
+        likely = scene.is_leaf or (scene.is_unrecorded and scene.kind == "parameter")
+        more = 0 if likely else LAST_RESORT
+        rows = _beside(file, found, partial(_goes_on, file, write.name), above=False)
+        if len(rows) > 1:
+            yield Change(_TITLE, under_no_grad(file, rows), more, Cure.NO_GRAD)
+        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more, Cure.NO_GRAD)
+        scope = file.scope(found)
+        if isinstance(scope, FUNCTION) and not returns_value(scope):
+            at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
+            decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
+            yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more, Cure.NO_GRAD)
+
+
+def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
+    """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
+    file, found, event = write.file, write.statement, scene.finding.event
+    if not (scene.is_leaf or scene.is_unrecorded) or "ctx" in arguments_of(file.scope(found)):
+        return []
+    if scene.places("read"):  # the write went through, and PyTorch refuses a view later
+        return []
+    if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE):
+        return []
+    of_constants = isinstance(event, Refusal) and event.carries_gradient is False
+    is_weight = scene.kind == "parameter"
+    if not (_is_update(file, found) or (is_weight and (_is_average(found) or of_constants))):
+        return []
+    descends = _descends(file, found)
+    rows = _beside(file, found, lambda one: _descends(file, one) or (is_weight and _sets(file, write.name, one)))
+    others = (one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and one not in rows)
+    if descends and any(_descends(file, one) and not _is_guarded(file, one) for one in others):
+        return []
+    return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _beside(file: File, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, above: bool = True) -> list[ast.stmt]:
+    """A statement of a block, with those right above and below it that fit."""
+    rows = file.block(row)
+    first = last = rows.index(row)
+    while above and first and fits(rows[first - 1]):
+        first -= 1
+    while last + 1 < len(rows) and fits(rows[last + 1]):
+        last += 1
+    return rows[first : last + 1]
+
+
+def _sets(file: File, name: str, row: ast.stmt) -> bool:
+    """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
+    stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
+    numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
+    return (numbers or _is_update(file, row)) and write_at(Place(file, row)).name == name
+
+
+def _is_update(file: File, write: ast.stmt) -> bool:
+    """Return True if a statement writes in place a value of gradients and numbers only."""
+    values = _values(write)
+    if not values:
+        return values is not None and isinstance(write, ast.Expr) and called(write.value) == "zero_"
+    if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
+        return all(is_of_gradients(file, one) for one in values)
+    by_numbers = isinstance(write, ast.Expr) and called(write.value) in _OF_NUMBERS
+    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in values)
+
+
+def _descends(file: File, write: ast.stmt) -> bool:
+    """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
+    values = _values(write)
+    return bool(values) and all(is_of_gradients(file, one) for one in values or ())
+
+
+def _values(write: ast.stmt) -> list[ast.expr] | None:
+    """Return the values that an in-place statement writes; None if it is no in-place write."""
+    if isinstance(write, ast.AugAssign):
+        return [write.value]
+    if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
+        return [*write.value.args, *(one.value for one in write.value.keywords if one.arg != "alpha")]
+    return None
+
+
+def _is_average(write: ast.stmt) -> bool:
+    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
+    return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
+
+
+def _is_number(file: File, value: ast.expr) -> bool:
+    """Return True if the source shows that a value is a number; a name may be a tensor."""
+    if isinstance(value, ast.BinOp):
+        return _is_number(file, value.left) and _is_number(file, value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(file, value.operand)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
+    if isinstance(value, ast.Name):
+        scope = file.scope(value)
+        bound = [one for one in (*within(scope), *within(file.tree)) if _binds(one, value.id)]
+        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
+        return bool(bound) and plain and value.id not in arguments_of(scope)
+    return isinstance(value, ast.Constant)
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    stored = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr))
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    return stored and any(isinstance(one, ast.Name) and one.id == name for one in targets)
+
+
+def _is_guarded(file: File, write: ast.stmt) -> bool:
+    for one in file.around(write):
+        heads = [item.context_expr for item in one.items] if isinstance(one, ast.With) else []
+        heads += one.decorator_list if isinstance(one, ast.FunctionDef) else []
+        if any("no_grad" in ast.unparse(head) for head in heads):
+            return True
+    return False
+
+
+def _may_be_update(write: WriteSyntax, kind: str) -> bool:
+    """Whether a write may be one that no gradient should flow through: of weights, with `.grad`, or of mere numbers.
+
+    Where the program differentiates through its own updates (`create_graph`), it is none.
+    """
+    file, value, text = write.file, _value(write), write.file.source(write.statement)
+    if "create_graph" in file.text and ".grad" not in text:
+        return False
+    if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
+        return True
+    given: list[ast.expr] = [value] if value is not None else []
+    if isinstance(value, ast.Call) and writes(value):
+        given = [*value.args, *(one.value for one in value.keywords)]
+    return not any(True for one in given for _ in walk(one, ast.Name))
+
+
+def _is_tracked(write: WriteSyntax) -> bool:
+    """Whether the value written may carry a gradient: a call of a module, of a function that is not known.
+
+    What is computed from a `.grad` carries none, unless the program differentiates through its gradients.
+    """
+    value = _value(write)
+    calls = [one for one in walk(value, ast.Call) if not writes(one)] if value is not None else []
+    if "create_graph" not in write.file.text:
+        calls = [one for one in calls if ".grad" not in write.file.source(one)]
+    return not all(map(is_untracked, calls))
+
+
+def _value(write: WriteSyntax) -> ast.expr | None:
+    found = write.statement
+    return found.value if isinstance(found, (ast.Assign, ast.AugAssign)) else write.call
+
+
+def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
+    call = row.value if isinstance(row, ast.Expr) else None
+    stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
+    calls = isinstance(call, ast.Call) and writes(call) and not called(call).endswith("requires_grad_")
+    if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
+        return False
+    other = write_at(Place(file, row))
+    return other.name == name or _may_be_update(other, "")

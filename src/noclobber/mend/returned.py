@@ -1,0 +1,131 @@
+"""Make a new tensor where a hook or a `backward` writes into a tensor that autograd gave it, or where PyTorch refuses a
+call of which only the value is used.
+
+Sound because no other code should see these writes: autograd gives gradients and saves to other parts too, and a
+refused write never happened. The function itself computes with the new tensor.
+- In a `backward`, the name is bound to the new tensor; no other name of the function may hold the old one.
+- `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
+
+Tried is the same in any hook: one that ends in the write returns the new gradient.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from noclobber.mend.change import Change
+from noclobber.mend.holding import arguments_of, is_held_by_engine, root_of, writes_through
+from noclobber.mend.scene import Scene
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cause, Cure, Edit
+from noclobber.model.silent import GradientWrite
+from noclobber.syntax.edits import after, cloned_before, replace
+from noclobber.syntax.names import parameters, returns_value
+from noclobber.syntax.tree import FUNCTION, Place
+from noclobber.syntax.writes import (
+    WriteSyntax,
+    chain,
+    expression,
+    has_twin,
+    out_of_place,
+    without_underscores,
+    write_at,
+)
+
+
+def given_new(scene: Scene) -> Iterator[Change]:
+    """A new tensor for what autograd gave: the value of a call, a name in a backward, what a hook returns."""
+    for write in scene.writes():
+        if (found := _valued(scene, write) or _bound(scene, write)) is not None:
+            yield found
+        in_hook = isinstance(scene.finding.event, GradientWrite) or (
+            scene.finding.cause is Cause.HOOKED and not write.name
+        )
+        if in_hook or _in_backward(write):
+            yield from _new_gradient(write)
+
+
+def _in_backward(write: WriteSyntax) -> bool:
+    scope = write.file.scope(write.node)
+    return isinstance(scope, FUNCTION) and scope.name == "backward" and "ctx" in arguments_of(scope)
+
+
+def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
+    """`g = g * k` for `g.mul_(k)` in a `backward`, and the same for each other write to `g` there."""
+    file, statement = write.file, write.statement
+    target: ast.expr | None = None
+    if scene.is_refused or not _in_backward(write):
+        return None
+    if isinstance(statement, ast.AugAssign):
+        target = statement.target
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        target = root_of(statement.value)
+    if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement):
+        return None
+    edits = list[Edit]()
+    for one in dict.fromkeys(writes_through(file, file.scope(statement), target.id)):
+        found = out_of_place(write_at(Place(file, one)))
+        if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
+            return None
+        edits += found
+    title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
+    return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True)
+
+
+_REFUSED = ("NC303", "NC307", "NC399")
+"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
+
+
+def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
+    """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
+    file, call, event = write.file, write.node, scene.finding.event
+    refused = isinstance(event, Refusal) and scene.finding.code in _REFUSED
+    if not isinstance(call, ast.Call) or not (refused or isinstance(event, GradientWrite)):
+        return None
+    outer: ast.AST = call
+    while isinstance(file.above[outer], (ast.Attribute, ast.Call)):
+        outer = file.above[outer]
+    if not isinstance(outer, ast.Call) or not isinstance(file.above[outer], (ast.Return, ast.Lambda, ast.ListComp)):
+        return None
+    calls = chain(outer) or [outer]
+    if not all(map(has_twin, calls)):
+        return None
+    alone = expression(file, outer) if len(calls) == 1 else None
+    edit = replace(file, outer, alone or without_underscores(file, outer, calls))
+    title = "give a new tensor instead of writing into this one"
+    return Change(title, (edit,), 1, Cure.OUT_OF_PLACE, is_sound=True)
+
+
+def _new_gradient(write: WriteSyntax) -> Iterator[Change]:
+    """`lambda g: g * k`; a new tensor under the name in a backward; a hook that ends in the write returns it."""
+    file = write.file
+    if write.call is not None and isinstance(file.scope(write.call), ast.Lambda):
+        text = expression(file, write.call)
+        if text:
+            yield Change("return a new gradient", (replace(file, write.call, text),), 1, Cure.OUT_OF_PLACE)
+        return
+    edits, scope = out_of_place(write), file.scope(write.statement)
+    if edits and isinstance(scope, FUNCTION):
+        if scope.name not in ("backward", "forward") and (returned := returning(write, edits)):
+            yield Change("return a new gradient", returned, 1, Cure.OUT_OF_PLACE)
+            return
+        yield Change("make a new tensor", tuple(edits), 1, Cure.OUT_OF_PLACE)
+    edit = cloned_before(file, write.statement, write.name) if write.name else None
+    if edit is not None:
+        yield Change(f"write into a clone of `{write.name}`", (edit,), 2, Cure.CLONE_FIRST)
+
+
+def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
+    """Edits of a write into an argument, after which the function, which returned nothing, returns it; none where that
+    cannot be done."""
+    file, scope = write.file, write.file.scope(write.statement)
+    if not edits or not isinstance(scope, FUNCTION) or returns_value(scope) or write.name not in parameters(scope):
+        return ()
+    back = after(file, scope.body[-1], f"return {write.name}")
+    if back is None:
+        return ()
+    text = edits[-1].replacement.partition(" = ")[2]
+    if back.span.line == edits[-1].span.end_line and text:
+        return (Edit(edits[-1].span, f"return {text}"),)
+    return (*edits, back)

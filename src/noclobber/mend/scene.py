@@ -1,0 +1,241 @@
+"""What a finding says about the source: the nodes at its labels, in parsed files, and the other files it names."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Finding, Role
+from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
+from noclobber.model.source import Owner, owner_of, source_text
+from noclobber.syntax.names import optimizer_of
+from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk
+from noclobber.syntax.writes import WriteSyntax, write_at
+
+Read = Callable[[str], str]
+
+
+def as_it_ran(path: str) -> str:
+    """The text of a file of the program's own as it was when the program ran. Raises OSError."""
+    text = source_text(path) if owner_of(path) is Owner.USER else ""
+    if not text or len(text) > LONGEST:
+        raise OSError(f"`{path}` cannot be read")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A finding and the way to the text of files. `read` raises OSError where there is no such file.
+
+    What is asked of it is a fact of the records, or of the source; cures decide by nothing else.
+    """
+
+    finding: Finding
+    read: Read
+
+    def file(self, path: str) -> File | None:
+        """The parsed file of a path; None where it is missing or cannot be parsed."""
+        try:
+            return parse(path, self.read(path))
+        except (OSError, UnicodeDecodeError, KeyError):
+            return None
+
+    def places(self, *roles: Role) -> list[Place]:
+        """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place."""
+        found = []
+        for one in self.finding.labels:
+            file = self.file(one.span.path) if one.role in roles else None
+            node = file.at(one.span) if file is not None else None
+            if file is not None and isinstance(node, Placed):
+                found.append(Place(file, node))
+        return found
+
+    def place(self, role: Role) -> Place | None:
+        """The place of the first label of a role."""
+        return next(iter(self.places(role)), None)
+
+    @property
+    def kind(self) -> str:
+        """ "parameter", "buffer" or "tensor"."""
+        return self.finding.tensor.kind if self.finding.tensor is not None else "tensor"
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor, such as "net.fc.weight"; empty where it is not known."""
+        return (self.finding.tensor and self.finding.tensor.name) or ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether PyTorch refuses the write itself, so that there is no right gradient beyond it."""
+        return isinstance(self.finding.event, Refusal) and not self.is_freed
+
+    @property
+    def is_clobber(self) -> bool:
+        """Whether a save was overwritten, and read."""
+        return isinstance(self.finding.event, Clobber)
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether an earlier backward has freed the graph: nothing was overwritten."""
+        return self.finding.code == "NC104"
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether PyTorch refuses the write because it is to a leaf that requires a gradient, or to a view of one."""
+        return self.finding.code in ("NC301", "NC302")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether PyTorch refuses the write because one operator gave several views."""
+        return self.finding.code == "NC303"
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether PyTorch refuses the write because the view was made without recording gradients."""
+        return self.finding.code == "NC304"
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether the tensor was made in inference mode."""
+        return self.finding.code == "NC306"
+
+    @property
+    def is_overlap(self) -> bool:
+        """Whether elements of what is written share memory, with each other or with what is read."""
+        return self.finding.code == "NC307"
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether PyTorch refuses the write because each sample of a `vmap` has a value of its own."""
+        return self.finding.code == "NC310"
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether the bytes that are read were not among those that were written."""
+        return self.finding.code == "NC102"
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
+        return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether code that torch does not see wrote the bytes."""
+        return self.finding.code == "NC202"
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether autograd was never told of the write: only its author knows whether the gradient should follow it."""
+        return is_of_intent(self.finding)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a run shows of any change if it is right. Else only those are tried that mean the same.
+
+        No right gradient is known of what autograd was never told, and a region that runs again may drift in other
+        ways.
+        """
+        untold = (GradientWrite, Undeclared, Untracked, Overwritten, LostHook, StaleCast, Drift)
+        return self.finding.severity == "error" and not isinstance(self.finding.event, untold) and not self.is_unseen
+
+    @property
+    def may_write_anew(self) -> bool:
+        """Whether the write may be made in another way: it is one of the program's own, to what is no weight.
+
+        What takes the place of a weight is no weight of the module any more. In a region that runs again a new tensor
+        under the old name is a change as well, but for what a policy keeps.
+        """
+        told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
+        return (
+            told
+            and not self.is_foreign
+            and not self.is_hidden
+            and not self.drifts
+            and not self.is_freed
+            and self.kind != "parameter"
+        )
+
+    @property
+    def drifts(self) -> bool:
+        """Whether a region that runs again computes other values; what a policy keeps is a save like any other."""
+        event = self.finding.event
+        return isinstance(event, Drift) and event.save.unchecked != "policy"
+
+    def writes(self) -> list[WriteSyntax]:
+        """The writes of the finding: those at its labels, then those of its list at other lines."""
+        found = [write_at(one) for one in self.places("write")]
+        lines = {(one.file.path, one.statement.lineno) for one in found}
+        for span in [one.site.span() for one in self.finding.writes if one.site is not None]:
+            file = self.file(span.path) if (span.path, span.line) not in lines else None
+            statement = _statement_on(file, span.line) if file is not None else None
+            if file is not None and statement is not None:
+                found.append(write_at(Place(file, statement)))
+                lines.add((span.path, statement.lineno))
+        return found
+
+    def steps(self) -> bool:
+        """Whether the line to blame is the step of an optimizer."""
+        return any(optimizer_of(one.row) for one in self.places("write"))
+
+    def reads_first(self) -> bool:
+        """Whether the step stands below the backward, as in a loop whose turns share a graph."""
+        step, read = self.place("write"), self.place("read")
+        if step is None or read is None or step.file is not read.file or not self.steps():
+            return False
+        return getattr(read.node, "lineno", 0) < step.row.lineno
+
+    def lines_written(self, file: File) -> set[int]:
+        """The lines of the writes; 0 for a line of another file, or an unknown line."""
+        spans = [one.site.span() if one.site is not None else None for one in self.finding.writes]
+        return {one.line if one is not None and _is_of(one.path, file) else 0 for one in spans}
+
+    def ops(self) -> list[str]:
+        """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
+        event = self.finding.event
+        ops = [event.op or ""] if isinstance(event, Refusal) else [one.op for one in self.finding.writes]
+        names = [op.split("::")[-1].split(".default")[0] for op in ops]
+        return list(dict.fromkeys(name for name in names if name))
+
+    def files(self) -> list[File]:
+        """The files of the user's own labels, then the modules that these import from beside them."""
+        paths = list(dict.fromkeys(one.span.path for one in self.finding.labels if one.role != "inside"))
+        own = [file for path in paths if (file := self.file(path)) is not None]
+        near = [file for one in own for path in _imported(one) if path not in paths and (file := self.file(path))]
+        return list({file.path: file for file in (*own, *near)}.values())
+
+
+def _statement_on(file: File, line: int) -> ast.stmt | None:
+    """The first simple statement that stands on a line."""
+    simple = (one for one in walk(file.tree, ast.stmt) if not hasattr(one, "body"))
+    return next((one for one in simple if one.lineno <= line <= last_line(one)), None)
+
+
+def _imported(file: File) -> Iterator[str]:
+    """Paths that the imports of a file may lead to, in its own folder and below."""
+    folder = os.path.dirname(file.path)
+    for one in walk(file.tree, ast.stmt):
+        names = [alias.name for alias in one.names] if isinstance(one, (ast.Import, ast.ImportFrom)) else []
+        for name in [one.module] if isinstance(one, ast.ImportFrom) and one.module else names:
+            parts = name.split(".")
+            yield os.path.join(folder, *parts) + ".py"
+            yield os.path.join(folder, *parts, "__init__.py")
+
+
+def hides(target: ast.expr | None) -> list[ast.Attribute]:
+    """The `t.data` in a target."""
+    return [one for one in walk(target, ast.Attribute) if one.attr == "data"] if target is not None else []
+
+
+def _is_of(path: str, file: File) -> bool:
+    return path == file.path or os.path.realpath(path) == os.path.realpath(file.path)
+
+
+def is_of_intent(finding: Finding) -> bool:
+    """Return True if only the author can decide a finding: no run shows what a write outside of autograd to a tensor in
+    the graph should do to the gradient, even if the write also clobbers a save."""
+    return isinstance(finding.event, Untracked) or any(one.untracked for one in finding.writes)

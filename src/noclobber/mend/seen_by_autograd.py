@@ -1,0 +1,132 @@
+"""Let autograd see a write: out of `no_grad` and not through `.data`, as a functional call, or as a name for the value.
+
+Where autograd was never told of the write, each change states one meaning, and only the author knows which is meant.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from noclobber.mend.change import Change
+from noclobber.mend.clone_first import before_write
+from noclobber.mend.scene import Scene, hides
+from noclobber.model.finding import Edit
+from noclobber.model.source import Span
+from noclobber.syntax.edits import replace, undecorated
+from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_read_again, last_name
+from noclobber.syntax.tree import FUNCTION, WITH, With, walk
+from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place
+
+PASSING = "if the gradient should pass as if nothing had happened"
+"""The meaning by which a write has no part in the gradient."""
+_GUARDS = ("no_grad", "inference_mode")
+"""Blocks in which autograd records nothing."""
+_SEEING = "let autograd see it: write out of place"
+
+
+def let_see(scene: Scene) -> Iterator[Change]:
+    """A write through `.data` to an activation; one that autograd was never told of, as a part of the function."""
+    for write in scene.writes():
+        if scene.is_unseen:
+            yield from _out_of_guard(write)
+            yield from _functional_call(write)
+            yield from _tracked(write, scene, 2)
+        elif scene.is_clobber and scene.is_hidden:
+            yield from _tracked(write, scene, 1)
+
+
+def _out_of_guard(write: WriteSyntax) -> Iterator[Change]:
+    """A write under `with torch.no_grad():` or `@torch.no_grad()`, out of place and without that."""
+    edits, scope = out_of_place(write), write.file.scope(write.statement)
+    moved = out_of_guard(write, edits)
+    if edits and not is_in_vain(write, edits) and moved is not None and moved != tuple(edits):
+        yield Change(_SEEING, moved, 1 if len(moved) == 1 else 2)
+    for one in scope.decorator_list if isinstance(scope, FUNCTION) and edits else ():
+        if last_name(one.func if isinstance(one, ast.Call) else one) == "no_grad":
+            yield Change(_SEEING, (undecorated(write.file, one), *edits), 2)
+
+
+def out_of_guard(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
+    """Edits of a write, which also take it out of the block under `no_grad` that it stands in, where it does; None
+    where that cannot be done."""
+    file = write.file
+    block = next((one for one in file.around(write.statement) if isinstance(one, WITH) and _guards(one)), None)
+    if block is None:
+        return tuple(edits)
+    outer, inner = file.indent(block), file.indent(block.body[0])
+    if len(block.items) > 1 or outer is None or inner is None:
+        return None
+    if len(edits) == 1 and len(block.body) == 1 and edits[0].span == file.span(write.statement):
+        return (Edit(file.span(block), edits[0].replacement),)
+    head, first = file.span(block), file.span(block.body[0])
+    lines = (number for number in range(first.line + 1, head.end_line + 1) if file.line(number).startswith(inner))
+    shifts = [Edit(Span(file.path, number, 1, number, len(inner) - len(outer) + 1), "") for number in lines]
+    header = Edit(Span(file.path, head.line, head.column, first.line, first.column), "")
+    return (header, *edits, *shifts)
+
+
+def _guards(block: With) -> bool:
+    items = [one.context_expr for one in block.items]
+    return any(last_name(one.func if isinstance(one, ast.Call) else one) in _GUARDS for one in items)
+
+
+def _tracked(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change]:
+    """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
+    file, target, name = write.file, write.target, write.name
+    shown = [replace(file, one, file.source(one.value)) for one in hides(target)]
+    if not shown or not name or not is_read_again(file, name, write.statement):
+        return
+    if not isinstance(target, ast.Subscript):
+        edits = out_of_place(write)
+        if edits:
+            yield Change(_SEEING, tuple(edits), cost)
+    if isinstance(write.statement, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == "data":
+        edit = replace(file, write.statement, f"{name} = {file.source(write.statement.value)}")
+        yield Change(f"bind `{name}` to the new value", (edit,), cost)
+        return
+    for one in before_write(write, scene, cost + 1):
+        yield Change(f"let autograd see it: {one.title}", (*one.edits, *shown), one.cost)
+    yield Change("let autograd see it", tuple(shown), cost + 3)
+
+
+def _functional_call(write: WriteSyntax) -> Iterator[Change]:
+    """`conv.weight.data = w` and then `conv(x)` as `torch.func.functional_call(conv, {"weight": w}, (x,))`."""
+    file, statement, name = write.file, write.statement, write.name
+    owner, _, short = name.rpartition(".")
+    value = _value(write)
+    found = walk(file.scope(statement), ast.Call)
+    calls = [one for one in found if owner and dotted(one.func) == owner and one.lineno > statement.lineno]
+    if value is None or not calls or any(map(has_stars, calls)):
+        return
+    edits = []
+    for one in calls:
+        named = [f'"{each.arg}": {file.source(each.value)}' for each in one.keywords]
+        given = in_tuple([file.source(each) for each in one.args]) + (f", {{{', '.join(named)}}}" if named else "")
+        edits.append(replace(file, one, f'torch.func.functional_call({owner}, {{"{short}": {short}}}, {given})'))
+    edits.append(replace(file, statement, f"{short} = {value}"))
+    yield Change(f"call `{owner}` with the new `{short}`", tuple(edits), 1)
+
+
+def straight_through(write: WriteSyntax) -> Iterator[Change]:
+    """`h.data.copy_(h.round())` as `h = h + (h.round() - h).detach()`: the new values, and the gradient of the old."""
+    file, name, value = write.file, write.name, _value(write)
+    if value is None or not name or not is_read_again(file, name, write.statement):
+        return
+    plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
+    edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
+    edits = out_of_guard(write, [edit])
+    if edits is not None:
+        yield Change(PASSING, edits, 1)
+
+
+def _value(write: WriteSyntax) -> str | None:
+    """The new value of a write, as an expression."""
+    file, call = write.file, write.call
+    if isinstance(write.statement, ast.Assign):
+        return file.source(write.statement.value)
+    if isinstance(write.statement, ast.Expr) and call is not None and called(call) == "copy_":
+        return file.source(call.args[0]) if call.args else None
+    edits = out_of_place(write)
+    return edits[0].replacement.partition(" = ")[2] or None if edits else None

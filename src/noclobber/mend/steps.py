@@ -1,0 +1,293 @@
+"""Step after the backward that still needs the old weights: the order of steps and backwards in a block changed.
+
+Sound where an optimizer's step and the `backward` that it spoils are statements of one block, in this order, and
+- between them stand only `zero_grad` of the other optimizer, prints, and losses of what is there already: nothing reads
+  the weights,
+- the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
+  add to them was thrown away before,
+- the file makes two optimizers, and the line calls the `step` of one. The backward is given what the other one steps as
+  `inputs=`, so it adds nothing to the gradients that the step then uses.
+A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
+
+Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from noclobber.mend.change import Change
+from noclobber.mend.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
+from noclobber.mend.resolving import bound_to, module_called
+from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cure, Edit
+from noclobber.syntax.edits import (
+    after,
+    insert,
+    lines_of,
+    remove,
+    text_of_lines,
+    whole_lines,
+    with_argument,
+    with_comment,
+    without_retaining,
+)
+from noclobber.syntax.names import called, dotted, first_name, keyword, last_name, names_bound, optimizer_of
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk, within
+
+_HARMLESS = frozenset(
+    """
+    add_scalar append debug eval info log print requires_grad_ set_description set_postfix set_requires_grad train write
+    """.split()  # noqa: SIM905
+)
+"""Calls, made for what they do, that neither read nor change weights."""
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "unscale_")
+_UPDATES = ("zero_grad", "backward", "step", *_CLIPS, "update")
+_OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+
+
+def reordered(scene: Scene) -> Iterator[Change]:
+    """Changes where the step and the backward after it stand in one block of one function."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file or not scene.steps():
+        return
+    file = step.file
+    rows, first, second = together(file, step.row, read.row)
+    if not rows or first == second:
+        return
+    if first > second:
+        yield from _loop_split(file, step, read)
+        return
+    if any(map(does_more, rows[first + 1 : second])):
+        return
+    end = end_of_update(rows, second)
+    yield from _moved(scene, step, read, rows, first, second, end)
+    yield from _swapped(file, rows, first, second, end)
+    yield from _merged(file, step, rows, first, second)
+
+
+def does_more(row: ast.stmt) -> bool:
+    """Return True if a statement may change weights, or what belongs to them, or read them for other than a loss: it is
+    a loop or block that does so, or a call whose result nobody takes, as of a scheduler.
+
+    A step that moved past it would come too late. No proof shows that where the difference is in later steps.
+    """
+    return any(map(_is_more, statements_in(row))) or (
+        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in statements_in(row))
+    )
+
+
+def _is_more(row: ast.stmt) -> bool:
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
+        return called(row.value) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
+    return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
+
+
+def together(file: File, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], int, int]:
+    """The innermost block that holds both nodes, and where in it each is; an empty one where none does."""
+    for row in (one, *file.around(one)):
+        if isinstance(row, FUNCTION) and row is not one:
+            break
+        rows = file.block(row) if isinstance(row, ast.stmt) else []
+        holding = next((number for number, each in enumerate(rows) if _holds(file, each, other)), None)
+        if isinstance(row, ast.stmt) and holding is not None:
+            return rows, rows.index(row), holding
+    return [], 0, 0
+
+
+def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int) -> Iterator[Change]:
+    """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
+    start = first
+    while start > 0 and isinstance(rows[start - 1], ast.Expr) and _calls(rows[start - 1], *_UPDATES):
+        start -= 1
+    zeroes = any(_calls(row, "zero_grad") for row in rows[start:first])
+    if not zeroes or not any(optimizer_of(one) for row in rows[first + 1 : end + 1] for one in statements_in(row)):
+        return
+    begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[start])[0]
+    text = text_of_lines(file, begin, stop)
+    is_apart = not file.line(begin - 1).strip()
+    gone, below = whole_lines(file, begin - is_apart, stop), "\n" * (1 + is_apart)
+    title = "make the later update first"
+    retained = [
+        edit for row in rows[start:first] for one in walk(row, ast.Call) if (edit := without_retaining(file, one))
+    ]
+    kept = [one for one in _calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
+    if retained and len(kept) == 1:
+        given = with_argument(file, kept[0], "retain_graph=True")
+        at = file.offset(given.span.line, given.span.column) - file.offset(begin, 1)
+        swapped = insert(file, target, 1, f"{text[:at]}{given.replacement}{text[at:]}{below}")
+        yield Change(title, (swapped, *retained, gone), 4)
+    yield Change(title, (insert(file, target, 1, text + below), gone), 4)
+
+
+def _moved(
+    scene: Scene, step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, end: int
+) -> Iterator[Change]:
+    """The step below the backward, which gets only the parameters that its own optimizer steps."""
+    file = step.file
+    gone, text = remove(file, step.row), with_comment(file, step.row)
+    begin, stop = lines_of(file, rows[first])
+    heading = [file.line(number).strip() for number in range(begin, rows[first].lineno)]
+    put = after(file, rows[second], *heading, text)
+    if gone is None or put is None or "\n" in text:
+        return
+    gone = whole_lines(file, begin, stop) if rows[first] is step.row else gone
+    later = [one for row in rows[second + 1 : end + 1] for one in statements_in(row)]
+    own = next((name for one in later if (name := optimizer_of(one))), "")
+    is_sound = rows[first] is step.row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
+    yield from later_step(step, read, own, gone, put, is_sound=is_sound)
+
+
+def later_step(
+    step: Place, read: Place, own: str, gone: Edit, put: Edit, *, is_sound: bool = False
+) -> Iterator[Change]:
+    """A step taken out and put in after a backward: that reaches only what its `own` optimizer steps, or all."""
+    file, mine = read.file, optimizer_of(step.row)
+    call = file.nearest(read.node, ast.Call)
+    if own and own != mine and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
+        inputs = with_argument(file, call, f"inputs={_parameters_of(file, own, call)}")
+        title = f"move `{mine}.step()` below the last backward, and compute gradients there only for the parameters of"
+        yield Change(f"{title} `{own}`", (gone, inputs, put), 2, Cure.LATER, is_sound)
+    yield Change("step after the last backward", (gone, put), 3, Cure.LATER)
+
+
+def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
+    """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
+    name = optimizer_of(step.row)
+    gone = remove(file, step.row)
+    between = [one for row in rows[first + 1 : second] for one in _calls(row, "zero_grad")]
+    later = [one for row in rows[second + 1 :] for one in statements_in(row)]
+    if name and gone is not None and between and any(optimizer_of(one) == name for one in later):
+        zeros = [edit for one in between if (edit := remove(file, one)) is not None]
+        yield Change("step once, after both backwards", (gone, *zeros), 2)
+
+
+def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
+    """`for a in agents: zero, backward, step` as separate loops, where each turn has its own optimizer."""
+    loop = file.nearest(step.row, *FOR)
+    name = optimizer_of(step.row)
+    if not isinstance(loop, FOR) or file.indent(loop) is None:
+        return
+    rows, inner = loop.body, file.indent(loop.body[0])
+    if inner is None or not names_bound(loop.target) & set(re.split(r"\W+", name)):
+        return
+    at = next((n for n, row in enumerate(rows) if _holds(file, row, step.row)), -1)
+    if at < 1 or not _holds(file, loop, read.row):
+        return
+    indent = file.indent(loop) or ""
+    header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
+    later = insert(file, rows[at].lineno, 1, f"{indent}{header}\n")
+    zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and _calls(row, "zero_grad")]
+    if zeros and len(zeros) < at:
+        opens = file.span(loop)
+        lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
+        first = insert(file, opens.line, opens.column, f"{header}\n{lines}{indent}")
+        gone = [edit for row in zeros if (edit := remove(file, row)) is not None]
+        yield Change("run every backward before the first step", (first, *gone, later), 2)
+    yield Change("step in a second loop, after every backward", (later,), 3)
+
+
+def end_of_update(rows: list[ast.stmt], second: int) -> int:
+    """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
+    for number in range(second + 1, min(len(rows), second + 5)):
+        if any(optimizer_of(one) for one in statements_in(rows[number])):
+            return number
+        if not _calls(rows[number], *_UPDATES):
+            break
+    return second
+
+
+def _parameters_of(file: File, name: str, at: ast.AST) -> str:
+    """The parameters of an optimizer, as an expression: from where it is made, if that means the same at a place, else
+    from its groups."""
+    for one in walk(file.tree, ast.Assign):
+        made = one.value.args[0] if isinstance(one.value, ast.Call) and one.value.args else None
+        if dotted(one.targets[0]) != name or not isinstance(made, ast.Call) or called(made) != "parameters":
+            continue
+        scope, root = file.scope(one), first_name(made.func)
+        bound = [each for each in within(scope) if isinstance(each, ast.Name) and each.id == root]
+        once = sum(isinstance(each.ctx, ast.Store) for each in bound) <= 1
+        same = once and (scope is file.scope(at) or isinstance(scope, ast.Module))
+        own = root == "self" and name.startswith("self.") and file.class_of(one) is file.class_of(at)
+        if (same or own) and not made.args and not made.keywords:
+            return f"list({file.source(made)})"
+    return f'[p for group in {name}.param_groups for p in group["params"]]'
+
+
+def _holds(file: File, row: ast.stmt, node: ast.AST) -> bool:
+    return row is node or row in file.around(node)
+
+
+def _calls(row: ast.stmt, *names: str) -> list[ast.Call]:
+    """The calls of some names in a statement."""
+    return [one for one in walk(row, ast.Call) if called(one) in names]
+
+
+def statements_in(row: ast.AST) -> list[ast.stmt]:
+    """The simple statements in and below a statement."""
+    return [one for one in walk(row, ast.stmt) if not hasattr(one, "body")]
+
+
+def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
+    """Return True if the order of a step and the backward below it may be changed, as the head of this file says."""
+    step, back = rows[first], rows[second]
+    mine, loss, between = _method_of(step, "step"), _method_of(back, "backward"), rows[first + 1 : second]
+    steps = [one for row in rows[second + 1 :] if (one := _method_of(row, "step")) is not None]
+    if mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
+        return False
+    theirs = steps[0]
+    if not any(_same(_method_of(row, "zero_grad"), mine) for row in rows[:first]):
+        return False
+    if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
+        return False
+    made = bound_to(file, theirs, step)
+    if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
+        return False
+    two = sum(called(one) in _OPTIMIZERS for one in walk(file.tree, ast.Call)) == 2
+    retains = isinstance(back, ast.Expr) and isinstance(back.value, ast.Call) and back.value.keywords
+    return two and _is_step_of_torch(scene) and all(one.arg == "retain_graph" for one in retains or ())
+
+
+def _is_step_of_torch(scene: Scene) -> bool:
+    """Return True if the line that steps calls the optimizer's own `step`, as was seen; a wrapper may do more."""
+    steps = [one.step for one in scene.finding.writes if one.step is not None]
+    return bool(steps) and all(one.site is not None and one.site.inside is None for one in steps)
+
+
+def _method_of(row: ast.stmt, name: str) -> ast.expr | None:
+    """`opt` of the statement `opt.step()`."""
+    call = row.value if isinstance(row, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != name:
+        return None
+    return None if call.args or (name == "step" and call.keywords) else call.func.value
+
+
+def _same(one: ast.expr | None, other: ast.expr) -> bool:
+    return one is not None and ast.dump(one) == ast.dump(other)
+
+
+def _reads_no_weights(file: File, row: ast.stmt) -> bool:
+    """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
+    values: list[ast.expr] = []
+    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and last_name(row.value.func) == "print":
+        values = [*row.value.args, *(one.value for one in row.value.keywords)]
+    elif isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
+        values = [row.value]
+    else:
+        return False
+    nodes = [one for value in values for one in ast.walk(value)]
+    calls = [one for one in nodes if isinstance(one, ast.Call)]
+    functions = {id(one.func) for one in calls}
+    owners = {id(one.func.value) for one in calls if isinstance(one.func, ast.Attribute)}
+    reads = [one for one in nodes if isinstance(one, (ast.Attribute, ast.Subscript, ast.Lambda))]
+    plain = all(id(one) in functions or id(one) in owners for one in reads)
+    methods = METHODS | KEEPING_NOTHING
+    return plain and all(is_function(one) or is_method(one, of=methods) or _is_loss(file, one) for one in calls)
+
+
+def _is_loss(file: File, call: ast.Call) -> bool:
+    """A loss of `torch.nn`, which has no parameters."""
+    made = module_called(file, call)
+    return made is not None and called(made).endswith("Loss") and called(made) in MODULES
