@@ -11,6 +11,7 @@ from noclobber.mend.cures import candidates
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Kind, Read, Refusal, Save, Tensor, Write
 from noclobber.model.finding import Cause, Finding, Label, Role
+from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
 from noclobber.model.source import Site, Span, told_site
 
@@ -55,6 +56,7 @@ def event_of(code: str, happened: Clobber) -> Event:
     if code[2] == "3" or code == "NC104":
         return Refusal("", write.site, write.op, tensor)
     made: dict[str, Event] = {
+        "NC901": InPlaceCall("", told_site(Span(PATH, 1, 1, 1, 1)), tensor, 0, 0, 0, saved=False, times=1),
         "NC205": Drift(None, happened.save, happened.writes, read),
         "NC206": GradientWrite(write, "hook", "", read),
         "NC207": Undeclared("", write, None),

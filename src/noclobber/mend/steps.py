@@ -63,7 +63,7 @@ def reordered(scene: Scene) -> Iterator[Change]:
     if any(map(does_more, rows[first + 1 : second])):
         return
     end = end_of_update(rows, second)
-    yield from _moved(scene, step, read, rows, first, second, end)
+    yield from _moved(scene, step, read, rows, first, second)
     yield from _swapped(file, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
 
@@ -122,9 +122,7 @@ def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int
     yield Change(title, (insert(file, target, 1, text + below), gone), 4)
 
 
-def _moved(
-    scene: Scene, step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, end: int
-) -> Iterator[Change]:
+def _moved(scene: Scene, step: Place, read: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
     """The step below the backward, which gets only the parameters that its own optimizer steps."""
     file = step.file
     gone, text = remove(file, step.row), with_comment(file, step.row)
@@ -134,7 +132,7 @@ def _moved(
     if gone is None or put is None or "\n" in text:
         return
     gone = whole_lines(file, begin, stop) if rows[first] is step.row else gone
-    later = [one for row in rows[second + 1 : end + 1] for one in statements_in(row)]
+    later = [one for row in rows[second + 1 :] for one in statements_in(row)]
     own = next((name for one in later if (name := optimizer_of(one))), "")
     is_sound = rows[first] is step.row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
     yield from later_step(step, read, own, gone, put, is_sound=is_sound)

@@ -27,7 +27,7 @@ def views(scene: Scene) -> Iterator[Change]:
             yield from _by_index(write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
-            yield from _inlined(write, 1 if scene.is_refused else LAST_RESORT + 1)
+            yield from _inlined(write, 1 if scene.is_refused and not scene.is_overlap else LAST_RESORT + 1)
         if scene.may_write_anew or scene.is_unseen:
             yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split)
         if scene.is_refused:
