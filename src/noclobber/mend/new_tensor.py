@@ -1,10 +1,10 @@
 """Bind a new tensor in place of a write.
 
-Sound if the name alone holds the written tensor (holding.py), for the first blamed statement and each later one that
-writes through the name. Each statement then makes a new tensor, and each later use of the name reads that tensor.
-Nothing else can see the difference, because nothing else holds the memory. The same holds for an attribute, or an item
-of a list or dict, that was seen to hold the tensor alone (seen.py): the new tensor is put there. Every write that the
-finding names must be among those statements.
+Sound if the name alone holds the written tensor (holding.py) at the first statement that is blamed. That makes a new
+tensor, and each later use of the name reads and writes that one. Nothing else can see the difference, because nothing
+else holds the memory. Every write that the finding names goes through the name, and one that may run without the first
+statement makes a new tensor too. The same holds for an attribute, or an item of a list or dict, that was seen to hold
+the tensor alone (seen.py): the new tensor is put there.
 
 - Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
   wider type would decide. So what is narrower than float32 is cloned instead.
@@ -26,6 +26,7 @@ from noclobber.mend.placing import may_be_kept, place_written
 from noclobber.mend.returned import returning
 from noclobber.mend.scene import Scene
 from noclobber.mend.seen import Holders, are_over, holders_at, is_seen_here_only
+from noclobber.mend.steps import together
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS
@@ -189,11 +190,13 @@ def _sound(scene: Scene) -> Change | None:
         return None
     if name is None or loses_write(write_at(Place(file, _part_of(write)))):
         return None
-    later = [one for one in dict.fromkeys(writes_through(file, file.scope(write), name)) if _follows(file, one, write)]
-    if not scene.lines_written(file) <= {one.lineno for one in later}:
+    through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
+    if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
     edits, cloned = list[Edit](), False
-    for one in later:
+    for one in through:
+        if one is not write and (one.lineno not in lines or _comes_first(file, write, one)):
+            continue
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one)):
             return None
         edit, clones = _edit(scene, file, one, name)
@@ -202,6 +205,12 @@ def _sound(scene: Scene) -> Change | None:
         edits.append(edit)
         cloned |= clones
     return _bound(name, edits, cloned=cloned)
+
+
+def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
+    """Return True if a statement always runs before another one below it, which then writes the new tensor."""
+    rows, first, second = together(file, write, other)
+    return first < second and rows[first] is write
 
 
 def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
