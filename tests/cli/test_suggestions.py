@@ -62,9 +62,7 @@ def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> N
     assert full.endswith("next: noclobber explain NC101\nto fix this: noclobber fix train.py 2 'a b'\n")
     assert "write into a clone of `h`\n   |\n 6 +     h = h.clone()\n" in full
     annotation = noclobber(["report", "--format", "github", "report.json"], tmp_path).stdout
-    assert annotation.endswith(
-        "`h`%0A6 +     h = h.clone()%0A7 +     h = h.clone()%0Ato fix this: noclobber fix train.py 2 'a b'\n"
-    )
+    assert annotation.endswith("`h`%0A6 +     h = h.clone()%0Ato fix this: noclobber fix train.py 2 'a b'\n")
 
 
 @pytest.mark.parametrize(

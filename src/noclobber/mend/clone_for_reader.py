@@ -40,10 +40,10 @@ _TENSORS = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.
 def kept_as_clone(scene: Scene) -> Iterator[Change]:
     """`f(x.clone())` where autograd keeps the operand, `f(x).clone()` where it keeps the result."""
     save = scene.finding.save
-    if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
-        yield found
     if not (scene.is_clobber or scene.is_refused) or scene.is_unseen:
         return
+    if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
+        yield found
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.is_disjoint else 2
     cost = 5 if scene.is_refused and not scene.is_inference else cost
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)

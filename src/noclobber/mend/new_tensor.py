@@ -32,7 +32,7 @@ from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS
 from noclobber.model.silent import Drift
 from noclobber.syntax.edits import cloned_before, remove, replace
-from noclobber.syntax.names import arguments, called, dotted, last_name, names_used, reads
+from noclobber.syntax.names import arguments, called, dotted, keyword, last_name, names_used, reads
 from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk
 from noclobber.syntax.writes import (
     Form,
@@ -61,12 +61,13 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         yield found
     writes, together = scene.writes(), list[Edit]()
     for write in writes:
-        if scene.is_refused and not is_seen_here_only(write):
+        yield from _held_by_name(write)
+        given = write.call is not None and keyword(write.call, "out") is not None
+        if scene.is_refused and not (given or is_seen_here_only(write)):
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
         yield from rebound(write, 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1)
         yield from _refilled(write)
-        yield from _held_by_name(write)
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
         yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
@@ -215,7 +216,7 @@ def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
 
 def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
     title, cure = (f"write into a clone of `{name}`", Cure.CLONE_FIRST) if cloned else (TITLE, Cure.OUT_OF_PLACE)
-    return Change(title, tuple(edits), 3 if cloned else 1, cure, is_sound=True)
+    return Change(title, tuple(edits), 2 if cloned else 1, cure, is_sound=True)
 
 
 def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, holders: Holders) -> Change | None:

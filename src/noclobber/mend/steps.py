@@ -146,8 +146,9 @@ def later_step(
     call = file.nearest(read.node, ast.Call)
     if own and own != mine and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
         inputs = with_argument(file, call, f"inputs={_parameters_of(file, own, call)}")
-        title = f"move `{mine}.step()` below the last backward, and compute gradients there only for the parameters of"
-        yield Change(f"{title} `{own}`", (gone, inputs, put), 2, Cure.LATER, is_sound)
+        only = f"compute gradients there only for the parameters of `{own}`"
+        title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
+        yield Change(title, (gone, inputs, put), 2, Cure.LATER, is_sound)
     yield Change("step after the last backward", (gone, put), 3, Cure.LATER)
 
 
