@@ -1,10 +1,12 @@
 """What proves patches of one program."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.verdicts import Prover
 from tests.fix import programs
 
@@ -15,8 +17,8 @@ class Bench:
     def __init__(self, folder, text, backwards=3):
         self.path = folder / "program.py"
         self.path.write_text(text)
-        self.launcher = Launcher(["program.py"])
-        self.launcher.__enter__()
+        self.stack = ExitStack()
+        self.launcher = self.stack.enter_context(launching(["program.py"]))
         search = self.launcher.run(Order("search", backwards, 60))
         self.finding = search.findings[0]
         self.prover = Prover(self.launcher, search, backwards, 60)
@@ -38,4 +40,4 @@ def bench(tmp_path, monkeypatch):
 
     yield make
     for one in made:
-        one.launcher.__exit__()
+        one.stack.close()

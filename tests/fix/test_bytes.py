@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.launcher import launching
 
 MEASURE = """
 import json, sys
@@ -109,7 +109,7 @@ def test_the_backward_that_keeps_most_counts(tmp_path, monkeypatch):
     (allocated, _), (more, _) = measured((LATER, 2), (after, 2))
     monkeypatch.chdir(tmp_path)
     found = []
-    with Launcher(["program.py"]) as launcher:
+    with launching(["program.py"]) as launcher:
         for text in (LATER, after):
             (tmp_path / "program.py").write_text(text)
             found.append(launcher.run(Order("search", 3, 60)).saved)

@@ -12,7 +12,8 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
 from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level, Verdict
-from noclobber.fix.proof.search import Repairs, RepairSearch
+from noclobber.fix.proof.repairs import Repairs
+from noclobber.fix.proof.search import RepairSearch
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.model.events import Refusal, Tensor
 from noclobber.model.finding import Edit, Finding, Label

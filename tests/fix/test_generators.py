@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.launcher import launching
 from noclobber.observe.gradient_trace import evidence
 
 DRAWS = {
@@ -50,7 +50,7 @@ UNSEEDED = PROGRAM.format(draws=", ".join(DRAWS.values()))
 
 def gradients(launcher, fresh):
     """What a trial of the program has for gradients: the numbers that it drew."""
-    result = launcher.run(Order("bare", 1, 60), fresh=fresh)
+    result = launcher.run(Order("bare", 1, 60, fresh=fresh))
     (call,) = [one for one in evidence.read(result.evidence) if one["kind"] == "backward"]
     return call["leaves"][0][1].tolist()
 
@@ -60,7 +60,7 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (tmp_path / "program.py").write_text(UNSEEDED)
-    with Launcher(["program.py"]) as launcher:
+    with launching(["program.py"]) as launcher:
         yield launcher
 
 
@@ -83,7 +83,7 @@ def test_a_seed_of_the_program_stays(tmp_path, monkeypatch):
     draws += "np.random.default_rng(7).random(), np.random.RandomState(7).rand()"
     program = PROGRAM.format(draws=draws).replace("\n\nclass", f"\n{seeds}\n\nclass", 1)
     (tmp_path / "program.py").write_text(program)
-    with Launcher(["program.py"]) as launcher:
+    with launching(["program.py"]) as launcher:
         drawn = gradients(launcher, fresh=True)
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
     wanted = [torch.rand(()).item(), random.random(), random.Random(7).random(), np.random.rand()]

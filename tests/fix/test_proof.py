@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.levels import Level
 from noclobber.observe.gradient_trace import evidence
 from tests.fix import programs
@@ -15,8 +15,8 @@ from tests.fix import programs
 def test_evidence_is_the_gradient_of_each_call(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
-    with Launcher(["program.py"]) as launcher:
-        bare = launcher.run(Order("bare", 3, 60), fresh=True)
+    with launching(["program.py"]) as launcher:
+        bare = launcher.run(Order("bare", 3, 60, fresh=True))
         calls = [one for one in evidence.read(bare.evidence) if one["kind"] == "backward"]
     torch.manual_seed(0)
     w = torch.randn(3, dtype=torch.float32)
@@ -330,7 +330,7 @@ def test_modules_and_data_files_are_found_where_they_are(tmp_path, monkeypatch):
     )
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     patch = programs.replaced(tmp_path / "layers.py", ("t += 1", "t = t * 5"))
-    with Launcher(["program.py"]) as launcher:
+    with launching(["program.py"]) as launcher:
         served = launcher.run(Order("bare", 3, 60, served=patch.served))
         plain = launcher.run(Order("bare", 3, 60))
         ((_, gradient, _),) = evidence.read(served.evidence)[0]["leaves"]

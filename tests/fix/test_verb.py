@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.levels import Level
-from noclobber.fix.proof.search import Repair, Repairs
+from noclobber.fix.proof.repairs import Repair, Repairs
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
 from noclobber.model.source import Span
@@ -306,7 +306,7 @@ def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
     from noclobber.fix.proof.job import Order
 
-    with Launcher(["program.py"]) as launcher:
+    with launching(["program.py"]) as launcher:
         launcher.start(Order("bare", 1, 60))
         until = time.monotonic() + 60
         while not (tmp_path / "begun").exists() and time.monotonic() < until:

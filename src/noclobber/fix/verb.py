@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
-from noclobber.fix.proof.job import DYNAMO, Ended, Order, Result
-from noclobber.fix.proof.launcher import Launcher
+from noclobber.fix.proof.job import Ended, Order, Result
+from noclobber.fix.proof.launcher import Launcher, Tell, launching
 from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
 from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
 from noclobber.selection import Selection, SelectionError, from_project, require
-
-if TYPE_CHECKING:
-    from noclobber.fix.proof.hints import AppliedHints
-    from noclobber.fix.proof.search import Repair, Repairs
-
 
 NEXT, CHANGED = "next:", " " * 6
 """How a command and a line of a patch begin in the summary."""
@@ -64,7 +60,7 @@ def fix(
     unproven: bool,
     backwards: int,
     seconds: float,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> Fixed:
     """Fix the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`.
 
@@ -74,20 +70,8 @@ def fix(
     selection = _selection()
 
     def repaired(program: Sequence[str], environment: Mapping[str, str] | None = None) -> Repairs | Fixed:
-        with Launcher(program, environment, selection) as launcher:
-            tell("looking for in-place writes that break a gradient")
-            searching = launcher.start(Order("search", backwards, seconds), fresh=True)
-            with _torch_needed():  # to import it takes as long as the search
-                from noclobber.fix.proof.search import RepairSearch
-                from noclobber.fix.proof.verdicts import Prover
-
-            search = searching.result()
-            if (refused := _nothing(search, seconds)) is not None:
-                return refused
-            if search.dynamo:
-                launcher.prepare(DYNAMO)
-            prover = Prover(launcher, search, backwards, seconds)
-            return RepairSearch(prover, tell, unproven=unproven).search()
+        with launching(program, environment, selection) as launcher:
+            return launcher.call(partial(_repaired, unproven, backwards, seconds), tell)
 
     if (rank := of_one_rank(words)) is not None:
         done = repaired(rank, ENVIRONMENT)
@@ -100,35 +84,63 @@ def fix(
     return done if isinstance(done, Fixed) else told(done, words, writing, unproven)
 
 
-def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Callable[[str], None]) -> Fixed:
+def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Tell) -> Fixed:
     """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`.
 
     Each run goes to the program's own end: any later line may read what would be overwritten.
     """
     _require(words)
-    with Launcher(words, selection=_selection()) as launcher:
-        tell("looking for in-place writes that lower the peak of memory")
-        searching = launcher.start(Order("hints", sys.maxsize, seconds), fresh=True)
-        with _torch_needed():
-            from noclobber.fix.proof.hints import HintTrials
-
-        search = searching.result()
-        if search.findings:
-            raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {typed(words)}")
-        if search.ended in (Ended.LIMIT, Ended.TIMEOUT):
-            still = f"the program still runs after {seconds:g} s, and what it reads later is not known"
-            raise CannotFix(f"{still}: give it less to do, or more time with `--seconds`")
-        if search.ended is not Ended.WELL or not search.torch:
-            return _nothing(search, seconds) or Fixed(0)
-        if search.dynamo:
-            launcher.prepare(DYNAMO)
-        done = HintTrials(launcher, search, seconds).carry_out(tell)
-    return told_of_hints(done, search, words, writing)
+    with launching(words, selection=_selection()) as launcher:
+        done = launcher.call(partial(_applied, words, seconds), tell)
+    return done if isinstance(done, Fixed) else told_of_hints(done, words, writing)
 
 
-def told_of_hints(done: AppliedHints, search: Result, words: Sequence[str], writing: bool) -> Fixed:
+def _repaired(unproven: bool, backwards: int, seconds: float, launcher: Launcher, tell: Tell) -> Repairs | Fixed:
+    """Find and try fixes; return the report instead if there is nothing to fix."""
+    tell("looking for in-place writes that break a gradient")
+    order = Order("search", backwards, seconds)
+    searching = launcher.start(order)
+    with _torch_needed():  # where nothing is forked, this takes as long as the search
+        from noclobber.fix.proof.search import RepairSearch
+        from noclobber.fix.proof.verdicts import Prover
+
+    search = _found(launcher, order, searching.result())
+    if (refused := _nothing(search, seconds)) is not None:
+        return refused
+    return RepairSearch(Prover(launcher, search, backwards, seconds), tell, unproven=unproven).search()
+
+
+def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tell) -> AppliedHints | Fixed:
+    """Find and apply hints; return the report instead if there is none."""
+    tell("looking for in-place writes that lower the peak of memory")
+    order = Order("hints", sys.maxsize, seconds)
+    searching = launcher.start(order)
+    with _torch_needed():
+        from noclobber.fix.proof.hints import HintTrials
+
+    search = _found(launcher, order, searching.result())
+    if search.findings:
+        raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {typed(words)}")
+    if search.ended in (Ended.LIMIT, Ended.TIMEOUT):
+        still = f"the program still runs after {seconds:g} s, and what it reads later is not known"
+        raise CannotFix(f"{still}: give it less to do, or more time with `--seconds`")
+    if search.ended is not Ended.WELL or not search.torch:
+        return _nothing(search, seconds) or Fixed(0)
+    return HintTrials(launcher, search, seconds).carry_out(tell)
+
+
+def _found(launcher: Launcher, order: Order, search: Result) -> Result:
+    """Return what a search found. A program that comes to no backward call in a warm process is run in fresh ones, now
+    and from then on: it may have a module with the name of one that is imported there, or never import torch."""
+    if not launcher.warm or search.findings or search.hints or search.checked:
+        return search
+    launcher.warm = False
+    return launcher.run(order)
+
+
+def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fixed:
     """Return the report on hints. Write the patch if `writing`."""
-    fixed = Fixed(0, words=[f"not watched: {one}" for one in search.unseen])
+    fixed = Fixed(0, words=[f"not watched: {one}" for one in done.unseen])
     for one in done.applied:
         fixed.words += [_line(one.finding), f"  change: {one.title}"]
         fell = f"the peak falls from {size(one.before)} to {size(one.after)}"

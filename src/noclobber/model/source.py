@@ -77,6 +77,9 @@ class ToldSite(Site):
         """Return the span that the report has."""
         return self.at
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return told_site, (self.at, self.inside)
+
 
 _STAND_IN = compile("", "", "exec")
 

@@ -1,54 +1,66 @@
-"""A process that imports torch once and forks a trial for each folder: the import takes most of the time."""
+"""A process that imports torch once, for all: the import takes most of the time. It forks a process for each folder.
+
+In a folder with an order the process is a trial. In a folder with work it calls a function, which may start trials.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import selectors
 import signal
 import sys
+import traceback
 from contextlib import suppress
+from functools import partial
+from io import FileIO
 from typing import NoReturn
 
+from noclobber import rules
 from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order
+from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, command
 from noclobber.fix.proof.trial import TrialProcess
-
-TICK = 0.02
-"""Seconds between two looks at what has ended."""
 
 
 def serve(words: list[str]) -> NoReturn:
-    """Fork a trial of the program for each line on stdin, a folder, until it closes; write `status` when it ends."""
-    import noclobber.observe.gradient_trace.comparison
-    import noclobber.observe.gradient_trace.evidence
-    import noclobber.session  # noqa: F401
+    """Fork a process for each line, a folder, on stdin or from what was forked, and write its `status` when it ends.
 
+    Ends all of them when stdin closes.
+    """
+    prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks is interrupted, and then ends this
     running: dict[int, str] = {}
+    asked, asking = os.pipe()
     waiting = selectors.DefaultSelector()
-    waiting.register(0, selectors.EVENT_READ)
-    pending = b""
+    for source in (0, asked):
+        waiting.register(source, selectors.EVENT_READ, FileIO(source, "rb"))
     while True:
-        if waiting.select(TICK):
-            data = os.read(0, 1 << 16)
-            if not data:
-                break
-            *lines, pending = (pending + data).split(b"\n")
-            for line in map(os.fsdecode, lines):
-                if line == DYNAMO:
+        for key, _ in waiting.select(TICK):
+            line = os.fsdecode(key.data.readline()).rstrip("\n")
+            if not line:
+                _end(running)
+            elif line == DYNAMO:
+                with suppress(Exception):
                     importlib.import_module(line)
-                else:
-                    running[_fork(line, words)] = line
+            else:
+                running[_fork(line, words, asking)] = line
         _reap(running)
-    for process in running:
-        with suppress(ProcessLookupError):  # a group only once it has made itself one
-            os.killpg(process, signal.SIGKILL)
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    os._exit(0)
 
 
-def _fork(folder: str, words: list[str]) -> int:
+def prepare() -> None:
+    """Import what each process will need. What fails here fails again where it is needed, and is reported there."""
+    with suppress(Exception, SystemExit):
+        import noclobber.fix.proof.hints
+        import noclobber.fix.proof.search
+        import noclobber.observe.gradient_trace.central_differences
+        import noclobber.observe.measured_peak
+        import noclobber.observe.subscription  # noqa: F401
+
+        rules.catalogue()
+
+
+def _fork(folder: str, words: list[str], asking: int) -> int:
     process = os.fork()
     if process:
         return process
@@ -60,9 +72,10 @@ def _fork(folder: str, words: list[str]) -> int:
     for stream, name in ((1, OUTPUT), (2, ERRORS)):
         os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT, 0o600), stream)
     try:
-        with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
-            order = Order.from_json(file.read())
-        TrialProcess(folder, order).carry_out(words)
+        if os.path.exists(os.path.join(folder, WORK)):
+            _work(folder, words, asking)
+        else:
+            _try(folder, words, asking)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -70,8 +83,43 @@ def _fork(folder: str, words: list[str]) -> int:
         os._exit(1)
 
 
+def _try(folder: str, words: list[str], asking: int) -> None:
+    """Carry out the order in a folder."""
+    with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
+        order = Order.from_json(file.read())
+    if order.fresh:
+        os.execv(sys.executable, command(folder, words))
+    TrialProcess(folder, order, lambda: os.write(asking, f"{DYNAMO}\n".encode())).carry_out(words)
+
+
+def _work(folder: str, words: list[str], asking: int) -> NoReturn:
+    """Call what a folder holds, and write down what it returns or raises."""
+    with open(os.path.join(folder, WORK), "rb") as file:
+        work, selection = pickle.load(file)
+    with open(os.path.join(folder, TOLD), "a", encoding="utf-8", errors="replace") as told:
+        try:
+            launcher = Launcher(words, selection, folder, os.environ, os.fdopen(asking, "wb"))
+            done = work(launcher, partial(print, file=told, flush=True))
+        except Exception as failure:
+            failure.add_note(traceback.format_exc())
+            done = failure
+    text = pickle.dumps(done)
+    with open(os.path.join(folder, DONE), "wb") as file:
+        file.write(text)
+    os._exit(0)
+
+
+def _end(running: dict[int, str]) -> NoReturn:
+    for process in running:
+        with suppress(ProcessLookupError):  # a group only once it has made itself one
+            os.killpg(process, signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    os._exit(0)
+
+
 def _reap(running: dict[int, str]) -> None:
-    """Write the exit status of each trial that has ended."""
+    """Write the exit status of each process that has ended."""
     for process, folder in list(running.items()):
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof import printed
 from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
+from noclobber.fix.proof.repairs import Applied, AppliedHints
 from noclobber.mend.change import Change
 from noclobber.mend.cures import candidates
 from noclobber.model.finding import Finding
@@ -24,27 +24,6 @@ ROUNDS = 16
 """Hints that are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A hint that was applied. `before` and `after` are the measured peaks in bytes, `proof` says what was compared."""
-
-    finding: Finding
-    title: str
-    before: int
-    after: int
-    proof: str
-
-
-@dataclass(slots=True)
-class AppliedHints:
-    """The result. `withdrawn` are the hints that were not kept, each with the reason. `peak` is None if unknown."""
-
-    patch: Patch = field(default_factory=Patch)
-    applied: list[Applied] = field(default_factory=list)
-    withdrawn: list[tuple[Finding, str]] = field(default_factory=list)
-    peak: int | None = None
-
-
 class HintTrials:
     """Goes from hint to hint: the one that lowers the peak the furthest first, then again with that one applied."""
 
@@ -52,7 +31,7 @@ class HintTrials:
         self._launcher = launcher
         self._search = search
         self._seconds = seconds
-        self._done = AppliedHints()
+        self._done = AppliedHints(search.unseen)
         self._bare: Result | None = None
 
     def carry_out(self, tell: Callable[[str], None]) -> AppliedHints:

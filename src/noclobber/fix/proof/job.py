@@ -70,6 +70,8 @@ class Order:
     """Whether numbers are made in float64 where the program does not say which type they have."""
     before: bool = False
     """Whether gradients are asked for with respect to what activations in place have overwritten."""
+    fresh: bool = False
+    """Whether the program is run by an interpreter that has imported nothing yet, as under `python`."""
 
     def to_json(self) -> str:
         """As JSON; texts in base64."""
@@ -98,8 +100,6 @@ class Result:
     error: str = ""
     crash: str = ""
     torch: bool = True
-    dynamo: bool = False
-    """Whether the program imported, or had imported, torch's compiler."""
     calls: int = 0
     begun: int = 0
     found_at: int | None = None

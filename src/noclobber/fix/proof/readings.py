@@ -5,11 +5,11 @@ No run can decide which is meant, so none is proven, chosen or written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
+from noclobber.fix.proof.repairs import Reading
 from noclobber.fix.proof.verdicts import Prover, is_there
 from noclobber.mend import cures
 from noclobber.mend.seen_by_autograd import PASSING
@@ -18,15 +18,6 @@ from noclobber.observe.gradient_trace import comparison, evidence
 
 _LEAVES = 3
 """Leaves whose gradients are shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """`gradients` are those of the first backward, in words; `patch` is None for the program as it is."""
-
-    title: str
-    gradients: str
-    patch: Patch | None = None
 
 
 def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:

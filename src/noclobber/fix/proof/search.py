@@ -11,7 +11,8 @@ from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.job import Result
 from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.levels import Level, Verdict
-from noclobber.fix.proof.readings import Reading, readings
+from noclobber.fix.proof.readings import readings
+from noclobber.fix.proof.repairs import Repair, Repairs
 from noclobber.fix.proof.verdicts import Prover
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.cures import candidates
@@ -25,34 +26,6 @@ MOST_PROVEN = 3
 _ALIKE = 1.05
 """Two candidates whose kept bytes differ by less than this factor count as equal."""
 _UNPROVEN = "this patch removes the finding, but the program still fails"
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """A finding and its fix. `extra`: how many bytes more a backward keeps at its peak, None if unknown.
-
-    `proof` says what was compared, or why nothing could be.
-    """
-
-    finding: Finding
-    title: str
-    extra: int | None
-    proof: str
-    level: Level = Level.PROVEN
-    note: str = ""
-    """What another patch would change, although it comes first."""
-
-
-@dataclass(slots=True)
-class Repairs:
-    """The result. `left` are findings without a proven patch, each with what was tried and why it failed."""
-
-    patch: Patch = field(default_factory=Patch)
-    repairs: list[Repair] = field(default_factory=list)
-    left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
-    unproven: list[tuple[Repair, Patch]] = field(default_factory=list)
-    asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
-    """Findings that only the author can decide, each with its possible meanings. They are also in `left`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,24 @@ _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor 
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
 
 
+class _At:
+    """Stands among the finders of modules, finds none, and calls back each time when a certain one is looked for."""
+
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        self._name, self._act = name, act
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self._name:
+            self._act()
+
+
 class TrialProcess:
     """The run, from before the program's first line to where it ends or enough is known."""
 
-    def __init__(self, folder: str, order: Order) -> None:
+    def __init__(self, folder: str, order: Order, ask_for_dynamo: Callable[[], object] | None = None) -> None:
         self._folder = folder
         self._order = order
+        self._ask_for_dynamo = ask_for_dynamo
         self._evidence: Evidence | None = None
         self._session: Session | None = None
         self._found_at: int | None = None
@@ -60,6 +72,8 @@ class TrialProcess:
         self._listen_to_warnings()
         generators.begin()
         after_import("torch", self._torch_is_there)
+        if self._ask_for_dynamo is not None and DYNAMO not in sys.modules:  # imported there while it is imported here
+            sys.meta_path.insert(0, _At(DYNAMO, self._ask_for_dynamo))
         try:
             error = program.execute(loaded)
         except program.NotAProgram as reason:
@@ -175,9 +189,7 @@ class TrialProcess:
 
     def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
         seen, session = self._evidence, self._session
-        result = Result(
-            ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules, dynamo=DYNAMO in sys.modules
-        )
+        result = Result(ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules)
         if self._peak is not None:
             with suppress(RuntimeError):
                 result.peak = self._peak.end()

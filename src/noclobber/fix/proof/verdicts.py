@@ -92,7 +92,7 @@ class Prover:
 
     def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
         """Begin to run the program with a patch. Raises Misfit where an encoding lacks a character of it."""
-        return self._launcher.start(self._order(mode, patch), fresh=mode == "bare")
+        return self._launcher.start(self._order(mode, patch))
 
     def _order(self, mode: Mode, patch: Patch) -> Order:
         return Order(

@@ -1,0 +1,72 @@
+"""What a search for fixes results in: records that need no torch, and travel from the process that has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof.levels import Level
+from noclobber.model.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A finding and its fix. `extra`: how many bytes more a backward keeps at its peak, None if unknown.
+
+    `proof` says what was compared, or why nothing could be.
+    """
+
+    finding: Finding
+    title: str
+    extra: int | None
+    proof: str
+    level: Level = Level.PROVEN
+    note: str = ""
+    """What another patch would change, although it comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One meaning of a write. `gradients` are those of the first backward, in words; `patch` is None for the program as
+    it is."""
+
+    title: str
+    gradients: str
+    patch: Patch | None = None
+
+
+@dataclass(slots=True)
+class Repairs:
+    """The result. `left` are findings without a proven patch, each with what was tried and why it failed."""
+
+    patch: Patch = field(default_factory=Patch)
+    repairs: list[Repair] = field(default_factory=list)
+    left: list[tuple[Finding, list[tuple[str, str]]]] = field(default_factory=list)
+    unproven: list[tuple[Repair, Patch]] = field(default_factory=list)
+    asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
+    """Findings that only the author can decide, each with its possible meanings. They are also in `left`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A hint that was applied. `before` and `after` are the measured peaks in bytes, `proof` says what was compared."""
+
+    finding: Finding
+    title: str
+    before: int
+    after: int
+    proof: str
+
+
+@dataclass(slots=True)
+class AppliedHints:
+    """The result. `withdrawn` are the hints that were not kept, each with the reason. `peak` is None if unknown.
+
+    `unseen`: what could not be watched.
+    """
+
+    unseen: tuple[str, ...] = ()
+    patch: Patch = field(default_factory=Patch)
+    applied: list[Applied] = field(default_factory=list)
+    withdrawn: list[tuple[Finding, str]] = field(default_factory=list)
+    peak: int | None = None
