@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,6 +196,29 @@ def test_an_interrupt_ends_every_process_and_changes_nothing(tmp_path):
     running = [Path(one, "cmdline") for one in Path("/proc").iterdir() if one.name.isdigit()]
     assert not any(str(tmp_path) in words(one) for one in running)
     assert (tmp_path / "program.py").read_text() == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+def test_a_terminal_shows_what_is_being_done_and_for_how_long(tmp_path):
+    (tmp_path / "program.py").write_text("import time\ntime.sleep(2.5)\n" + programs.STALE)
+    terminal, stderr = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "noclobber", "fix", "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr
+    )
+    os.close(stderr)
+    shown = b""
+    with suppress(OSError):  # what an end that is closed gives after the last byte
+        while read := os.read(terminal, 4096):
+            shown += read
+    os.close(terminal)
+    assert done.returncode == 0
+    *steps, report = shown.decode().partition("NC101 ")[0].split("\r\n")
+    looking, first, *_ = (one.strip("\r").split("\r") for one in steps)
+    assert report == ""
+    assert looking[0].startswith("noclobber: looking for in-place writes that break a gradient ... ")
+    assert len({one.rpartition("...")[2] for one in looking}) > 1  # the seconds of one step go on
+    assert first[0].startswith("noclobber: trying 1 of ")
+    assert any("noclobber: right so far: write out of place; now comparing costs" in one for one in steps)
 
 
 def words(path: Path) -> str:

@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from noclobber.cli.parser import Verbs
-from noclobber.cli.printing import INTERRUPTED, out, refuse, say
+from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.render.color import width_of
 from noclobber.render.text import visible
 
@@ -68,20 +70,10 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.unproven and not options.write:
         options.parser.error("`--unproven` needs `--write`: give both")
 
-    begun = time.monotonic()
-
-    def tell(text: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            say(f"noclobber: {text} ... ({time.monotonic() - begun:.0f} s so far)")
-
     try:
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
-        fixed = what(
-            options.program,
-            writing=options.write,
-            seconds=options.seconds,
-            tell=tell,
-        )
+        with _progress() as tell:
+            fixed = what(options.program, writing=options.write, seconds=options.seconds, tell=tell)
     except CannotFix as reason:
         return refuse(str(reason))
     except KeyboardInterrupt:
@@ -96,3 +88,25 @@ def carry_out(options: argparse.Namespace) -> int:
         for line in fixed.lines(width_of(sys.stderr, os.environ)):
             say(line)
     return fixed.status
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Give what shows on a terminal what is being done: a line for each text, in which the seconds go on."""
+    begun, shown = time.monotonic(), ""
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        if shown not in ("", text):
+            put("\n", sys.stderr)
+        shown = text
+        said = visible(f"noclobber: {text}")[: (width_of(sys.stderr, os.environ) or 80) - 12]
+        put(f"\r{said} ... {time.monotonic() - begun:.0f} s", sys.stderr)
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            put("\n", sys.stderr)

@@ -71,7 +71,8 @@ def fix(
 
     def repaired(program: Sequence[str], environment: Mapping[str, str] | None = None) -> Repairs | Fixed:
         with launching(program, environment, selection) as launcher:
-            return launcher.call(partial(_repaired, unproven, backwards, seconds), tell)
+            work = partial(_repaired, unproven, backwards, seconds)
+            return launcher.call(work, tell, "looking for in-place writes that break a gradient")
 
     if (rank := of_one_rank(words)) is not None:
         done = repaired(rank, ENVIRONMENT)
@@ -91,13 +92,13 @@ def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Tell
     """
     _require(words)
     with launching(words, selection=_selection()) as launcher:
-        done = launcher.call(partial(_applied, words, seconds), tell)
+        work = partial(_applied, words, seconds)
+        done = launcher.call(work, tell, "looking for in-place writes that lower the peak of memory")
     return done if isinstance(done, Fixed) else told_of_hints(done, words, writing)
 
 
 def _repaired(unproven: bool, backwards: int, seconds: float, launcher: Launcher, tell: Tell) -> Repairs | Fixed:
     """Find and try fixes; return the report instead if there is nothing to fix."""
-    tell("looking for in-place writes that break a gradient")
     order = Order("search", backwards, seconds)
     searching = launcher.start(order)
     with _torch_needed():  # where nothing is forked, this takes as long as the search
@@ -112,7 +113,6 @@ def _repaired(unproven: bool, backwards: int, seconds: float, launcher: Launcher
 
 def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tell) -> AppliedHints | Fixed:
     """Find and apply hints; return the report instead if there is none."""
-    tell("looking for in-place writes that lower the peak of memory")
     order = Order("hints", sys.maxsize, seconds)
     searching = launcher.start(order)
     with _torch_needed():

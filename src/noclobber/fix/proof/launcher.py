@@ -82,18 +82,18 @@ class Launcher:
         """Start a trial and wait for it."""
         return self.start(order).result()
 
-    def call(self, work: Callable[[Launcher, Tell], _T], tell: Tell) -> _T:
+    def call(self, work: Callable[[Launcher, Tell], _T], tell: Tell, told: str) -> _T:
         """Return what `work` returns, or raise what it raises. It is called where torch has been imported, if there is
-        a server: then this process need not import it. `tell` gets each text again every second until there is
-        another."""
+        a server: then this process need not import it. `told` is the first text for `tell`, which gets each text again
+        every second until there is another."""
+        tell(told)
         if self._asked is None:
             return work(self, tell)
-        running = self._begun(WORK, pickle.dumps((work, self._selection)), float("inf"))
-        told, since = "", 0.0
+        running, since = self._begun(WORK, pickle.dumps((work, self._selection)), float("inf")), time.monotonic()
         with open(running.file(TOLD), "w+", encoding="utf-8") as lines:
             while running.status() is None:
                 line, now = lines.readline().rstrip("\n"), time.monotonic()
-                if line or (told and now - since >= 1):
+                if line or now - since >= 1:
                     told, since = line or told, now
                     tell(told)
                 time.sleep(TICK)

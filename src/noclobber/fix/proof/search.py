@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -23,18 +24,31 @@ from noclobber.model.shared_writes import of_one_write
 ROUNDS = 8
 MOST_PROVEN = 3
 """Proven ones that are compared for what they cost."""
+AT_ONCE = 2
+"""Candidates that are run at the same time. Beside the first runs what it is compared with."""
 _ALIKE = 1.05
 """Two candidates whose kept bytes differ by less than this factor count as equal."""
 _UNPROVEN = "this patch removes the finding, but the program still fails"
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Running:
     candidate: Change
     patch: Patch
-    verdict: Verdict
+    watched: Trial
     bare: Trial | None
     """The run under PyTorch alone, if it was started."""
+
+    def end(self) -> None:
+        """End what still runs."""
+        for trial in (self.watched, self.bare):
+            if trial is not None:
+                trial.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried(_Running):
+    verdict: Verdict
 
 
 @dataclass(slots=True)
@@ -58,11 +72,13 @@ class _Attempt:
         )
         return clean + [one for one in self.proven if not one.verdict.clean]
 
-    def is_enough(self) -> bool:
-        """Return True if no more candidates are needed. One that leaves findings of the same write is not enough."""
+    def is_enough(self, following: Change) -> bool:
+        """Return True if the `following` candidate, and all after it, are not needed. One that leaves findings of the
+        same write is not enough."""
         if self.clean:
             last = all(one.verdict.comparable for one in self.clean)
-            return len(self.clean) >= MOST_PROVEN or not (last or self._can_choose())
+            many = len(self.clean) >= MOST_PROVEN or following.cost >= LAST_RESORT
+            return many or not (last or self._can_choose())
         return any(one.verdict.elsewhere for one in self.proven)
 
     def _can_choose(self) -> bool:
@@ -120,16 +136,7 @@ class RepairSearch:
             done.left.append((finding, []))
             return None
         self._prover.meet(finding, findings, self._found_in, done.patch)
-        attempt = _Attempt()
-        found = candidates(finding, done.patch.read)
-        for candidate in found:
-            if attempt.is_enough() or (attempt.clean and candidate.cost >= LAST_RESORT):
-                break
-            self._tell(f"trying {attempt.trials + 1} of {len(found)}: {candidate.title}")
-            known = len(attempt.clean)
-            self._try(candidate, finding, attempt)
-            if not known and attempt.clean and not attempt.is_enough():
-                self._tell(f"right so far: {candidate.title}; looking for a fix that costs less")
+        attempt = self._attempted(finding, candidates(finding, done.patch.read))
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))
@@ -150,36 +157,64 @@ class RepairSearch:
         done.left.append((finding, attempt.failed))
         return None
 
-    def _try(self, candidate: Change, finding: Finding, attempt: _Attempt) -> None:
-        """Run the program under watch with a candidate. Run the first, which is likely right, without watch too."""
-        prover, before = self._prover, self._done.patch
+    def _attempted(self, finding: Finding, found: list[Change]) -> _Attempt:
+        """Try candidates in their order until enough is known."""
+        attempt = _Attempt()
+        waiting, running = deque(found), deque[_Running]()
+        told = False
+        while (waiting or running) and not attempt.is_enough(running[0].candidate if running else waiting[0]):
+            if attempt.clean and not told:
+                self._tell(f"right so far: {attempt.clean[0].candidate.title}; now comparing costs")
+                told = True
+            if waiting and len(running) < (AT_ONCE if attempt.proven or attempt.failed else 1):
+                candidate = waiting.popleft()
+                self._tell(f"trying {len(found) - len(waiting)} of {len(found)}: {candidate.title}")
+                if (one := self._begun(candidate, attempt)) is not None:
+                    running.append(one)
+            else:
+                self._judge(running.popleft(), finding, attempt)
+        for one in running:
+            one.end()
+            self._seen.discard(self._key(one.patch))
+        return attempt
+
+    def _key(self, patch: Patch) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
+        return (patch.key(), frozenset(self._prover.codes))
+
+    def _begun(self, candidate: Change, attempt: _Attempt) -> _Running | None:
+        """Begin to run the program under watch with a candidate. Run the first, which is likely right, without watch
+        too. None if there is nothing to run."""
+        prover = self._prover
         try:
-            patch = before.edited(candidate.edits)
-            key = (patch.key(), frozenset(prover.codes))
-            if key in self._seen:
-                return
-            self._seen.add(key)
-            trial = prover.start(patch)
+            patch = self._done.patch.edited(candidate.edits)
+            if self._key(patch) in self._seen:
+                return None
+            self._seen.add(self._key(patch))
+            watched = prover.start(patch)
         except (Misfit, OSError) as reason:
             attempt.failed.append((candidate.title, str(reason)))
-            return
+            return None
         attempt.trials += 1
-        bare = prover.start(patch, "bare") if attempt.trials == 1 else None
-        one = _Tried(candidate, patch, prover.judge(trial, patch, before, finding, way=candidate.way), bare)
-        if one.verdict.right:
+        return _Running(candidate, patch, watched, prover.start(patch, "bare") if attempt.trials == 1 else None)
+
+    def _judge(self, run: _Running, finding: Finding, attempt: _Attempt) -> None:
+        """Wait for the run of a candidate and note what it shows."""
+        candidate, patch = run.candidate, run.patch
+        verdict = self._prover.judge(run.watched, patch, self._done.patch, finding, way=candidate.way)
+        one = _Tried(candidate, patch, run.watched, run.bare, verdict)
+        if verdict.right:
             attempt.proven.append(one)
             return
-        if bare is not None:
-            bare.end()
-        attempt.failed.append((candidate.title, one.verdict.why))
-        if one.verdict.differs:
+        one.end()
+        attempt.failed.append((candidate.title, verdict.why))
+        if verdict.differs:
             attempt.differing.append(one)
 
     def _alone(self, one: _Tried, finding: Finding, attempt: _Attempt) -> str | None:
         """Return why a patch fails without watch; None if it does not, or if other findings must be fixed first."""
         for other in attempt.proven:
-            if other is not one and other.bare is not None:
-                other.bare.end()
+            if other is not one:
+                other.end()
         if not one.verdict.clean:
             return None
         bare = one.bare or self._prover.start(one.patch, "bare")
