@@ -131,7 +131,7 @@ def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tel
 
 def _found(launcher: Launcher, order: Order, search: Result) -> Result:
     """Return what a search found. A program that comes to no backward call in a warm process is run in fresh ones, now
-    and from then on: it may have a module with the name of one that is imported there, or never import torch."""
+    and from then on: it may mind that torch has been imported, or never import it."""
     if not launcher.warm or search.findings or search.hints or search.checked:
         return search
     launcher.warm = False
