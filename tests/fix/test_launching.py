@@ -37,7 +37,8 @@ def test_one_interpreter_is_started_for_all_runs(tmp_path: Path) -> None:
     assert done.status == 0, done.stderr
     verb, server = (tmp_path / "started").read_text().splitlines()
     assert " -m noclobber fix program.py" in verb
-    assert " serve program.py" in server
+    assert server.endswith(" program.py")
+    assert "fix/__main__.py /" in server
 
 
 IMPORTED = """

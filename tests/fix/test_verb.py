@@ -175,24 +175,33 @@ def test_what_cannot_be_run_is_refused_in_words(words, text, told, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_every_process_and_changes_nothing(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_every_process_and_leaves_nothing(tmp_path, how):
     text = "import torch, time, pathlib\npathlib.Path('begun').touch()\ntime.sleep(60)\n"
     (tmp_path / "program.py").write_text(text)
+    (tmp_path / "temporary").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "noclobber", "fix", "--write", "program.py"],
         cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
         stderr=subprocess.PIPE,
         text=True,
     )
     until = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, stderr = process.communicate(timeout=30)
     # The same to a shell. Python 3.11 ends by the signal itself where that met an `exec` of a string, as while torch is
     # imported, although the exception was handled (`unhandled_keyboard_interrupt` in pythonrun.c).
-    assert process.returncode in (130, -signal.SIGINT)
-    assert stderr == "noclobber: interrupted; nothing was changed\n"
+    assert process.returncode in (130, -how)
+    assert stderr == "noclobber: interrupted; nothing was changed\n" * (how == signal.SIGINT)
+    if how == signal.SIGTERM:  # the server ends itself
+        until = time.monotonic() + 30
+        while os.listdir(tmp_path / "temporary") and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(0.1)
+    assert os.listdir(tmp_path / "temporary") == []
     running = [Path(one, "cmdline") for one in Path("/proc").iterdir() if one.name.isdigit()]
     assert not any(str(tmp_path) in words(one) for one in running)
     assert (tmp_path / "program.py").read_text() == text

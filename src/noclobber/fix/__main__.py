@@ -1,4 +1,4 @@
-"""The process that a program is tried in: `python .../noclobber/fix/__main__.py FOLDER | serve  SCRIPT ARGS...`.
+"""The process that a program is tried in, or that forks such processes: `python .../fix/__main__.py FOLDER SCRIPT...`.
 
 Started by its path and not by `-m`, which would look for modules in the current folder first.
 """
@@ -12,15 +12,16 @@ if not sys.flags.safe_path and _ROOT not in sys.path[1:]:
 
 
 def main() -> None:
-    """Carry out the order in a folder, or those in the folders that stdin will name."""
+    """Carry out the order in a folder. If there is none, carry out those in the folders that stdin will name."""
     from noclobber.fix.proof.fork_server import serve
     from noclobber.fix.proof.job import Order
     from noclobber.fix.proof.trial import TrialProcess
 
     folder, *words = sys.argv[1:]
-    if folder == "serve":
-        serve(words)
-    with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
+    path = os.path.join(folder, "order.json")
+    if not os.path.exists(path):
+        serve(folder, words)
+    with open(path, encoding="utf-8") as file:
         order = Order.from_json(file.read())
     TrialProcess(folder, order).carry_out(words)
 

@@ -9,6 +9,7 @@ import importlib
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import sys
 import traceback
@@ -23,10 +24,10 @@ from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, comma
 from noclobber.fix.proof.trial import TrialProcess
 
 
-def serve(words: list[str]) -> NoReturn:
+def serve(folder: str, words: list[str]) -> NoReturn:
     """Fork a process for each line, a folder, on stdin or from what was forked, and write its `status` when it ends.
 
-    Ends all of them when stdin closes.
+    When stdin closes, whatever became of the one that asks, end all of them and remove the `folder` of all.
     """
     prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks is interrupted, and then ends this
@@ -40,6 +41,8 @@ def serve(words: list[str]) -> NoReturn:
             line = os.fsdecode(key.data.readline()).rstrip("\n")
             if not line:
                 _end(running)
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
             elif line == DYNAMO:
                 with suppress(Exception):
                     importlib.import_module(line)
@@ -109,13 +112,12 @@ def _work(folder: str, words: list[str], asking: int) -> NoReturn:
     os._exit(0)
 
 
-def _end(running: dict[int, str]) -> NoReturn:
+def _end(running: dict[int, str]) -> None:
     for process in running:
         with suppress(ProcessLookupError):  # a group only once it has made itself one
             os.killpg(process, signal.SIGKILL)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    os._exit(0)
 
 
 def _reap(running: dict[int, str]) -> None:

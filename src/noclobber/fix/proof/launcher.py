@@ -36,7 +36,7 @@ def launching(
     """Give what runs one program again and again. At the end what still runs is ended, and the evidence is dropped."""
     environment = {"PYTHONHASHSEED": "0", **os.environ, **(environment or {})}
     with tempfile.TemporaryDirectory(prefix="noclobber-") as folder:
-        server = _spawned("serve", words, folder, environment, subprocess.PIPE) if FORKS else None
+        server = _spawned(folder, words, environment, subprocess.PIPE) if FORKS else None
         launcher = Launcher(
             words, selection or Selection(), folder, environment, None if server is None else server.stdin, server
         )
@@ -48,10 +48,10 @@ def launching(
                 server.communicate()  # its stdin closes: it ends what it forked, and itself
 
 
-def command(what: str, words: Sequence[str]) -> list[str]:
+def command(folder: str, words: Sequence[str]) -> list[str]:
     """Return the words that start `__main__.py` with the same interpreter and the same switches."""
     switches: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *switches, _ENTRY, what, *words]
+    return [sys.executable, *switches, _ENTRY, folder, *words]
 
 
 class Launcher:
@@ -119,7 +119,7 @@ class Launcher:
             file.write(text)
         process = None
         if self._asked is None:
-            process = _spawned(folder, self._words, folder, self._environment, subprocess.DEVNULL)
+            process = _spawned(folder, self._words, self._environment, subprocess.DEVNULL)
         else:
             self._asked.write(os.fsencode(folder) + b"\n")
             self._asked.flush()
@@ -128,13 +128,11 @@ class Launcher:
         return trial
 
 
-def _spawned(
-    what: str, words: Sequence[str], folder: str, environment: Mapping[str, str], stdin: int
-) -> subprocess.Popen[bytes]:
+def _spawned(folder: str, words: Sequence[str], environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
     """Start a process that writes into a folder: in its own process group, so that what it starts ends with it."""
     with open(os.path.join(folder, OUTPUT), "wb") as output, open(os.path.join(folder, ERRORS), "wb") as errors:
         return subprocess.Popen(
-            command(what, words), stdin=stdin, stdout=output, stderr=errors, env=environment, start_new_session=True
+            command(folder, words), stdin=stdin, stdout=output, stderr=errors, env=environment, start_new_session=True
         )
 
 
