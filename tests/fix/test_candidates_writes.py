@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noclobber.mend.cures import candidates
-from tests.fix.mending import changes, finding, mended
+from noclobber.model.finding import Label
+from tests.fix.mending import PATH, changes, finding, mended, span
 
 
 @pytest.mark.parametrize(
@@ -310,3 +313,12 @@ def test_what_the_policy_of_a_checkpoint_keeps_is_written_out_of_place() -> None
     found = finding("NC205", source, write="h.add_(1)", save="x @ w", unchecked="policy")
     replacements = [edit.replacement for one in candidates(found, lambda _: source) for edit in one.edits]
     assert "h = h + 1" in replacements
+
+
+def test_a_write_in_one_file_and_a_backward_in_another_are_not_brought_together() -> None:
+    files = {PATH: "h += 1\n", "/nowhere/other.py": "loss.backward()\n"}
+    found = finding("NC101", files[PATH], write="h += 1")
+    read = Label("read", span(files["/nowhere/other.py"], "loss.backward()", "/nowhere/other.py"), "")
+    titles = [one.title for one in candidates(replace(found, labels=(*found.labels, read)), files.__getitem__)]
+    assert titles[0] == "write out of place"
+    assert "make this change after the backward" not in titles

@@ -51,6 +51,8 @@ def _put_off(read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
         target = [one for one in walk(scope, ast.Call) if called(one) == writer.name]
         if _reads_gradients(writer):
             return
+    elif write.file is not file:
+        return
     for one in target:
         rows, first, second = together(file, one, read.row)
         if not rows or first >= second or not _may_wait(file, rows[first], rows[first + 1 : second + 1]):
