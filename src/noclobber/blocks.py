@@ -39,8 +39,8 @@ class watch:
     `on_write="raise"` a write to bytes that backward still needs raises a ClobberError at its line, before the bytes
     change. A silent change that could not be stopped raises when backward reads it.
 
-    `contents=True` compares the bytes that backward reads with the saved bytes. This finds writes that PyTorch does not
-    count or does not see: numpy, kernels, other processes.
+    The bytes that backward reads are compared with the saved bytes. This finds writes that PyTorch does not count or
+    does not see: numpy, kernels, other processes. `contents=False` compares only versions: cheaper, and blind to these.
 
     `children=True` watches the processes that start in the block too, forked or as a new Python. What they found until
     the block ends is in its report and its warning.
@@ -63,7 +63,7 @@ class watch:
     def __init__(
         self,
         *,
-        contents: bool = False,
+        contents: bool = True,
         on_write: OnWrite = "record",
         children: bool = False,
         ledger: bool = False,

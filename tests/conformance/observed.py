@@ -57,8 +57,8 @@ class Run:
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "watch(contents=True)": lambda: noclobber.watch(contents=True),
+    "versions": lambda: noclobber.watch(contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
 

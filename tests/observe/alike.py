@@ -9,8 +9,8 @@ import noclobber
 
 MODES = {
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "contents": functools.partial(noclobber.watch, contents=True),
+    "versions": functools.partial(noclobber.watch, contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
 

@@ -334,9 +334,9 @@ WAYS = {
     "bare": nullcontext,
     "probe": nullcontext,
     **MODES,
-    "ledger": partial(noclobber.watch, contents=True, ledger=True),
+    "ledger": partial(noclobber.watch, ledger=True),
     "hints": partial(noclobber.watch, hints=True),
-    "raise": partial(noclobber.watch, contents=True, on_write="raise"),
+    "raise": partial(noclobber.watch, on_write="raise"),
 }
 
 
