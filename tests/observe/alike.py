@@ -31,8 +31,7 @@ def outcome_in(mode, program):
         warnings.simplefilter("ignore", noclobber.ClobberWarning)
         with MODES[mode]() as around:
             result = outcome(program)
-    session = around._session if mode == "install" else around._last
-    assert session.report().coverage.lost == ()
+    assert around._session.report().coverage.lost == ()
     return result
 
 
