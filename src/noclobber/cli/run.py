@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import cut, put, refuse
@@ -61,7 +62,7 @@ def add(verbs: Verbs) -> None:
 
 def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
     """`noclobber run`: the program, then its report on stderr or in a file, and its own KeyboardInterrupt `at_end`."""
-    from noclobber.program import NotAProgram
+    from noclobber.program import NotAProgram, end_as_python
     from noclobber.run import Run
     from noclobber.selection import SelectionError
 
@@ -82,7 +83,10 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         run.carry_out(words, lambda: _reported(run, options, words, output, selection))
         status = run.status if run.in_child else _reported(run, options, words, output, selection)
     except NotAProgram as reason:
-        return refuse(str(reason))
+        status = end_as_python(words, reason)
+        if not words[0].startswith("-") and (close := file_like(words[0])):
+            put(f"noclobber: did you mean {close}?\n", run.stderr)
+        return status
     except KeyboardInterrupt:
         run.close()
         raise
