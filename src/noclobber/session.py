@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -58,12 +58,17 @@ class Session:
         counting: bool = False,
         hints: bool = False,
         everywhere: bool = False,
+        first: int = 0,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
         self.everywhere = everywhere
+        self.first = first
+        """After how many backward calls it stops; 0 for never."""
+        self.at_stop: Callable[[], object] = lambda: None
+        """Called when it has stopped after the first backward calls."""
         self.journal: Journal | None = None
         self.account: SavedBytes | None = None
         """What counts the bytes of saves, once it has started."""
@@ -169,6 +174,17 @@ class Session:
                 self._backwards += 1
             if self.journal is not None:
                 self.journal.checked(self._backwards, self._raised)
+        if self.first and self._backwards + self._raised == self.first:
+            from noclobber.observe import subscription
+
+            subscription.before_next_backward(self._stop_early)
+
+    def _stop_early(self) -> None:
+        """Stop after the first backward calls, while the program goes on."""
+        self.stop()
+        unseen = f"what came after the first {self.first:,} backward calls (`--watch-first`)"
+        self._coverage = replace(self._coverage, unseen=(*self._coverage.unseen, unseen))
+        self.at_stop()
 
     @property
     def failures(self) -> tuple[Lost, ...]:

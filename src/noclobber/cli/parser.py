@@ -10,7 +10,17 @@ from typing import NoReturn, TypeAlias
 from noclobber.cli.meant import like
 from noclobber.cli.printing import REFUSED, cut, out, say
 
-_WITH_VALUE = ("-o", "-f", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
+_WITH_VALUE = (
+    "-o",
+    "-f",
+    "--format",
+    "--backwards",
+    "--seconds",
+    "--watch-first",
+    "--select",
+    "--ignore",
+    "--baseline",
+)
 """Options whose value is the next word."""
 
 
@@ -28,6 +38,13 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
             break
         index += 2 if word in _WITH_VALUE else 1
     return words[:index], words[index:]
+
+
+def whole(text: str) -> int:
+    """Return the whole number above 0 that a text is, as the type of an option."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from noclobber.model.clobber import Clobber
@@ -94,6 +94,11 @@ def coverage() -> Coverage:
     if CONTEXT.native is not None:
         by += ", native"
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
+
+
+def before_next_backward(function: Callable[[], object]) -> None:
+    """Call a function before the next backward call begins. It may unsubscribe: then nobody watches that call."""
+    CONTEXT.before_backward = function
 
 
 def is_armed() -> bool:

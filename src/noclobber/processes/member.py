@@ -47,6 +47,7 @@ class Order:
     notes: bool = False
     run: str = ""
     parent: str = ""
+    first: int = 0
 
     def to_text(self) -> str:
         """Return the order as the value of a variable."""
