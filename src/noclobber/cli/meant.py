@@ -19,4 +19,5 @@ def file_like(path: str) -> str:
         beside = [] if os.path.exists(path) else os.listdir(folder or os.curdir)
     except (OSError, ValueError):
         beside = []
-    return like(path, (os.path.join(folder, one) for one in beside)) if name else ""
+    stems = {os.path.splitext(one)[0]: os.path.join(folder, one) for one in beside}  # endings are alike anyway
+    return " or ".join(f"`{stems[one]}`" for one in get_close_matches(os.path.splitext(name)[0], stems, n=2))
