@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop here at the latest")
     parser.add_argument("--rows", type=int, default=10)
-    parser.add_argument("--contents", action="store_true")
+    parser.add_argument("--no-contents", dest="contents", action="store_false")
     options = parser.parse_args()
 
     torch.set_num_threads(1)

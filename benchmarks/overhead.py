@@ -40,7 +40,7 @@ def _install() -> Iterator[None]:
         handle.uninstall()
 
 
-def _watch(contents: bool = False) -> AbstractContextManager[object]:
+def _watch(*, contents: bool = True) -> AbstractContextManager[object]:
     import noclobber
 
     return noclobber.watch(contents=contents)
@@ -49,13 +49,13 @@ def _watch(contents: bool = False) -> AbstractContextManager[object]:
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "bare": nullcontext,
     "install": _install,
-    "watch": _watch,
-    "contents": lambda: _watch(contents=True),
+    "versions": lambda: _watch(contents=False),
+    "contents": _watch,
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "allow-mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
 }
 """How a step is run. `bare` against itself shows the noise of the machine."""
-OURS = ("install", "watch", "contents")
+OURS = ("install", "versions", "contents")
 """The modes that the native part makes cheaper."""
 
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors, saved_tensors_
 from workloads import WORKLOADS, Step
 
 BEGIN, END = "<!-- preserve -->\n", "<!-- end of preserve -->\n"
-WATCHING = ("watch", "contents")
+WATCHING = ("versions", "contents")
 """The modes that raise where activations are overwritten. They are measured on the same program out of place."""
 LAYERS, WIDTH = 32, 1 << 19
 
@@ -29,16 +29,16 @@ def _preserve() -> AbstractContextManager[object]:
     return noclobber.preserve()
 
 
-def _watch(**how: bool) -> AbstractContextManager[object]:
+def _watch(*, contents: bool = True) -> AbstractContextManager[object]:
     import noclobber
 
-    return noclobber.watch(**how)
+    return noclobber.watch(contents=contents)
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "bare": nullcontext,
-    "watch": _watch,
-    "contents": lambda: _watch(contents=True),
+    "versions": lambda: _watch(contents=False),
+    "contents": _watch,
     "preserve": _preserve,
     "allow-mutation": allow_mutation_on_saved_tensors,
     "clone-at-save": lambda: saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor),

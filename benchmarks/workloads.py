@@ -27,7 +27,7 @@ class Workload:
     says: str
     build: Callable[[], Step]
     install: Reach
-    watch: Reach
+    versions: Reach
     contents: Reach
 
 

@@ -139,10 +139,10 @@ def test_import_contract_catches_a_breach(contract: str, path: str, text: str, t
 def test_the_benchmark_runs() -> None:
     script = ROOT / "benchmarks" / "overhead.py"
     command = [sys.executable, str(script), "--part", "python", "--workloads", "mlp", "--pairs", "1"]
-    done = subprocess.run([*command, "--modes", "install", "watch"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--modes", "install", "contents"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| MLP")]
-    assert [row.split("|")[3].strip() for row in rows] == ["install", "watch"]
+    assert [row.split("|")[3].strip() for row in rows] == ["install", "contents"]
 
 
 def test_the_benchmark_of_starting_runs() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib.metadata
 import random
 import re
 import threading
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import noclobber
+from noclobber import render
 from noclobber.observe import subscription
 
 
@@ -18,6 +22,13 @@ def silent():
     h = torch.ones(3, requires_grad=True).sigmoid()
     h.data.mul_(2)
     h.sum().backward()
+
+
+def another():
+    silent()
+    another = torch.ones(3, requires_grad=True).exp()
+    another.data.mul_(3)
+    another.sum().backward()
 
 
 def product_of_one(h):
@@ -234,18 +245,141 @@ def test_every_counts_a_finding_once_where_threads_share_the_object():
 
 def test_each_thread_ends_its_own_block():
     """Each thread waits for the other two inside its block, so they end in another order than they began."""
-    seen, ended = noclobber.watch(), []
-    inside = threading.Barrier(3)
+    seen, inside = noclobber.watch(), threading.Barrier(3)
 
     def block():
         with seen:
-            (mine,) = seen._open._blocks[threading.current_thread()]
             inside.wait(10)
-        ended.append(not mine.session.started)
+            silent()
         inside.wait(10)
 
     in_threads(block)
-    assert ended == [True] * 90
+    assert [one.count for one in seen.findings] == [90]
+
+
+def test_a_watch_that_is_entered_again_goes_on():
+    seen = noclobber.watch()
+    assert steps(seen, 5, wrong=(2, 4)) == [2]
+    (finding,) = seen.findings
+    assert (finding.count, seen.report.coverage.backwards) == (2, 2)
+
+
+def test_a_new_finding_of_a_later_block_is_warned_of_alone():
+    seen = noclobber.watch()
+    with pytest.warns(noclobber.ClobberWarning, match="1 error, at 1 line"), seen:
+        silent()
+    with pytest.warns(noclobber.ClobberWarning, match="1 error, at 1 line") as told, seen:
+        another()
+    (one,) = told
+    assert "another.data.mul_(3)" in str(one.message)
+    assert [one.count for one in seen.findings] == [2, 1]
+
+
+def test_a_block_inside_one_of_the_same_watch_hears_each_event_once():
+    seen = noclobber.watch(ledger=True)
+    with pytest.warns(noclobber.ClobberWarning) as told, seen:
+        seen(silent)()
+    assert len(told) == 1
+    assert [one.count for one in seen.findings] == [1]
+    assert seen.ledger().bytes == 12
+
+
+def test_what_an_earlier_block_could_not_see_stays_in_the_report():
+    seen = noclobber.watch()
+    with seen:
+        torch.func.grad(lambda x: x.exp().sum())(torch.ones(3))
+    with seen:
+        assert "saves inside torch.func transforms" in seen.report.coverage.unseen
+
+
+def test_the_ledger_of_several_blocks_is_that_of_the_highest_peak():
+    seen, x = noclobber.watch(ledger=True), torch.ones(100, requires_grad=True)
+    for size in (10, 100, 50):
+        with seen:
+            x[:size].exp().sum().backward()
+    assert seen.ledger().bytes == 400
+
+
+@noclobber.watch
+def watched_without_parentheses(x, *, times=1):
+    """Its words."""
+    for _ in range(times):
+        silent()
+    return x
+
+
+class Model(torch.nn.Module):
+    @noclobber.watch
+    def forward(self, x):
+        return watched_without_parentheses(x)
+
+
+def test_the_decorators_need_no_parentheses():
+    with pytest.warns(noclobber.ClobberWarning, match="NC201"):
+        assert Model()(3) == 3
+    assert watched_without_parentheses.__doc__ == "Its words."
+
+    @noclobber.preserve
+    def kept():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y += 1
+        y.sum().backward()
+        return x.grad
+
+    assert torch.equal(kept(), torch.ones(3).exp())
+
+
+@pytest.mark.parametrize("kind", [noclobber.watch, noclobber.preserve])
+def test_what_is_no_function_cannot_be_decorated(kind):
+    with pytest.raises(TypeError, match=f"`noclobber.{kind.__name__}` takes a function, or options by name, not 100"):
+        kind(100)
+
+
+def test_what_it_prints_is_what_the_command_line_prints():
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(ledger=True) as seen:
+        silent()
+    text = render.render(dataclasses.replace(seen.report, ledger=seen.ledger()), "full")
+    assert f"{seen}\n" == f"{seen.report}\n" == text
+    assert text.endswith(f"\n{seen.ledger()}\n")
+    assert "error[NC201]" in text
+    assert "kept for backward at the peak: 12 B in 1 storage" in text
+
+
+def test_each_repr_is_one_line():
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(ledger=True) as seen:
+        silent()
+    assert [repr(one) for one in (seen, seen.report, seen.ledger())] == [
+        "<noclobber.watch: 1 finding in 1 backward call>",
+        "<noclobber.Report: 1 finding in 1 backward call>",
+        "<noclobber.Ledger: 12 B in 1 storage>",
+    ]
+    with noclobber.preserve() as kept:
+        pass
+    assert repr(kept) == "<noclobber.preserve: nothing had to be kept>"
+    assert str(kept) == "nothing had to be kept"
+
+
+def test_a_notebook_gets_html_of_each():
+    with pytest.warns(noclobber.ClobberWarning), noclobber.watch(ledger=True) as seen:
+        silent()
+    assert seen._repr_html_() == seen.report._repr_html_() == render.part(seen.report)
+    assert seen.ledger()._repr_html_() == render.preformatted(str(seen.ledger()))
+    assert noclobber.preserve()._repr_html_() == "<pre>nothing had to be kept\n</pre>"
+
+
+def test_installed_has_what_a_backward_raised_and_what_left_the_block():
+    with noclobber.install() as around, contextlib.suppress(RuntimeError):
+        three_parts()
+    assert [one.code for one in around.findings] == ["NC101"]
+    assert "error[NC101]" in str(around.report) == str(around)
+    with pytest.raises(RuntimeError), noclobber.install() as around:
+        torch.ones(3, requires_grad=True).add_(1)
+    assert [one.code for one in around.findings] == ["NC301"]
+
+
+def test_the_version_is_that_of_the_package():
+    assert noclobber.__version__ == importlib.metadata.version("noclobber")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, float("nan"), True, "x"])
@@ -382,5 +516,5 @@ async def generator_of_a_coroutine():
 @pytest.mark.parametrize("function", [coroutine, generator, generator_of_a_coroutine])
 @pytest.mark.parametrize("block", [noclobber.watch(), noclobber.preserve()])
 def test_a_function_whose_body_runs_after_the_call_is_refused(function, block):
-    with pytest.raises(TypeError, match=f"@noclobber.{type(block).__name__}\\(\\)` cannot be put on a .* inside it"):
+    with pytest.raises(TypeError, match=f"@noclobber.{type(block).__name__}` cannot be put on a .* inside it"):
         block(function)

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import inspect
-import random
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Collection
-from dataclasses import replace
-from types import FrameType, FunctionType, TracebackType
-from typing import Generic, ParamSpec, TypeVar
+from collections.abc import Callable
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from noclobber.model.error import ClobberWarning
-from noclobber.model.finding import Finding
-from noclobber.model.forks import unlocked_in_child
+from noclobber import warn
+from noclobber.answers import PrintedLedger, PrintedReport, Reporting
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
-from noclobber.model.report import Report
-from noclobber.model.source import PASSED_OVER, Owner, cell_of, owner_of
-from noclobber.processes.block import Block
-from noclobber.selection import Selection, is_commented, selected
+from noclobber.model.report import Lost, Report
+from noclobber.processes.block import Blocks
+from noclobber.sampling import Sampling
+from noclobber.selection import Selection, selected
 from noclobber.session import OnWrite, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
-B = TypeVar("B")
 
 
-class watch:
-    """Watch a block or a function: every save and write is recorded, and a changed save is a finding.
+class watch(Reporting):
+    """Watch a block, or a function: every save and write is recorded, and a changed save is a finding.
 
     If PyTorch raises an error about the save, `watch` raises a ClobberError that begins with PyTorch's message. If
     PyTorch stays silent, the program goes on, and a ClobberWarning comes at the end of the block. With
     `on_write="raise"` a write to bytes that backward still needs raises a ClobberError at its line, before the bytes
     change. A silent change that could not be stopped raises when backward reads it.
 
-    `contents=True` compares the bytes that backward reads with the saved bytes. This finds writes that PyTorch does not
-    count or does not see: numpy, kernels, other processes.
+    The bytes that backward reads are compared with the saved bytes. This finds writes that PyTorch does not count or
+    does not see: numpy, kernels, other processes. `contents=False` compares only versions: cheaper, and blind to these.
 
     `children=True` watches the processes that start in the block too, forked or as a new Python. What they found until
     the block ends is in its report and its warning.
@@ -52,88 +47,112 @@ class watch:
 
     `every=100` is for a whole training: put the same object around each step, and it watches the first three steps and
     then one of each hundred, at a place that is drawn. Findings of all steps are in one report, which says how many
-    steps were not watched. `every=1` watches all steps. A step that begins while another one is watched, inside it or
-    in another thread, is not watched itself. Raises ValueError together with `children`, `ledger` or `hints`, and if it
-    is no whole number above 0. Without `every`, each block has a report of its own.
+    steps were not watched. A step that begins while another one is watched, inside it or in another
+    thread, is not watched itself. `every=1` watches all steps. Raises ValueError together with `children`, `ledger` or
+    `hints`, and if it is no whole number above 0.
+
+    A `watch` that is entered again goes on: its report is about all its blocks, and each finding is warned of once.
 
     A block ends in the thread in which it began, as PyTorch keeps hooks per thread. Elsewhere its end raises
     RuntimeError, and the block goes on; if the thread in which it began is over, it may end anywhere.
     """
 
-    def __init__(
-        self,
+    _session: Session
+    _blocks: Blocks
+    _sampling: Sampling | None
+    _open: _Open
+    _counts_bytes: bool
+    _finds_late: bool
+    """Whether the end of a block brings findings that the session does not have: of children, and hints."""
+    _told: set[object]
+    """The identities of the findings, and the failures, that were warned of."""
+
+    @overload
+    def __new__(
+        cls,
         *,
-        contents: bool = False,
+        contents: bool = ...,
+        on_write: OnWrite = ...,
+        children: bool = ...,
+        ledger: bool = ...,
+        hints: bool = ...,
+        every: int | None = ...,
+    ) -> Self: ...
+
+    @overload
+    def __new__(cls, function: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]  # as `@noclobber.watch`
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        contents: bool = True,
         on_write: OnWrite = "record",
         children: bool = False,
         ledger: bool = False,
         hints: bool = False,
         every: int | None = None,
-    ) -> None:
+    ) -> Any:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ValueError(f"every must be a whole number above 0, not {every!r}")
         if every is not None and every > 1 and (children or ledger or hints):
             raise ValueError("every watches some steps only: leave out children, ledger and hints")
         if on_write not in ("record", "raise"):
             raise ValueError(f'on_write must be "record" or "raise", not {on_write!r}')
-        self._on_write: OnWrite = on_write
-        self._contents = contents
-        self._children = children
-        self._ledger, self._hints = ledger, hints
-        self._sampling = Sampling(every, self._new_session()) if every is not None else None
-        self._open = _Open[Block | None]("watch")
-        self._last = Block(Session())
+        self = super().__new__(cls)
+        self._session = Session(on_write=on_write, contents=contents, notes=True, counting=ledger, hints=hints)
+        self._blocks = Blocks(self._session, children=children)
+        self._sampling = Sampling(every) if every is not None and every > 1 else None
+        self._open = _Open("watch")
+        self._counts_bytes, self._finds_late = ledger, children or hints
+        self._told = set()
+        return self if function is None else self(_function(function, "watch"))
 
-    def _new_session(self) -> Session:
-        return Session(
-            on_write=self._on_write,
-            contents=self._contents,
-            notes=True,
-            counting=self._ledger,
-            hints=self._hints,
-        )
-
-    def __enter__(self) -> watch:
+    def __enter__(self) -> Self:
         self._open.begun(self._begin())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        news, told = self._end(self._open.ended(), error)
-        if news is not None:
-            _warn_about(news, told, beside=error)
+        self._end(self._open.ended(), error)
 
-    def _begin(self) -> Block | None:
-        """Begin a block. Return None if it is a step that is not watched."""
+    def _begin(self) -> bool:
+        """Begin a block. Return False if it is a step that is not watched."""
         sampling = self._sampling
-        if sampling is None:
-            session = self._new_session()
-        elif sampling.begins():
-            session = sampling.session
-        else:
-            return None
+        if sampling is not None and not sampling.begins():
+            return False
         try:
-            session.start()
+            self._blocks.begin()
         except BaseException:
             if sampling is not None:
                 sampling.ends()
             raise
-        self._last = block = Block(session, children=self._children)
-        return block
+        return True
 
-    def _end(self, block: Block | None, error: BaseException | None) -> tuple[Block | None, set[object]]:
-        """End a block. Return it if there is something to warn of that no earlier step has found.
+    def _end(self, is_watched: bool, error: BaseException | None, function: object = None) -> None:
+        """End a block, and warn of what no earlier end has told, and `error`, which leaves the block, does not tell."""
+        if not is_watched:
+            return
+        session = self._session
+        for _, findings in session.escaped(error) if error is not None else []:
+            self._told.update(one.identity() for one in findings)
+        self._blocks.end()
+        if self._sampling is not None:
+            self._sampling.ends()
+        warn.of_failures(self._untold(session.failures))
+        known = {one.identity() for one in session.findings}
+        if self._finds_late or not known <= self._told:
+            report = _counting(self._blocks)
+            news = tuple(one for one in report.findings if one.identity() not in self._told)
+            self._told |= known | {one.identity() for one in news}
+            warn.of_findings(replace(report, findings=news), function, beside=error)
 
-        With it come the identities of what `error`, which leaves the block, tells itself.
-        """
-        if block is None:
-            return None, set()
-        self._last = block
-        explained = block.session.escaped(error) if error is not None else []
-        block.end()
-        told: set[object] = {one.identity() for _, findings in explained for one in findings}
-        return block if self._sampling is None or self._sampling.ends() else None, told
+    def _untold(self, failures: tuple[Lost, ...]) -> list[Lost]:
+        news = [one for one in failures if one not in self._told]
+        self._told.update(news)
+        return news
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of a function; a warning is about the function, wherever it is called from.
@@ -147,70 +166,44 @@ class watch:
         @passed_over
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
-            block = self._begin()
+            is_watched = self._begin()
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
-                news, told = self._end(block, error)
-                if news is not None:
-                    _warn_about(news, told, function, beside=error)
+                self._end(is_watched, error, function)
                 raise
-            news, told = self._end(block, None)
-            if news is not None:
-                _warn_about(news, told, function)
+            self._end(is_watched, None, function)
             return result
 
         return watched
 
-    def __repr__(self) -> str:
-        from noclobber.render.judged import calls_in_words
-
-        report = self.report
-        found, calls = len(report.findings), calls_in_words(report.coverage.backwards)
-        return f"<noclobber.watch: {found} finding{'s' * (found != 1)} in {calls}>"
-
-    def _repr_html_(self) -> str:
-        """Show the report, as the value of a notebook's cell."""
-        from noclobber import render
-
-        return render.part(self.report)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What this block, or the last one ended, found; with `every`, what all steps found."""
-        return self.report.findings
-
     def ledger(self) -> Ledger:
-        """Return who kept the most bytes for backward in this block, or the last one ended.
-
-        Raises ValueError without `ledger=True`.
-        """
-        ledger = self._last.session.ledger()
-        if ledger is None:
+        """Return who kept the most bytes for backward. Raises ValueError without `ledger=True`."""
+        if not self._counts_bytes:
             raise ValueError("this block counts no bytes: write `watch(ledger=True)`")
-        return ledger
+        return self.report.ledger or PrintedLedger()
 
     @property
-    def report(self) -> Report:
+    def report(self) -> PrintedReport:
         """Findings with the coverage: what was watched and what could not be. Comments on lines keep findings out."""
-        report = _counting(self._last)
+        report = _printed(_counting(self._blocks), self._session.ledger())
         return report if self._sampling is None else self._sampling.counted(report)
 
 
-class _Open(Generic[B]):
+class _Open:
     """The blocks that have begun and not ended, by the thread in which they began."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._blocks: dict[threading.Thread, list[B]] = {}
-        """The innermost block last. A thread changes only its own list, so that no lock is needed."""
+        self._blocks: dict[threading.Thread, list[bool]] = {}
+        """Whether each is watched, the innermost last. A thread changes only its own list, so no lock is needed."""
 
-    def begun(self, block: B) -> None:
+    def begun(self, is_watched: bool = True) -> None:
         """Note a block that begins in this thread."""
-        self._blocks.setdefault(threading.current_thread(), []).append(block)
+        self._blocks.setdefault(threading.current_thread(), []).append(is_watched)
 
-    def ended(self) -> B:
-        """Return the innermost block of this thread, or else of a thread that is over, and forget it.
+    def ended(self) -> bool:
+        """Forget the innermost block of this thread, or else of a thread that is over. Return True if it is watched.
 
         Raises RuntimeError if there is none. PyTorch has a stack of hooks for each thread, and no other thread can take
         noclobber's hooks off.
@@ -226,59 +219,10 @@ class _Open(Generic[B]):
         if thread is None:
             raise RuntimeError(f"this block of `{self._kind}` has not begun, or it has ended")
         blocks = self._blocks[thread]
-        block = blocks.pop()
+        is_watched = blocks.pop()
         if not blocks:
             del self._blocks[thread]
-        return block
-
-
-class Sampling:
-    """Which steps of a training are watched: the first ones, and then one of each block of `every`.
-
-    Its place in the block is drawn. With a fixed one, what happens in every second step could be missed for good.
-    """
-
-    FIRST = 3
-
-    def __init__(self, every: int, session: Session) -> None:
-        self.session = session
-        """Has what all steps found."""
-        self._every = every
-        self._drawn = random.Random(0)  # the program's own generator stays as it is
-        self._due = 0
-        self._under_way = False
-        self._steps = self._watched = self._told = 0
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._counting = threading.RLock()  # a signal or a garbage collection that comes meanwhile may begin a step
-
-    def begins(self) -> bool:
-        """Count a step. Return True if it is to be watched: then `ends` must be called."""
-        with self._counting:
-            self._steps += 1
-            if (self._steps - self.FIRST - 1) % self._every == 0:
-                self._due = self._steps + self._drawn.randrange(self._every)
-            due = (self._steps <= self.FIRST or self._steps == self._due) and not self._under_way
-            self._under_way |= due
-            self._watched += due
-            return due
-
-    def ends(self) -> bool:
-        """End the watched step. Return True if there are findings that were not there when an earlier one ended."""
-        found = sum(not is_commented(one) for one in self.session.findings) + len(self.session.failures)
-        told, self._told = self._told, found
-        self._under_way = False
-        return found > told
-
-    def counted(self, report: Report) -> Report:
-        """Return a report which says how many steps were not watched."""
-        missed = self._steps - self._watched
-        if not missed:
-            return report
-        unseen = f"{missed:,} of {self._steps:,} steps (`every={self._every}` watches the others)"
-        return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
+        return is_watched
 
 
 class preserve:
@@ -293,25 +237,34 @@ class preserve:
     A block ends in the thread in which it began; elsewhere its end raises RuntimeError, as for `watch`.
     """
 
-    def __init__(self) -> None:
-        self._open = _Open[Session]("preserve")
-        self._last = Session()
+    _session: Session
+    _open: _Open
 
-    def __enter__(self) -> preserve:
-        session = Session(contents=True, keeping=True, notes=True)
-        session.start()
-        self._open.begun(session)
-        self._last = session
+    @overload
+    def __new__(cls) -> Self: ...
+
+    @overload
+    def __new__(cls, function: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]  # as `@noclobber.preserve`
+
+    def __new__(cls, function: Callable[P, R] | None = None, /) -> Any:  # type: ignore[misc]
+        self = super().__new__(cls)
+        self._open = _Open("preserve")
+        self._session = Session(contents=True, keeping=True, notes=True)
+        return self if function is None else self(_function(function, "preserve"))
+
+    def __enter__(self) -> Self:
+        self._session.start()
+        self._open.begun()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session = self._last = self._open.ended()
+        self._open.ended()
         if error is not None:
-            session.escaped(error)
-        session.stop()
-        _warn_of_failures(session)
+            self._session.escaped(error)
+        self._session.stop()
+        warn.of_failures(self._session.failures)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Keep what backward needs in every call of a function.
@@ -332,8 +285,8 @@ class preserve:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """What this block, or the last one ended, copied: a record for each pair of lines, the most bytes first."""
-        return self._last.keepings
+        """What was copied: a record for each pair of lines, the most bytes first."""
+        return self._session.keepings
 
     @property
     def report(self) -> str:
@@ -342,10 +295,38 @@ class preserve:
 
         return render.kept(self.kept)
 
+    def __str__(self) -> str:
+        return self.report.rstrip("\n")
 
-def _counting(block: Block) -> Report:
-    """Return the report of a block. What a comment on its line keeps out is suppressed."""
-    return selected(block.report(), Selection())
+    def __repr__(self) -> str:
+        return f"<noclobber.preserve: {self.report.splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        from noclobber import render
+
+        return render.preformatted(self.report)
+
+
+def _counting(blocks: Blocks) -> Report:
+    """Return the report of blocks. What a comment on its line keeps out is suppressed."""
+    return selected(blocks.report(), Selection())
+
+
+def _printed(report: Report, ledger: Ledger | None = None) -> PrintedReport:
+    """Return a report, with a ledger if there is one, as a program gets it."""
+    printed = PrintedLedger(**_fields(ledger)) if ledger is not None else None
+    return PrintedReport(**{**_fields(report), "ledger": printed})
+
+
+def _fields(record: Report | Ledger) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in fields(record)}
+
+
+def _function(given: Callable[P, R], kind: str) -> Callable[P, R]:
+    """Return what a decorator without parentheses was put on. Raises TypeError if it is no function."""
+    if not callable(given):
+        raise TypeError(f"`noclobber.{kind}` takes a function, or options by name, not {given!r}")
+    return given
 
 
 def _refuse_if_it_runs_later(function: Callable[..., object], kind: str) -> None:
@@ -354,85 +335,18 @@ def _refuse_if_it_runs_later(function: Callable[..., object], kind: str) -> None
     if is_coroutine or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         what = "coroutine" if is_coroutine else "generator"
         raise TypeError(
-            f"`@noclobber.{kind}()` cannot be put on a {what} function, whose body runs after the call: "
+            f"`@noclobber.{kind}` cannot be put on a {what} function, whose body runs after the call: "
             f"write `with noclobber.{kind}():` inside it, around code without {'await' if is_coroutine else 'yield'}"
         )
 
 
-def _warn_about(
-    block: Block,
-    told: Collection[object] = (),
-    function: object = None,
-    *,
-    beside: BaseException | None = None,
-) -> None:
-    """Warn of what was found, at the line that leaves the block, or where a watched function is.
-
-    What is `told` already is left out. An exception `beside` the warning is raised even if warnings are errors.
-    """
-    from noclobber import render
-
-    _warn_of_failures(block.session)
-    report = _counting(block)
-    report = replace(report, findings=tuple(one for one in report.findings if one.identity() not in told))
-    if not report.findings:
-        return
-    with contextlib.suppress(ClobberWarning) if beside is not None else contextlib.nullcontext():
-        _warn_at(render.render(report, "full"), function)
-
-
-def _warn_at(text: str, function: object) -> None:
-    if isinstance(function, FunctionType):
-        code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
-        path = cell_of(code.co_filename) or code.co_filename
-        warnings.warn_explicit(text, ClobberWarning, path, code.co_firstlineno, registry=known)
-    else:
-        _warn(text)
-
-
-def _warn_of_failures(session: Session) -> None:
-    for lost in session.failures:
-        what = f"noclobber: internal error: {lost.way}: {lost.why}"
-        _warn(f"{what}\n{lost.trace}" if lost.trace else what)
-
-
-def _warn(text: str) -> None:
-    """Warn at the program's innermost line; in a notebook, by the name of the cell and not of the file behind it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
-        frame = frame.f_back
-    if frame is None or not (cell := cell_of(frame.f_code.co_filename)):
-        warnings.warn(text, ClobberWarning, stacklevel=_level_of_program())
-        return
-    names = frame.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, ClobberWarning, cell, frame.f_lineno, names.get("__name__"), registry)
-
-
-def _level_of_program() -> int:
-    """Return the `stacklevel` of the program's innermost frame, for the function that calls this.
-
-    A callback is called by a library, and a warning is not about that library, whose warnings may be filtered out.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    level = outside = 0
-    while frame is not None:
-        level += frame.f_code.co_filename != PASSED_OVER  # which warnings do not count
-        owner = owner_of(frame.f_code.co_filename)
-        if owner is Owner.USER:
-            return level
-        outside = outside or level * (owner is not Owner.NOCLOBBER)
-        frame = frame.f_back
-    return outside or 1
-
-
-class Installed:
+class Installed(Reporting):
     """What `install` returns: `uninstall` undoes it, also as the end of a `with` block."""
 
     def __init__(self, *, children: bool = False) -> None:
         self._session = Session(watching=False, notes=True)
-        self._session.start()
-        self._block = Block(self._session, children=children)
+        self._blocks = Blocks(self._session, children=children)
+        self._blocks.begin()
         if children:
             atexit.register(self.uninstall)
         self._excepthook = sys.excepthook
@@ -445,19 +359,28 @@ class Installed:
         self._session.escaped(error)
         self._excepthook(kind, error, error.__traceback__)
 
+    @property
+    def report(self) -> PrintedReport:
+        """The in-place errors that a backward raised or that left the program. Comments on lines keep some out."""
+        return _printed(_counting(self._blocks))
+
     def uninstall(self) -> None:
         """Leave PyTorch as it was found, and warn of what children found; a second call does nothing."""
-        self._block.end()
+        self._blocks.end()
         atexit.unregister(self.uninstall)
-        if self._block.of_children:
-            _warn_about(self._block)
+        if self._blocks.of_children:
+            warn.of_findings(_counting(self._blocks))
         if sys.excepthook == self._hook:
             sys.excepthook = self._excepthook
 
-    def __enter__(self) -> Installed:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._session.escaped(error)
         self.uninstall()
 
 

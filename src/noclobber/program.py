@@ -10,6 +10,7 @@ import linecache
 import os
 import pkgutil
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,18 @@ from noclobber.model.source import claim_for_user
 
 class NotAProgram(Exception):
     """What was named cannot be run. Its text is one line for the person who named it."""
+
+    stdin: bytes | None = None
+    """What was read from stdin, where the program was to come from there."""
+
+
+def end_as_python(words: Sequence[str], reason: NotAProgram) -> int:
+    """Say of what is no program what `python WORDS...` says of it; return its exit status."""
+    if words[0] == "-m":  # these words are Python's own; the parents of the module have been imported, so not again
+        _say(f"{sys.executable}: {reason}\n")
+        return 1
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return subprocess.run([sys.executable, *flags, *words], input=reason.stdin, check=False).returncode
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,11 @@ def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path
         return Program([first, *rest[1:]], "", _compiled(rest[0].encode(), "<string>", "<string>"))
     if first == "-":
         source = sys.stdin.buffer.read() if sys.stdin is not None else b""
-        code = _compiled(source, "<stdin>", "<stdin>")
+        try:
+            code = _compiled(source, "<stdin>", "<stdin>")
+        except NotAProgram as reason:
+            reason.stdin = source
+            raise
         return Program([first, *rest], "", code, names={"__file__": "<stdin>", "__cached__": None})
     # Joined, not made normal: `python` keeps the dots and the links of what was typed.
     path = os.path.join(os.getcwd(), first)

@@ -43,6 +43,7 @@ class Run:
         *,
         ledger: bool = False,
         hints: bool = False,
+        first: int = 0,
     ) -> None:
         self.stderr = sys.stderr
         self.status = 0
@@ -52,7 +53,7 @@ class Run:
         self._kept = folder
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        self._ledger, self._hints = ledger, hints
+        self._ledger, self._hints, self._first = ledger, hints, first
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -60,10 +61,13 @@ class Run:
         self._member: Member | None = None
         self._interrupt: BaseException | None = None
 
-    def carry_out(self, words: Sequence[str], report: Callable[[], int]) -> None:
+    def carry_out(
+        self, words: Sequence[str], report: Callable[[], int], early: Callable[[Report], object] = lambda report: None
+    ) -> None:
         """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none.
 
         `report` is called if the program leaves before that end: by `os._exit`, or as another program (`os.execv`).
+        `early` gets what was found when the first backward calls are over, if only these are watched.
         """
         loaded = program.load(words)
         self._argv = list(loaded.argv)
@@ -74,10 +78,11 @@ class Run:
                 counting=self._ledger,
                 hints=self._hints,
                 everywhere=True,
+                first=self._first,
             )
-            self._member = Member(
-                Order(self._kept or new_folder(self.runs), self._contents, self._on_write), session, self.crashes
-            )
+            order = Order(self._kept or new_folder(self.runs), self._contents, self._on_write, first=self._first)
+            self._member = Member(order, session, self.crashes)
+            session.at_stop = partial(self._stopped, session, early)
             self._member.at_exit = partial(self._left, report)
             self._member.begin()
         try:
@@ -93,6 +98,11 @@ class Run:
         program.wind_down()
         if self._member is not None:
             self._member.end(self.status & 0xFF)
+
+    def _stopped(self, session: Session, early: Callable[[Report], object]) -> None:
+        if not self.in_child:
+            with self.kept_apart():
+                early(replace(session.report(), ledger=session.ledger()))
 
     def _left(self, report: Callable[[], int], status: int) -> int:
         self.status = status

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -58,12 +58,17 @@ class Session:
         counting: bool = False,
         hints: bool = False,
         everywhere: bool = False,
+        first: int = 0,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
         self.contents = contents
         self.keeping = keeping
         self.everywhere = everywhere
+        self.first = first
+        """After how many backward calls it stops; 0 for never."""
+        self.at_stop: Callable[[], object] = lambda: None
+        """Called when it has stopped after the first backward calls."""
         self.journal: Journal | None = None
         self.account: SavedBytes | None = None
         """What counts the bytes of saves, once it has started."""
@@ -78,7 +83,8 @@ class Session:
         self._counts: dict[tuple[object, ...], int] = {}
         self._coverage = Coverage(writes="nothing", saves=False)
         self._backwards = self._raised = 0
-        self._started = False
+        self._armed = 0
+        """How often it was started and not stopped."""
         self._lost: dict[Lost, None] = {}
         self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
         """The last error that got a note, the findings in that note, and its text."""
@@ -91,32 +97,36 @@ class Session:
     @property
     def started(self) -> bool:
         """Return True while it is armed."""
-        return self._started
+        return self._armed > 0
 
     def start(self) -> None:
-        """Arm noclobber in this process. Raises UnsupportedTorch where this PyTorch lacks what is needed."""
+        """Arm noclobber in this process and in this thread. A session that is started again goes on.
+
+        Raises UnsupportedTorch where this PyTorch lacks what is needed.
+        """
         with _no_collection():
             try:
                 from noclobber.observe import allocations, saved_bytes, subscription
             except (ImportError, AttributeError) as failure:
                 raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
-            if self._counts_bytes:
+            if self._counts_bytes and self.account is None:
                 self.account = saved_bytes.SavedBytes()
-            if self._hints:
+            if self._hints and self.allocations is None:
                 self.allocations = allocations.Allocations()
             subscription.subscribe(self)
-            self._started = True
+            with self._counting:
+                self._armed += 1
 
     def stop(self) -> None:
-        """Disarm; a no-op when not started."""
-        if self._started:
+        """Undo one `start`, in the thread in which it was; a no-op when not started."""
+        if self._armed:
             from noclobber.observe import subscription
 
-            self._started = False
-            before, now = self._coverage, subscription.unsubscribe(self)
-            unseen = {one.partition(" (")[0]: one for one in (*before.unseen, *now.unseen)}
-            self._coverage = replace(now, unseen=tuple(unseen.values()))
-            if self.allocations is not None:
+            covered = subscription.unsubscribe(self)
+            with self._counting:
+                self._coverage = _after(self._coverage, covered)
+                self._armed -= 1
+            if self.allocations is not None and not self._armed:
                 self.allocations.stop()
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
@@ -164,6 +174,17 @@ class Session:
                 self._backwards += 1
             if self.journal is not None:
                 self.journal.checked(self._backwards, self._raised)
+        if self.first and self._backwards + self._raised == self.first:
+            from noclobber.observe import subscription
+
+            subscription.before_next_backward(self._stop_early)
+
+    def _stop_early(self) -> None:
+        """Stop after the first backward calls, while the program goes on."""
+        self.stop()
+        unseen = f"what came after the first {self.first:,} backward calls (`--watch-first`)"
+        self._coverage = replace(self._coverage, unseen=(*self._coverage.unseen, unseen))
+        self.at_stop()
 
     @property
     def failures(self) -> tuple[Lost, ...]:
@@ -176,7 +197,7 @@ class Session:
         Returns those of them that are about writing in place, with what was found. Nothing happens while the session
         has not started.
         """
-        if not self._started:
+        if not self._armed:
             return []
         from noclobber.observe import subscription
 
@@ -295,10 +316,10 @@ class Session:
     def coverage(self) -> Coverage:
         """Return what is watched, or was until the end."""
         coverage = self._coverage
-        if self._started:
+        if self._armed:
             from noclobber.observe import subscription
 
-            coverage = subscription.coverage()
+            coverage = _after(coverage, subscription.coverage())
         lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
         return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 
@@ -307,10 +328,16 @@ class Session:
         for known in (self._found, self._counts, self._lost, self._kept, self._copies):
             known.clear()
         self._backwards = self._raised = 0
-        if self._started:
+        if self._armed:
             from noclobber.observe import subscription
 
             subscription.begin_again()
+
+
+def _after(before: Coverage, now: Coverage) -> Coverage:
+    """Return what is covered now, with what was not seen before."""
+    unseen = {one.partition(" (")[0]: one for one in (*before.unseen, *now.unseen)}
+    return replace(now, unseen=tuple(unseen.values()))
 
 
 @contextmanager

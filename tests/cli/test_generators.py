@@ -54,7 +54,7 @@ for format in FORMATS if report else ():
 AROUND = {
     "noclobber.install()": "around.uninstall()",
     "noclobber.watch()": "around.report",
-    "noclobber.watch(contents=True)": "around.report",
+    "noclobber.watch(contents=False)": "around.report",
     "noclobber.preserve()": "around.report and None",
 }
 

@@ -8,25 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import noclobber, write
+from .running import assert_same, noclobber, write
 
 NOT_PROGRAMS = {
-    "missing": (["run", "none.py"], "cannot open `none.py`: No such file or directory"),
-    "binary": (["run", "model.pt"], "`model.pt` is not a Python program: it holds null bytes"),
-    "undecodable": (["run", "latin.py"], "`latin.py` is not a Python program: invalid or missing encoding"),
-    "undecodable further down": (
-        ["run", "below.py"],
-        "`below.py` is not a Python program: byte 9 is not text in UTF-8",
-    ),
-    "unknown encoding": (["run", "cookie.py"], "`cookie.py` is not a Python program: unknown encoding"),
-    "syntax error": (["run", "wrong.py"], "wrong.py:3:9: expected ':'"),
-    "wide characters": (["run", "wide.py"], "wide.py:1:10: "),
-    "indentation": (["run", "indented.py"], "indented.py:2:1: expected an indented block"),
-    "code": (["run", "-c", "x = ("], "<string>:1:5: '(' was never closed"),
-    "stdin": (["run", "-"], "<stdin>:1:3: "),
-    "empty folder": (["run", "empty"], "can't find '__main__' module in "),
-    "missing module": (["run", "-m", "nothing_of_that_name"], "No module named nothing_of_that_name"),
-    "package": (["run", "-m", "package"], "No module named package.__main__; 'package' is a package"),
     "no folder": (["run", "-o", "none/report.json", "ran.py"], "cannot write `none/report.json`: there is no folder `"),
     "file as folder": (["run", "-o", "ran.py/", "ran.py"], "cannot write `ran.py/`: File exists"),
     "no such report": (["report", "none.json"], "cannot read `none.json`: No such file or directory"),
@@ -47,12 +31,71 @@ NOT_PROGRAMS = {
     "report on stdin": (["report", "-"], "cannot read `-`: not JSON: "),
     "nested": (["report", "nested.json"], "cannot read `nested.json`: not a report: lists or objects in it are nested"),
     "wrong type": (["report", "typed.json"], "cannot read `typed.json`: damaged report: `message` is int"),
-    "unknown code": (["explain", "NC110"], "no rule `NC110`, and no operator of this name that can be tried; close to"),
+    "unknown code": (
+        ["explain", "NC110"],
+        "no rule `NC110`, and no operator of this name that can be tried; did you mean `NC",
+    ),
     "unknown word": (
         ["explain", "zzzz"],
         "no rule `zzzz`, and no operator of this name that can be tried; `noclobber explain` lists the rules",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["none.py"],
+        ["model.pt"],
+        ["latin.py"],
+        ["below.py"],
+        ["cookie.py"],
+        ["wrong.py"],
+        ["wide.py"],
+        ["indented.py"],
+        ["-c", "x = ("],
+        ["-"],
+        ["empty"],
+        ["-m", "nothing_of_that_name"],
+        ["-m", "package"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_program_ends_as_under_python(tmp_path: Path, words: list[str]) -> None:
+    write_no_programs(tmp_path)
+    bare = assert_same(tmp_path, words, footer="", stdin="x y\n")
+    assert bare.status == (2 if words == ["none.py"] else 1)
+
+
+MEANT = {
+    "a file": (["run", "ran"], "noclobber: did you mean `ran.py`?"),
+    "a report": (["report", "repotr.json"], "No such file or directory; did you mean `report.json`?"),
+    "an option": (["run", "--formt", "json", "ran.py"], "unrecognized arguments: --formt; did you mean `--format`?"),
+    "a verb": (["rnu", "ran.py"], "; did you mean `run`?"),
+    "a format": (["run", "-f", "ful", "ran.py"], "; did you mean `full`?"),
+    "a code": (["explain", "NC110"], "; did you mean `NC"),
+    "a rule": (["explain", "stale-safe"], "; did you mean `stale-save`"),
+    "an operator": (["explain", "sigmoidd"], "; did you mean `torch.sigmoid`"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MEANT.values(), ids=MEANT.keys())
+def test_a_slip_of_the_pen_is_named(tmp_path: Path, words: list[str], said: str) -> None:
+    write(tmp_path, {"ran.py": "print('ran')", "report.json": "{}"})
+    ended = noclobber(words, tmp_path)
+    assert said in ended.stderr.splitlines()[-1]
+    assert (ended.stdout, ended.status) == ("", 2)
+
+
+def write_no_programs(folder: Path) -> None:
+    """Write files that are no programs of Python."""
+    write(folder, {"wrong.py": "print('ran')\n\ndef f() x\n", "wide.py": "é = '日本' x\n", "ran.py": "print('ran')"})
+    write(folder, {"indented.py": "def f():\npass\n", "package/__init__.py": "print('once')"})
+    (folder / "empty").mkdir()
+    (folder / "model.pt").write_bytes(b"PK\x03\x04\x80\x02\x00\x00")
+    (folder / "latin.py").write_bytes("x = 'é'".encode("latin-1"))
+    (folder / "below.py").write_bytes(b'\n\n\nx = "a\xe9"\n')
+    (folder / "cookie.py").write_bytes(b"# coding: nonesuch\n")
 
 
 WRONG_TYPE = """{"format": "noclobber-report/1", "program": {}, "coverage": {"writes": "", "saves": true, "unseen": [],
@@ -70,16 +113,13 @@ NEGATIVE = WRONG_TYPE.replace(
 
 @pytest.mark.parametrize(("words", "line"), NOT_PROGRAMS.values(), ids=NOT_PROGRAMS.keys())
 def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
-    write(tmp_path, {"wrong.py": "print('ran')\n\ndef f() x\n", "wide.py": "é = '日本' x\n", "ran.py": "print('ran')"})
-    write(tmp_path, {"indented.py": "def f():\npass\n", "package/__init__.py": "", "other.json": '{"format": "x"}'})
-    write(tmp_path, {"damaged.json": '{"format": "noclobber-report/1", "findings": [{}]}'})
+    write_no_programs(tmp_path)
+    write(
+        tmp_path,
+        {"other.json": '{"format": "x"}', "damaged.json": '{"format": "noclobber-report/1", "findings": [{}]}'},
+    )
     write(tmp_path, {"nested.json": "[" * 100_000 + "]" * 100_000, "typed.json": WRONG_TYPE})
     write(tmp_path, {"negative.json": NEGATIVE, "form.json": WRONG_TYPE.replace('"labels": []', '"labels": ["x"]')})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x80\x02\x00\x00")
-    (tmp_path / "latin.py").write_bytes("x = 'é'".encode("latin-1"))
-    (tmp_path / "below.py").write_bytes(b'\n\n\nx = "a\xe9"\n')
-    (tmp_path / "cookie.py").write_bytes(b"# coding: nonesuch\n")
     ended = noclobber(words, tmp_path, stdin="x y\n")
     assert ended.stderr.startswith(f"noclobber: error: {line}")
     assert ended.stderr.count("\n") == 1

@@ -189,6 +189,18 @@ def test_explain(tmp_path: Path) -> None:
     assert (page.status, page.stderr, pasted.status, pasted.stderr) == (0, "", 0, "")
 
 
+def test_explain_takes_beginnings_of_codes_and_several_operators(tmp_path: Path) -> None:
+    listed = noclobber(["explain"], tmp_path).stdout
+    of_one = noclobber(["explain", "nc1"], tmp_path)
+    assert of_one.stdout == "".join(line for line in listed.splitlines(keepends=True) if line.startswith("NC1"))
+    both = noclobber(["explain", "relu", "NC101", "exp"], tmp_path)
+    alone = [noclobber(["explain", one], tmp_path).stdout for one in ("relu", "NC101", "exp")]
+    assert (both.stdout, both.status) == ("\n".join(alone), 0)
+    part = noclobber(["explain", "exp", "zzzz"], tmp_path)
+    assert (part.stdout, part.status) == (alone[2], 2)
+    assert part.stderr.startswith("noclobber: error: no rule `zzzz`")
+
+
 def test_explain_says_what_to_paste(tmp_path: Path) -> None:
     ended = noclobber(["explain", "ZeroDivisionError: division by zero"], tmp_path)
     assert (ended.status, ended.stdout) == (1, "")

@@ -79,7 +79,7 @@ def differences_of(
             yield name.partition(" of ")[0], f"{name}: bare {_short(one)}, here {_short(other)}"
     if got.findings and not wrong and bare.error is None and not program.writes:
         yield "false finding", "; ".join(got.findings)
-    if wrong and not got.findings and bare.error is None and mode == "watch(contents=True)":
+    if wrong and not got.findings and bare.error is None and mode == "contents":
         yield "no finding", f"wrong: {', '.join(sorted(wrong))}"
 
 

@@ -57,8 +57,8 @@ class Run:
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "watch(contents=True)": lambda: noclobber.watch(contents=True),
+    "versions": lambda: noclobber.watch(contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
 
@@ -100,7 +100,7 @@ def run(program: Program, around: Callable[[], AbstractContextManager[Any]] = nu
 
 def _look_at_noclobber(done: Run, seen: Any) -> None:
     """What noclobber found and whether it failed, of whatever `around` gave."""
-    session = getattr(seen, "_last", None) or getattr(seen, "_session", None)
+    session = getattr(seen, "_session", None)
     if session is None:
         return
     report = session.report()

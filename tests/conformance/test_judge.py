@@ -34,7 +34,7 @@ PROGRAM = Program("sin", start)
 
 
 def kinds(program, around):
-    return {one.kind for one in judge(program, {"watch(contents=True)": around}).differences}
+    return {one.kind for one in judge(program, {"contents": around}).differences}
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def silently_wrong():
 def test_a_wrong_gradient_without_a_finding_is_seen():
     program = Program("silently wrong", silently_wrong, writes=True)
     assert kinds(program, noclobber.install) == {"no finding"}
-    assert not kinds(program, lambda: noclobber.watch(contents=True))
+    assert not kinds(program, noclobber.watch)
 
 
 def test_preserve_is_held_to_the_right_gradient():

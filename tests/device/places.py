@@ -18,11 +18,11 @@ Around = Callable[[], AbstractContextManager[Any]]
 MODES: dict[str, Around] = {
     "bare": contextlib.nullcontext,
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "contents": lambda: noclobber.watch(contents=True),
+    "versions": lambda: noclobber.watch(contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
-SEEING = ("watch", "contents")
+SEEING = ("versions", "contents")
 
 
 @dataclass

@@ -615,7 +615,7 @@ def test_the_findings_are_those_of_the_cpu(program, mode, device):
 
 
 def test_a_gradient_that_is_shared_is_found_written(device):
-    found = run(gradient_that_a_sum_shares_written_in_a_custom_backward, device, "watch").findings
+    found = run(gradient_that_a_sum_shares_written_in_a_custom_backward, device, "versions").findings
     assert [one.code for one in found] == ["NC206"]
 
 

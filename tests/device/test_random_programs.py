@@ -26,7 +26,7 @@ def programs(device, kind, without=()):
 @pytest.mark.parametrize("contents", [False, True])
 def test_the_promise_on_a_device(contents, device):
     outcomes = set()
-    for program in programs(device, "watch"):
+    for program in programs(device, "versions"):
         verdict = judge(program, lambda: noclobber.watch(contents=contents))
         outcomes.add(verdict.outcome)
         assert verdict.outcome not in FAULTS, f"{verdict.outcome.value} {verdict.codes} {verdict.why}\n{program}"

@@ -431,7 +431,7 @@ def _difference(source: str, bare: Run, watched: Run) -> Verdict | None:
 
 def watch() -> noclobber.watch:
     """What is judged."""
-    return noclobber.watch(contents=True)
+    return noclobber.watch()
 
 
 def judge(source: str, around: Watch = watch) -> Verdict:

@@ -9,8 +9,8 @@ import noclobber
 
 MODES = {
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "contents": functools.partial(noclobber.watch, contents=True),
+    "versions": functools.partial(noclobber.watch, contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
 
@@ -31,8 +31,7 @@ def outcome_in(mode, program):
         warnings.simplefilter("ignore", noclobber.ClobberWarning)
         with MODES[mode]() as around:
             result = outcome(program)
-    session = around._session if mode == "install" else around._last
-    assert session.report().coverage.lost == ()
+    assert around._session.report().coverage.lost == ()
     return result
 
 

@@ -334,9 +334,9 @@ WAYS = {
     "bare": nullcontext,
     "probe": nullcontext,
     **MODES,
-    "ledger": partial(noclobber.watch, contents=True, ledger=True),
+    "ledger": partial(noclobber.watch, ledger=True),
     "hints": partial(noclobber.watch, hints=True),
-    "raise": partial(noclobber.watch, contents=True, on_write="raise"),
+    "raise": partial(noclobber.watch, on_write="raise"),
 }
 
 
@@ -348,8 +348,8 @@ def tried(kind, way):
                 noclobber.probe(function, KINDS.get(kind, lazy)())
     with WAYS[way]() as around:
         steps = PROGRAMS[kind]()
-    block = around._last if hasattr(around, "_last") else around and around._session
-    return {"steps": steps, "lost": [str(one) for one in block.report().coverage.lost] if block else []}
+    lost = around._session.report().coverage.lost if around else ()
+    return {"steps": steps, "lost": [str(one) for one in lost]}
 
 
 def in_all_ways(kind):

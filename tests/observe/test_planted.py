@@ -22,9 +22,9 @@ from tests.observe.wrongs import WRONGS
 
 PROGRAMS = WRONGS + [one for one in RIGHT if one.__name__ not in ("attention", "fake_tensors")]
 AROUND = {
-    "contents": partial(noclobber.watch, contents=True),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
-    "watch": noclobber.watch,
+    "versions": partial(noclobber.watch, contents=False),
     "hints": partial(noclobber.watch, hints=True),
     "install": noclobber.install,
 }

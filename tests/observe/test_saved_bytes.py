@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import noclobber
-from noclobber.model.ledger import Ledger, ledger_in, ledger_out
+from noclobber.model.ledger import Entry, Ledger, ledger_in, ledger_out
 
 
 def workloads() -> ModuleType:
@@ -64,12 +64,13 @@ def test_the_sum_is_what_the_allocator_says(build: str, sizes: tuple[int, ...]) 
     begin, end = (next(one.start_ns() for one in events if one.name() == name) for name in ("begin", "end"))
     alive = sum(one.nbytes() for one in events if one.name() == "[memory]" and begin < one.start_ns() < end)
     cells = [one.cell_contents for one in forward.__closure__ or ()]
-    before = [*(one for one in model.buffers() if one.dim()), *(one for one in cells if isinstance(one, torch.Tensor))]
+    before = [one for one in cells if isinstance(one, torch.Tensor)]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in before}
     assert ledger.bytes - sum(storages.values()) + loss == alive
     assert ledger.bytes > 3_000_000
     saved = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
     assert 0 < ledger.parameters <= sum(saved.values())
+    assert ledger.buffers == sum(one.nbytes for one in model.buffers() if one.dim())
 
 
 def test_lines_modules_and_operators() -> None:
@@ -79,7 +80,7 @@ def test_lines_modules_and_operators() -> None:
         for _ in range(3):
             loss = net(x).exp().sum()
             loss.backward()
-    found = {(one.module, one.op, one.bytes) for one in seen.ledger().entries if not one.parameter}
+    found = {(one.module, one.op, one.bytes) for one in seen.ledger().entries if not one.lives_anyway}
     assert found == {("Sequential.0", "linear (addmm)", 160), ("Sequential.1", "relu", 320), ("", "exp", 320)}
     assert {Path(one.path).name for one in seen.ledger().entries} == {"test_saved_bytes.py"}
     assert all("net(x).exp()" in one.source for one in seen.ledger().entries)
@@ -164,4 +165,30 @@ def test_it_can_be_written_and_read_back() -> None:
     x = torch.ones(3, requires_grad=True)
     with noclobber.watch(ledger=True) as seen:
         x.exp().sum().backward()
-    assert ledger_in(ledger_out(seen.ledger())) == seen.ledger()
+    assert ledger_out(ledger_in(ledger_out(seen.ledger()))) == ledger_out(seen.ledger())
+
+
+def test_a_report_without_the_word_buffer_can_be_read() -> None:
+    data = ledger_out(Ledger((Entry("t.py", 1, 1, "", "", 10, 1, parameter=True),)))
+    del data["buffers"], data["entries"][0]["buffer"]
+    assert ledger_in(data).parameters == 10
+
+
+class Masked(nn.Module):
+    """A module with a buffer of its own, and one inside, of which it uses a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(10))
+        self.inner = nn.Module()
+        self.inner.register_buffer("scale", torch.ones(20))
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return x * self.mask * self.inner.scale[:10] * given
+
+
+def test_buffers_live_anyway_wherever_they_are_used() -> None:
+    net, x, given = nn.Sequential(Masked()), torch.ones(10, requires_grad=True), torch.ones(10)
+    with noclobber.watch(ledger=True) as seen:
+        net[0](x, given).sum().backward()
+    assert (seen.ledger().bytes, seen.ledger().buffers) == (40, 40 + 80)

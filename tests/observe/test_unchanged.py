@@ -21,9 +21,11 @@ from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
 
 ABSENT = object()
-WATCH, CONTENTS = noclobber.watch, functools.partial(noclobber.watch, contents=True)
-AROUND = pytest.mark.parametrize("around", [WATCH, CONTENTS, noclobber.install], ids=["watch", "contents", "install"])
-EITHER = pytest.mark.parametrize("around", [WATCH, CONTENTS], ids=["watch", "contents"])
+VERSIONS, CONTENTS = functools.partial(noclobber.watch, contents=False), noclobber.watch
+AROUND = pytest.mark.parametrize(
+    "around", [VERSIONS, CONTENTS, noclobber.install], ids=["versions", "contents", "install"]
+)
+EITHER = pytest.mark.parametrize("around", [VERSIONS, CONTENTS], ids=["versions", "contents"])
 
 
 def values(program):
@@ -189,8 +191,8 @@ def peak(around):
     status = pathlib.Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 for _ in range(2):
-    peak(contextlib.nullcontext()), peak(noclobber.watch(contents=True))
-for make in (contextlib.nullcontext, noclobber.watch, lambda: noclobber.watch(contents=True)):
+    peak(contextlib.nullcontext()), peak(noclobber.watch())
+for make in (contextlib.nullcontext, lambda: noclobber.watch(contents=False), noclobber.watch):
     print(min(peak(make()) for _ in range(3)))
 """
 
@@ -200,8 +202,8 @@ def test_peak_memory_is_the_same_within_one_percent():
     # Every tensor is mapped by itself: what the heap keeps after a free would blur the peak.
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environ)
-    bare, watched, contents = map(int, run.stdout.split())
-    assert max(watched, contents) < bare * 1.01  # 160 MB of activations
+    bare, versions, contents = map(int, run.stdout.split())
+    assert max(versions, contents) < bare * 1.01  # 160 MB of activations
 
 
 def test_what_is_subscribed_inside_of_a_backward_leaves_no_hooks():

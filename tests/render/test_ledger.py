@@ -22,6 +22,7 @@ LEDGER = Ledger(
         Entry("/x/train.py", 30, 9, "Net.fc", "AddmmBackward0", 3000, 2, source="h = self.fc(x)", op="linear (addmm)"),
         Entry("/x/train.py", 31, 9, "", "ExpBackward0", 1000, 1, source="y = h.exp()", op="exp"),
         Entry("/x/train.py", 30, 9, "Net.fc", "AddmmBackward0", 400, 1, parameter=True, op="linear (addmm)"),
+        Entry("/x/train.py", 32, 9, "Net.norm", "NativeBatchNormBackward0", 80, 2, buffer=True, op="batch_norm"),
     ),
     "/x/train.py",
     31,
@@ -32,7 +33,7 @@ LEDGER = Ledger(
 def test_the_table() -> None:
     assert table(LEDGER) == (
         "kept for backward at the peak: 4.0 kB in 3 storages; reached at /x/train.py:31, before backward 5\n"
-        "parameters among the saves: 400 B, which live anyway\n"
+        "parameters and buffers among the saves: 480 B, which live anyway\n"
         " bytes  share  line            module  operator        source\n"
         "3.0 kB  75.0%  /x/train.py:30  Net.fc  linear (addmm)  h = self.fc(x)\n"
         "1.0 kB  25.0%  /x/train.py:31          exp             y = h.exp()\n"

@@ -8,6 +8,7 @@ import sys
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.render.text import visible
 
 
 def add(verbs: Verbs) -> None:
@@ -25,11 +26,21 @@ def add(verbs: Verbs) -> None:
         help="first build the native part, which makes watching cheaper; it takes a C++ compiler and about a minute, "
         "once for each torch and each Python",
     )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="instead remove what noclobber keeps outside of its package: its cache with the native part, and the "
+        "files of runs that are over",
+    )
     parser.set_defaults(carry_out=carry_out, parser=parser)
 
 
 def carry_out(options: argparse.Namespace) -> int:
     """`noclobber doctor`: one screen on stdout; before it, the progress of building the native part on stderr."""
+    if options.clean:
+        if options.build_native:
+            options.parser.error("`--clean` removes what `--build-native` builds: leave one of them out")
+        return _clean()
     from noclobber.doctor import NotBuilt, build_native, examine
     from noclobber.render.color import width_of
 
@@ -42,3 +53,17 @@ def carry_out(options: argparse.Namespace) -> int:
     done = examine()
     out(done.text(width_of(sys.stdout, os.environ)))
     return 0 if done.works else 1
+
+
+def _clean() -> int:
+    """Remove what noclobber keeps, and say what was removed and what stays; return 1 if something stays."""
+    from noclobber.processes.cleaning import clean
+
+    removed, left = clean()
+    for folder in removed:
+        out(f"removed {visible(folder)}\n")
+    for folder in left:
+        say(f"noclobber: `{folder}` stays: a run uses it, or it may not be removed")
+    if not removed and not left:
+        out("nothing to remove\n")
+    return 1 if left else 0

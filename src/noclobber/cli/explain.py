@@ -6,11 +6,16 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.render.text import filled
+
+if TYPE_CHECKING:
+    from noclobber.rules import Rule
 
 
 def add(verbs: Verbs) -> None:
@@ -25,7 +30,10 @@ def add(verbs: Verbs) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "what", nargs="*", metavar="CODE... | OPERATOR | ERROR TEXT | -", help="`-` reads a traceback from stdin"
+        "what",
+        nargs="*",
+        metavar="CODE... | OPERATOR... | ERROR TEXT | -",
+        help="NC1 lists the codes that begin so; `-` reads a traceback from stdin",
     )
     parser.add_argument(
         "--operators", action="store_true", help="print what every function of torch and torch.nn.functional keeps"
@@ -40,39 +48,69 @@ def carry_out(options: argparse.Namespace) -> int:
     from noclobber.render.page import page
     from noclobber.rules import catalogue, rule_of
 
-    what = " ".join(options.what)
+    words: list[str] = options.what
     if options.operators:
-        if what:
+        if words:
             options.parser.error("`--operators` prints all operators, and takes no name")
         return _operators(options)
     if options.markdown:
         options.parser.error("`--markdown` needs `--operators`: give both")
     width = width_of(sys.stdout, os.environ)
-    if not what:
-        for one in catalogue():
-            headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
-            line = f"{one.CODE}  {one.NAME:<22} {headline}"
-            out("".join(f"{part}\n" for part in ([line] if width is None else filled(line, width, below=" " * 8))))
+    if not words:
+        out(_list(catalogue(), width))
         return 0
-    rules = [rule for one in options.what if (rule := rule_of(one)) is not None]
-    if len(rules) == len(options.what):
-        out("\n".join(page(rule.__doc__ or "", width) for rule in rules))
-        return 0
-    if what == "-" or " " in what:
-        from noclobber.reading import Unreadable, text_of
-        from noclobber.rules.shared.message import explanation
+    if words == ["-"] or " " in " ".join(words):
+        explained = _error(words, width)
+        if explained is not None:
+            return explained
+    pages, unknown = [], ""
+    for word in words:
+        if (rule := rule_of(word)) is not None:
+            pages.append(page(rule.__doc__ or "", width))
+        elif word[:2].upper() == "NC" and (some := [one for one in catalogue() if one.CODE.startswith(word.upper())]):
+            pages.append(_list(some, width))
+        elif " " not in word and (shown := _operator(word, width)):
+            pages.append(shown)
+        else:
+            unknown = unknown or word
+    if unknown and not pages and " " in " ".join(words):
+        for line in _NO_ERROR_OF_PYTORCH:
+            say(line)
+        return 1
+    if pages:
+        out("\n".join(pages))
+    return _unknown(unknown) if unknown else 0
 
-        try:
-            words = explanation(text_of("-", "error of PyTorch", errors="replace") if what == "-" else what)
-        except Unreadable as reason:
-            return refuse(f"cannot read `-`: {reason}")
-        if words is None:
-            for line in _NO_ERROR_OF_PYTORCH:
-                say(line)
-            return 1
-        out(page(words, width))
+
+def _list(rules: Iterable[Rule], width: int | None) -> str:
+    """Return a line for each rule."""
+    lines = []
+    for one in rules:
+        headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
+        line = f"{one.CODE}  {one.NAME:<22} {headline}"
+        lines += [line] if width is None else filled(line, width, below=" " * 8)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _error(words: list[str], width: int | None) -> int | None:
+    """Say what an error text means, given as words or on stdin (`-`); return None if the words are no such text."""
+    from noclobber.reading import Unreadable, text_of
+    from noclobber.render.page import page
+    from noclobber.rules.shared.message import explanation
+
+    on_stdin = words == ["-"]
+    try:
+        text = explanation(text_of("-", "error of PyTorch", errors="replace") if on_stdin else " ".join(words))
+    except Unreadable as reason:
+        return refuse(f"cannot read `-`: {reason}")
+    if text is not None:
+        out(page(text, width))
         return 0
-    return _operator(what)
+    if not on_stdin:
+        return None
+    for line in _NO_ERROR_OF_PYTORCH:
+        say(line)
+    return 1
 
 
 def _operators(options: argparse.Namespace) -> int:
@@ -98,29 +136,34 @@ def torch_needed() -> Iterator[None]:
         raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
-def _operator(what: str) -> int:
-    """The page of an operator, or what is close to a word that means nothing. Raises NoTorch."""
+def _operator(word: str, width: int | None) -> str:
+    """Return the page of an operator; empty if there is none of that name. Raises NoTorch."""
     with torch_needed():
-        from noclobber.ops.explaining import names as operator_names
         from noclobber.ops.explaining import page_of
-    from noclobber.render.color import width_of
     from noclobber.render.operator import page
-    from noclobber.rules import catalogue
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -c` has it: a custom operator may be defined in a file here
-    found = page_of(what)
-    if found is not None:
-        out(page(found, width_of(sys.stdout, os.environ)))
-        return 0
-    from difflib import get_close_matches
+    found = page_of(word)
+    return page(found, width) if found is not None else ""
 
-    names = [name for one in catalogue() for name in (one.CODE, one.NAME)]
-    close = get_close_matches(what.upper(), names, cutoff=0.7) + get_close_matches(what.lower(), names)
-    operators = {one.rpartition(".")[2]: one for one in operator_names()}
-    close += [operators[one] for one in get_close_matches(what.rpartition(".")[2], operators, cutoff=0.7)]
-    hint = f"; close to it: {', '.join(close[:3])}" if close else "; `noclobber explain` lists the rules"
-    return refuse(f"no rule `{what}`, and no operator of this name that can be tried{hint}")
+
+def _unknown(word: str) -> int:
+    """Refuse a word that is neither a rule nor an operator, with what is close to it. Raises NoTorch."""
+    with torch_needed():
+        from noclobber.ops.explaining import names
+    from noclobber.rules import catalogue
+
+    operators = {one.rpartition(".")[2]: one for one in names()}
+    last = word.rpartition(".")[2]
+    near = [
+        *get_close_matches(word.upper(), [one.CODE for one in catalogue()], cutoff=0.7),
+        *get_close_matches(word.lower(), [one.NAME for one in catalogue()]),
+        *(operators[one] for one in get_close_matches(last, operators, cutoff=0.7)),
+    ][:3]
+    meant = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
+    hint = meant or "; `noclobber explain` lists the rules"
+    return refuse(f"no rule `{word}`, and no operator of this name that can be tried{hint}")
 
 
 _NO_ERROR_OF_PYTORCH = (

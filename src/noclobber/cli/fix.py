@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from noclobber.cli.parser import Verbs
+from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.render.color import width_of
 from noclobber.render.text import visible
@@ -40,23 +40,17 @@ def add(verbs: Verbs) -> None:
         help="also write fixes whose gradients could not be compared, as where the program differs from run to run",
     )  # fmt: skip
     parser.add_argument(
-        "--backwards", type=_positive, metavar="N",
+        "--backwards", type=whole, metavar="N",
         help="compare the gradients of N backward calls, starting at the first finding (default 3)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=_positive, default=60, metavar="S", help="end each run after S seconds (default 60)"
+        "--seconds", type=whole, default=60, metavar="S", help="end each run after S seconds (default 60)"
     )
     parser.add_argument(
         "--hints", action="store_true",
         help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
     )  # fmt: skip
     parser.set_defaults(carry_out=carry_out, parser=parser)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def carry_out(options: argparse.Namespace) -> int:

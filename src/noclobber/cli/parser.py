@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import NoReturn, TypeAlias
 
+from noclobber.cli.meant import like
 from noclobber.cli.printing import REFUSED, cut, out, say
 
-_WITH_VALUE = ("-o", "-f", "--format", "--backwards", "--seconds", "--select", "--ignore", "--baseline")
+_WITH_VALUE = (
+    "-o",
+    "-f",
+    "--format",
+    "--backwards",
+    "--seconds",
+    "--watch-first",
+    "--select",
+    "--ignore",
+    "--baseline",
+)
 """Options whose value is the next word."""
 
 
@@ -28,6 +40,13 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index:]
 
 
+def whole(text: str) -> int:
+    """Return the whole number above 0 that a text is, as the type of an option."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's own, whose help and errors go where all else goes."""
 
@@ -37,8 +56,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if sys.stderr is not None:
             self.print_usage(sys.stderr)
-        say(f"{self.prog}: error: {cut(message)}")
+        close = self._meant(message)
+        say(f"{self.prog}: error: {cut(message)}{f'; did you mean {close}?' if close else ''}")
         raise SystemExit(REFUSED)
+
+    def _meant(self, message: str) -> str:
+        """Return the option or the choice that is close to what argparse does not know."""
+        if option := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
+            return like(option[1], self._option_string_actions)
+        if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return like(choice[1], re.findall(r"[\w-]+", choice[2]))
+        return ""
 
 
 Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 from noclobber.cli.beside import checked, notes
+from noclobber.cli.meant import file_like
 from noclobber.cli.output import add_format, file_name, real, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
@@ -55,7 +56,9 @@ def carry_out(options: argparse.Namespace) -> int:
         else:
             report = Report.from_json(text_of(options.file, "report"))
     except (OSError, ReportError, Unreadable) as error:
-        return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}")
+        close = file_like(options.file)
+        hint = f"; did you mean {close}?" if close else ""
+        return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}{hint}")
     try:
         report = selected_of(report, options, selection_of(options))
     except SelectionError as reason:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
-from noclobber.cli.parser import Verbs
+from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, require_baseline, selected_of, selection_of
 from noclobber.render.text import visible
@@ -26,6 +27,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "run",
         usage="noclobber run [-f FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
+        "[--watch-first N] "
         "[--select CODES] [--ignore CODES] [--baseline FILE [--update-baseline]] SCRIPT [ARGS...] | -m MODULE | "
         "-c CODE",
         help="run a program and explain its in-place writes",
@@ -55,13 +57,18 @@ def add(verbs: Verbs) -> None:
         "--hints", action="store_true",
         help="also say where an in-place write would lower the peak of memory, and where one lowers nothing",
     )  # fmt: skip
+    parser.add_argument(
+        "--watch-first", type=whole, default=0, metavar="N",
+        help="watch only the first N backward calls of each process, and report then too: the rest of a long training "
+        "costs nothing",
+    )  # fmt: skip
     add_selection(parser)
     parser.set_defaults(parser=parser)
 
 
 def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
     """`noclobber run`: the program, then its report on stderr or in a file, and its own KeyboardInterrupt `at_end`."""
-    from noclobber.program import NotAProgram
+    from noclobber.program import NotAProgram, end_as_python
     from noclobber.run import Run
     from noclobber.selection import SelectionError
 
@@ -77,17 +84,38 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         require_baseline(selection, updating=options.update_baseline)
     except SelectionError as reason:
         return refuse(str(reason))
-    run = Run(options.on_write, options.contents, folder, ledger=options.ledger, hints=options.hints)
+    run = Run(
+        options.on_write,
+        options.contents,
+        folder,
+        ledger=options.ledger,
+        hints=options.hints,
+        first=options.watch_first,
+    )
     try:
-        run.carry_out(words, lambda: _reported(run, options, words, output, selection))
+        run.carry_out(
+            words,
+            lambda: _reported(run, options, words, output, selection),
+            lambda report: _early(run, report, options, output, selection),
+        )
         status = run.status if run.in_child else _reported(run, options, words, output, selection)
     except NotAProgram as reason:
-        return refuse(str(reason))
+        status = end_as_python(words, reason)
+        if not words[0].startswith("-") and (close := file_like(words[0])):
+            put(f"noclobber: did you mean {close}?\n", run.stderr)
+        return status
     except KeyboardInterrupt:
         run.close()
         raise
     at_end.callback(run.leave)
     return status
+
+
+def _early(run: Run, report: Report, options: argparse.Namespace, output: str | None, selection: Selection) -> None:
+    """Report on a program that goes on unwatched. The same report comes again at its end."""
+    from noclobber.selection import selected
+
+    _deliver(selected(report, selection, must_exist=False), run, options, output)
 
 
 def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None, selection: Selection) -> int:

@@ -12,7 +12,7 @@ class Entry:
     """Storages that one line of one module saved for one kind of node. Each storage counts for who saved it first.
 
     `path` and `line` are empty and 0 where the line is not known. `node` is such as "ReluBackward0", and empty where no
-    backward has begun. A `parameter` lives anyway, whether it is saved or not.
+    backward has begun. A `parameter` or a `buffer` of a module lives anyway, whether it is saved or not.
     """
 
     path: str
@@ -26,6 +26,12 @@ class Entry:
     source: str = ""
     op: str = ""
     """The operator in words: "relu" for "ReluBackward0"."""
+    buffer: bool = False
+
+    @property
+    def lives_anyway(self) -> bool:
+        """Return True for what the save does not keep alive."""
+        return self.parameter or self.buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,18 @@ class Ledger:
 
     @property
     def bytes(self) -> int:
-        """The bytes at the peak, without parameters."""
-        return sum(one.bytes for one in self.entries if not one.parameter)
+        """The bytes at the peak, without parameters and buffers."""
+        return sum(one.bytes for one in self.entries if not one.lives_anyway)
 
     @property
     def parameters(self) -> int:
         """The bytes of the parameters among the saves."""
         return sum(one.bytes for one in self.entries if one.parameter)
+
+    @property
+    def buffers(self) -> int:
+        """The bytes of the buffers of modules among the saves."""
+        return sum(one.bytes for one in self.entries if one.buffer)
 
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:
@@ -57,6 +68,7 @@ def ledger_out(ledger: Ledger) -> dict[str, Any]:
     return {
         "bytes": ledger.bytes,
         "parameters": ledger.parameters,
+        "buffers": ledger.buffers,
         "path": ledger.path,
         "line": ledger.line,
         "backwards": ledger.backwards,
@@ -66,5 +78,6 @@ def ledger_out(ledger: Ledger) -> dict[str, Any]:
 
 def ledger_in(data: Mapping[str, Any]) -> Ledger:
     """Read back what `ledger_out` made. Raises KeyError and TypeError."""
-    entries = tuple(Entry(**{name: one[name] for name in Entry.__slots__}) for one in data["entries"])
+    known = ({"buffer": False, **one} for one in data["entries"])  # a report may be older than that word
+    entries = tuple(Entry(**{name: one[name] for name in Entry.__slots__}) for one in known)
     return Ledger(entries, data["path"], data["line"], data["backwards"])

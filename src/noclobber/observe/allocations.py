@@ -122,11 +122,12 @@ class Allocations:
         self._lock = threading.RLock()  # a storage may die wherever the garbage collector runs
 
     def stop(self) -> None:
-        """Let go of all storages: what dies from now on is not written down."""
+        """Let go of all storages: what dies from now on is not written down. What follows later begins at no bytes."""
         with self._lock:
             for one in self._storages.values():
-                one.reference = None
+                one.freed, one.reference = len(self.live), None
             self._storages.clear()
+            self.live.append(0)
 
     def handed(self, key: int) -> None:
         """Note that code outside of torch gets the memory of a storage."""

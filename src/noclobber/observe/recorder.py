@@ -212,7 +212,7 @@ def detach(*, forget: bool = True) -> None:
         guarded(way.end)
     _ways.clear()
     context.armed = context.watching = context.stop_writes = context.keeping = context.python_in_backward = False
-    context.careful = 0
+    context.careful, context.before_backward = 0, None
     context.ignore_all()
     context.contents = None
     if forget:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
+from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -22,6 +24,9 @@ from noclobber.observe.core.save_hooks import Handle, Hooks, claim
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.torch_api import graph, private
 
+Lives = Literal["", "parameter", "buffer"]
+"""What else keeps a storage alive, for as long as the model is there."""
+
 
 @dataclass(slots=True, eq=False)
 class _Storage:
@@ -30,7 +35,7 @@ class _Storage:
     bytes: int
     place: Place | None
     module: str
-    parameter: bool
+    lives: Lives
     saver: _Held
     """The handle that came first."""
     reference: private.StorageRef
@@ -82,11 +87,12 @@ class SavedBytes:
                 held.storage = known
                 return
             size = private.storage(handle.alias).nbytes()
-            module, parameter = self._path(*_modules(frame, self._call)), _is_parameter(handle.tensor())
+            modules = list(_modules(frame, self._call))
+            lives = _lives(handle.tensor(), key, modules)
             reference = private.storage_ref(handle.alias)
-            one = _Storage(size, handle.place, module, parameter, held, reference)
+            one = _Storage(size, handle.place, self._path(*modules), lives, held, reference)
             held.storage = self._storages[key] = one
-            if not one.parameter:
+            if not lives:
                 self._now += size
             if self._now > self._most:
                 self._most, self._rising = self._now, True
@@ -104,7 +110,7 @@ class SavedBytes:
                 self._write_down()
             if self._storages.get(held.key) is one:
                 del self._storages[held.key]
-            self._now -= 0 if one.parameter else one.bytes
+            self._now -= 0 if one.lives else one.bytes
 
     def _write_down(self) -> None:
         self._peak, self._rising = list(self._storages.values()), False
@@ -129,14 +135,14 @@ class SavedBytes:
             if self._rising:
                 self._write_down()
             storages = list(self._peak)
-        sums: dict[tuple[Place | None, str, str, bool], list[int]] = {}
+        sums: dict[tuple[Place | None, str, str, Lives], list[int]] = {}
         for one in storages:
-            total = sums.setdefault((one.place, one.module, one.node, one.parameter), [0, 0])
+            total = sums.setdefault((one.place, one.module, one.node, one.lives), [0, 0])
             total[0] += one.bytes
             total[1] += 1
         entries = [_entry(*key, size, count) for key, (size, count) in sums.items()]
-        at = _entry(self._where, "", "", False, 0, 0)
-        entries.sort(key=lambda one: (one.parameter, -one.bytes, one.path, one.line))
+        at = _entry(self._where, "", "", "", 0, 0)
+        entries.sort(key=lambda one: (one.lives_anyway, -one.bytes, one.path, one.line))
         return Ledger(tuple(entries), at.path, at.line, self._backwards)
 
     def _path(self, *modules: torch.nn.Module) -> str:
@@ -151,13 +157,14 @@ class SavedBytes:
         return f"{type(root).__name__}.{name}" if name else type(root).__name__
 
 
-def _entry(place: Place | None, module: str, node: str, parameter: bool, size: int, count: int) -> Entry:
+def _entry(place: Place | None, module: str, node: str, lives: Lives, size: int, count: int) -> Entry:
     site = site_of(place)
+    parameter, buffer = lives == "parameter", lives == "buffer"
     if site is None:
-        return Entry("", 0, 0, module, node, size, count, parameter)
+        return Entry("", 0, 0, module, node, size, count, parameter, buffer=buffer)
     span = site.span()
     source = source_line(span.path, span.line).strip()
-    return Entry(span.path, span.line, span.column, module, node, size, count, parameter, source)
+    return Entry(span.path, span.line, span.column, module, node, size, count, parameter, source, buffer=buffer)
 
 
 def _modules(frame: FrameType | None, call: CodeType) -> Iterator[torch.nn.Module]:
@@ -170,10 +177,17 @@ def _modules(frame: FrameType | None, call: CodeType) -> Iterator[torch.nn.Modul
     return reversed(found)
 
 
-def _is_parameter(tensor: torch.Tensor | None) -> bool:
-    """Return True for a leaf that requires a gradient, or a view of one: it lives without the save too."""
+def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Module]) -> Lives:
+    """Return what lives without the save too: a leaf that requires a gradient, or a buffer, and the views of both.
+
+    A buffer is one of a module that is being called, or of a module inside the innermost one. `key` is the storage's.
+    """
     whole = tensor._base if tensor is not None and tensor._base is not None else tensor
-    return whole is not None and whole.is_leaf and whole.requires_grad
+    if whole is None or whole.requires_grad:
+        return "parameter" if whole is not None and whole.is_leaf else ""
+    outer = itertools.chain.from_iterable(one.buffers(recurse=False) for one in modules[:-1])
+    inner = itertools.chain.from_iterable(one.buffers() for one in modules[-1:])
+    return "buffer" if any(private.storage_key(one) == key for one in (*outer, *inner)) else ""
 
 
 def counting(hooks: Hooks, context: Context) -> Hooks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from noclobber.model.clobber import Clobber
@@ -20,13 +20,14 @@ from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import compile_guard, releases
 
 _subscribers: list[Subscriber] = []
+"""A listener stands here once for each block in which it listens."""
 
 
 _changing = threading.RLock()
 
 
 def subscribe(one: Subscriber) -> None:
-    """Send events to a listener from now on, and watch the calling thread.
+    """Send events to a listener from now on, each once, and watch the calling thread.
 
     Raises UnsupportedTorch if noclobber cannot watch.
     """
@@ -44,7 +45,7 @@ def subscribe(one: Subscriber) -> None:
 
 
 def unsubscribe(one: Subscriber) -> Coverage:
-    """Stop sending events to a listener. Return what was covered."""
+    """Undo one `subscribe`. Return what was covered."""
     with _changing:
         guarded = CONTEXT.core.guarded
         covered = guarded(coverage) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
@@ -58,23 +59,24 @@ CONTEXT.subscribe, CONTEXT.unsubscribe = subscribe, unsubscribe
 
 
 def _settle() -> None:
-    watching = any(one.watching for one in _subscribers)
-    contents = watching and any(one.contents for one in _subscribers)
-    keeping = any(one.keeping for one in _subscribers)
-    only_foreign = not any(one.contents and not one.keeping for one in _subscribers)
+    listeners = list(dict.fromkeys(_subscribers))
+    watching = any(one.watching for one in listeners)
+    contents = watching and any(one.contents for one in listeners)
+    keeping = any(one.keeping for one in listeners)
+    only_foreign = not any(one.contents and not one.keeping for one in listeners)
     known = CONTEXT.contents
     as_it_is = contents == (known is not None) and (known is None or known.only_foreign == only_foreign)
-    if CONTEXT.armed and (not _subscribers or watching != CONTEXT.watching or not as_it_is):
+    if CONTEXT.armed and (not listeners or watching != CONTEXT.watching or not as_it_is):
         CONTEXT.bus.listeners = []
-        recorder.detach(forget=not _subscribers)
-    if _subscribers and not CONTEXT.armed:
+        recorder.detach(forget=not listeners)
+    if listeners and not CONTEXT.armed:
         recorder.attach(watching=watching, contents=contents, only_foreign=only_foreign)
-    CONTEXT.bus.listeners = list(_subscribers)
-    CONTEXT.everywhere = any(one.everywhere for one in _subscribers)
+    CONTEXT.bus.listeners = [*listeners]
+    CONTEXT.everywhere = any(one.everywhere for one in listeners)
     recorder.keep(keeping)
-    recorder.count([one.account for one in _subscribers if one.account is not None])
-    recorder.follow([one.allocations for one in _subscribers if one.allocations is not None])
-    recorder.stop(any(one.on_write == "raise" for one in _subscribers))
+    recorder.count([one.account for one in listeners if one.account is not None])
+    recorder.follow([one.allocations for one in listeners if one.allocations is not None])
+    recorder.stop(any(one.on_write == "raise" for one in listeners))
 
 
 def coverage() -> Coverage:
@@ -85,13 +87,18 @@ def coverage() -> Coverage:
         counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
     if regions := compile_guard.FRAMES.not_seen():
         counts[COMPILED] = regions
-    for one in _subscribers:
+    for one in dict.fromkeys(_subscribers):
         counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
     unseen = tuple(unseen_in_words(what, count) for what, count in counts.items())
     by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
     if CONTEXT.native is not None:
         by += ", native"
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
+
+
+def before_next_backward(function: Callable[[], object]) -> None:
+    """Call a function before the next backward call begins. It may unsubscribe: then nobody watches that call."""
+    CONTEXT.before_backward = function
 
 
 def is_armed() -> bool:

@@ -15,7 +15,7 @@ class Probed(Probe):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return table(self)
+        return table(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
         return html(self)

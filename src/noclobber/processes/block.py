@@ -1,54 +1,79 @@
-"""A block of a program that is watched, and the processes that start in it."""
+"""The blocks of a program that one session watches, and the processes that start in them."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import threading
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 
-from noclobber.model.forks import at_fork
+from noclobber.model.forks import at_fork, unlocked_in_child
 from noclobber.model.report import Report, ReportError
 from noclobber.processes.member import Member, Order
 from noclobber.processes.merging import report_of, with_own
 from noclobber.session import Session
 
 
-class Block:
-    """A session that has started, from here to `end`. With `children` it hands on to the processes that start.
+class Blocks:
+    """A session that listens from each `begin` to its `end`. With `children` it hands on to the processes that start.
 
-    A session that has not started is a block that is over.
+    Blocks may lie in each other, or in several threads at a time. Each ends in the thread in which it began.
     """
 
     def __init__(self, session: Session, *, children: bool = False) -> None:
         self.session = session
+        self._children = children
+        self._open = 0
         self._member: Member | None = None
         self._all = Report()
         self._forks = 0
-        if session.started and not children:
-            _alone.append(self)
-            at_fork(before=_before_fork)
-        if children:
-            order = Order(
-                tempfile.mkdtemp(prefix="noclobber-"), session.contents, session.on_write, session.watching, notes=True
-            )
-            self._member = Member(order, session, [])
-            self._member.begin()
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Make a new lock, which no thread holds."""
+        self._counting = threading.RLock()  # a garbage collection that comes meanwhile may begin a block
+
+    def begin(self) -> None:
+        """Watch a block that begins in this thread."""
+        self.session.start()
+        with self._counting:
+            self._open += 1
+            if self._open == 1 and self._children:
+                self._hand_on()
+            elif self._open == 1:
+                _alone.append(self)
+                at_fork(before=_before_fork)
 
     def end(self) -> None:
-        """Stop watching, and read what the children have found; a second call does nothing."""
+        """End a block. After the last one, read what the children have found; then a call does nothing."""
         self.session.stop()
-        if self in _alone:
-            _alone.remove(self)
-        member, self._member = self._member, None
-        if member is None:
-            return
+        with self._counting:
+            if self._open != 1:
+                self._open = max(0, self._open - 1)
+                return
+            self._open = 0
+            if self._member is None:
+                _alone.remove(self)
+            else:
+                self._gather(self._member)
+
+    def _hand_on(self) -> None:
+        if self._member is None or self._member.in_child:
+            session, folder = self.session, tempfile.mkdtemp(prefix="noclobber-")
+            weakref.finalize(self, _remove, folder, os.getpid())
+            order = Order(folder, session.contents, session.on_write, session.watching, notes=True)
+            self._member = Member(order, session, [])
+        self._member.begin()
+
+    def _gather(self, member: Member) -> None:
         member.end()
         member.leave()
         if member.is_first:
             with suppress(OSError, ReportError):
                 self._all = report_of(member.order.folder)
-            shutil.rmtree(member.order.folder, ignore_errors=True)
 
     @property
     def of_children(self) -> bool:
@@ -68,10 +93,16 @@ class Block:
         self._forks += 1
 
 
-_alone: list[Block] = []
-"""The blocks under way that do not watch children."""
+_alone: list[Blocks] = []
+"""Those with a block under way that do not watch children."""
 
 
 def _before_fork() -> None:
-    for block in _alone:
-        block.forking()
+    for blocks in _alone:
+        blocks.forking()
+
+
+def _remove(folder: str, process: int) -> None:
+    """Remove a folder, in the process that has made it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

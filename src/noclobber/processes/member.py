@@ -47,6 +47,7 @@ class Order:
     notes: bool = False
     run: str = ""
     parent: str = ""
+    first: int = 0
 
     def to_text(self) -> str:
         """Return the order as the value of a variable."""
@@ -78,8 +79,14 @@ class Member:
         self._patches = Patches()
 
     def begin(self, how: How = "first") -> None:
-        """Open this process's file, hand the run on to children, and watch torch once it is imported."""
-        self._open(how, self.order.parent or None)
+        """Open this process's file, hand the run on to children, and watch torch once it is imported.
+
+        After `leave` it goes on in the same file.
+        """
+        if self._pid:
+            os.putenv(RUN, self.order.to_text())
+        else:
+            self._open(how, self.order.parent or None)
         session = self.session
         session.journal = self
         _members.append(self)

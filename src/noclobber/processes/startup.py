@@ -24,6 +24,7 @@ def begin() -> None:
             watching=order.watching,
             notes=order.notes,
             everywhere=True,
+            first=order.first,
         )
         member = Member(order, session, [])
         member.begin("started")

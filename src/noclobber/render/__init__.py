@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from noclobber.render.data import json
 from noclobber.render.html import html
 from noclobber.render.html import part as part
+from noclobber.render.html import preformatted as preformatted
 from noclobber.render.junit import junit
 from noclobber.render.kept import kept as kept
-from noclobber.render.ledger import table
+from noclobber.render.ledger import table as table
 from noclobber.render.lines import concise, github
 from noclobber.render.sarif import sarif
 

@@ -12,7 +12,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
 from noclobber.model.units import size
-from noclobber.render.ledger import place_of, table
+from noclobber.render.ledger import living_anyway, place_of, table
 from noclobber.render.snippet import Row
 from noclobber.render.text import one_line, shown_path, typed, visible
 
@@ -68,6 +68,11 @@ def part(report: Report) -> str:
     if report.ledger is not None:
         parts.append(escape(table(report.ledger)))
     return "".join(f"<pre>{one}</pre>" for one in parts)
+
+
+def preformatted(text: str) -> str:
+    """Return a text for the output of a notebook's cell, with the lines that it has."""
+    return f"<pre>{escape(text)}</pre>"
 
 
 def _folding(finding: Finding, report: Report) -> str:
@@ -159,10 +164,10 @@ def _span(text: str, style: str) -> str:
 def _ledger(ledger: Ledger | None) -> str:
     if ledger is None:
         return ""
-    kept = [one for one in ledger.entries if not one.parameter]
+    kept = [one for one in ledger.entries if not one.lives_anyway]
     said = f"{size(ledger.bytes)} at the peak"
-    if ledger.parameters:
-        said += f", and {size(ledger.parameters)} of parameters, which live anyway"
+    if living := living_anyway(ledger):
+        said += f", and {size(ledger.parameters + ledger.buffers)} of {living}, which live anyway"
     rows = [
         {
             "bytes": one.bytes,

@@ -27,13 +27,13 @@ def table(ledger: Ledger, width: int | None = None) -> str:
     """
     if not ledger.entries:
         return "kept for backward: nothing was saved\n"
-    kept = [one for one in ledger.entries if not one.parameter]
+    kept = [one for one in ledger.entries if not one.lives_anyway]
     storages = sum(one.storages for one in kept)
     lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
     if ledger.path:
         lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
-    if ledger.parameters:
-        lines.append(f"parameters among the saves: {size(ledger.parameters)}, which live anyway")
+    if living := living_anyway(ledger):
+        lines.append(f"{living} among the saves: {size(ledger.parameters + ledger.buffers)}, which live anyway")
     if width is not None:
         lines = [part for line in lines for part in filled(line, width, below="  ")]
     if not kept:
@@ -45,6 +45,11 @@ def table(ledger: Ledger, width: int | None = None) -> str:
     rows = rows if width is None else _narrowed(rows, width)
     lines += [_joined(row, _widths(rows)) for row in rows]
     return "".join(f"{line}\n" for line in lines)
+
+
+def living_anyway(ledger: Ledger) -> str:
+    """Return what is saved and lives anyway: "parameters and buffers"; empty for nothing."""
+    return " and ".join(["parameters"] * (ledger.parameters > 0) + ["buffers"] * (ledger.buffers > 0))
 
 
 def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:

@@ -14,7 +14,7 @@ from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.recorder import CONTEXT
 
 
-@pytest.fixture(params=[False, True], ids=["watch", "contents"])
+@pytest.fixture(params=[False, True], ids=["versions", "contents"])
 def in_python(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     with noclobber.watch(contents=request.param):

@@ -74,8 +74,8 @@ def step():
 modes = {
     "bare": contextlib.nullcontext,
     "install": noclobber.install,
-    "watch": noclobber.watch,
-    "contents": lambda: noclobber.watch(contents=True),
+    "versions": lambda: noclobber.watch(contents=False),
+    "contents": noclobber.watch,
     "preserve": noclobber.preserve,
 }
 for mode, around in modes.items():  # each from the same beginning
@@ -97,7 +97,7 @@ def test_torch_compile_warns_of_no_function_of_noclobber():
     command = [sys.executable, "-W", "ignore", "-c", _STEP]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     warned = dict(line.split(" ", 1) for line in printed.splitlines())
-    assert warned == dict.fromkeys(("bare", "install", "watch", "contents", "preserve"), warned["bare"])
+    assert warned == dict.fromkeys(("bare", "install", "versions", "contents", "preserve"), warned["bare"])
 
 
 def halved(h):

@@ -111,7 +111,7 @@ def stale_jagged():
     return stale(torch.jagged)
 
 
-WATCHING = ("install", "watch", "contents")
+WATCHING = ("install", "versions", "contents")
 
 
 @pytest.mark.parametrize(

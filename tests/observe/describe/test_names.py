@@ -20,7 +20,7 @@ from tests.observe.used_again import until_used_again
 
 MODES = {
     "versions": lambda: noclobber.watch(contents=False),
-    "contents": lambda: noclobber.watch(contents=True),
+    "contents": noclobber.watch,
     "raise": lambda: noclobber.watch(on_write="raise"),
     "preserve": noclobber.preserve,
 }

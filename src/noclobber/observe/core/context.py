@@ -145,6 +145,7 @@ class Context:
         "armings",
         "attended",
         "attentive",
+        "before_backward",
         "bus",
         "by_key",
         "calls",
@@ -195,6 +196,8 @@ class Context:
         self.bus = Bus()
         self.armed = self.watching = False
         """`armed` is True while writes are logged, `watching` while saves are recorded too."""
+        self.before_backward: Callable[[], object] | None = None
+        """Called once, before the next backward call that is not inside of another one."""
         self.contents: Contents | None = None
         """Takes the fingerprints; None where the bytes of saves are not compared."""
         self.accounts: list[Account] = []

@@ -80,6 +80,9 @@ def _beginning(
     def begins(
         frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Backward | None:
+        if context.before_backward is not None and not thread.backwards:
+            due, context.before_backward = context.before_backward, None
+            due()
         outer = here() if thread.backwards or not thread.entered else None
         if not bus.listeners or thread.apart:
             return None

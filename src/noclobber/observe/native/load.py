@@ -12,6 +12,8 @@ from types import ModuleType
 
 import torch
 
+from noclobber.model.caches import caches
+
 NAME = "noclobber_hot_path"
 SOURCES = Path(__file__).parent
 OFF = "NOCLOBBER_PURE"
@@ -31,11 +33,11 @@ def library() -> Path:
         sources = hashlib.sha256()
         for path in sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".c", ".cpp")):
             sources.update(path.read_bytes())
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        home = caches()
     except (OSError, RuntimeError) as failure:
         raise NotNative(f"cannot be looked for: {failure}") from None
     version = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{sources.hexdigest()[:12]}"
-    return home / "noclobber" / "native" / version / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    return home / "native" / version / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
 def load() -> ModuleType:

@@ -1,0 +1,69 @@
+"""What a program gets from `watch`, `preserve` and `install`. Printed, it is what the command line prints."""
+
+from __future__ import annotations
+
+from noclobber import render
+from noclobber.model.finding import Finding
+from noclobber.model.ledger import Ledger
+from noclobber.model.report import Report
+from noclobber.model.units import size
+from noclobber.render.judged import calls_in_words
+
+
+class PrintedReport(Report):
+    """A Report that prints as `noclobber run` prints it, and shows itself in a notebook."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return render.render(self, "full").rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<noclobber.Report: {self.counted()}>"
+
+    def _repr_html_(self) -> str:
+        return render.part(self)
+
+    def counted(self) -> str:
+        """Return "1 finding in 12 backward calls"."""
+        found = len(self.findings)
+        return f"{found} finding{'s' * (found != 1)} in {calls_in_words(self.coverage.backwards)}"
+
+
+class PrintedLedger(Ledger):
+    """A Ledger that prints as `noclobber run --ledger` prints it, and shows itself in a notebook."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return render.table(self).rstrip("\n")
+
+    def __repr__(self) -> str:
+        storages = sum(one.storages for one in self.entries if not one.lives_anyway)
+        return f"<noclobber.Ledger: {size(self.bytes)} in {storages} storage{'s' * (storages != 1)}>"
+
+    def _repr_html_(self) -> str:
+        return render.preformatted(str(self))
+
+
+class Reporting:
+    """What has a `report`, and shows itself as that report."""
+
+    @property
+    def report(self) -> PrintedReport:
+        """What was found, with what was watched and what could not be."""
+        raise NotImplementedError
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found so far."""
+        return self.report.findings
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def __repr__(self) -> str:
+        return f"<noclobber.{type(self).__name__}: {self.report.counted()}>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()

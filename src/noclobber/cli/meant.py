@@ -1,0 +1,23 @@
+"""What somebody may have meant by a word that means nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def like(word: str, known: Iterable[str]) -> str:
+    """Return what is close to a word, as "`--format` or `--force`"; empty for nothing."""
+    return " or ".join(f"`{one}`" for one in get_close_matches(word, list(known), n=2))
+
+
+def file_like(path: str) -> str:
+    """Return the names of files that are close to one that is not there; empty if it is there, or for nothing."""
+    folder, name = os.path.split(path)
+    try:
+        beside = [] if os.path.exists(path) else os.listdir(folder or os.curdir)
+    except (OSError, ValueError):
+        beside = []
+    stems = {os.path.splitext(one)[0]: os.path.join(folder, one) for one in beside}  # endings are alike anyway
+    return " or ".join(f"`{stems[one]}`" for one in get_close_matches(os.path.splitext(name)[0], stems, n=2))

@@ -1,0 +1,53 @@
+"""Removes what noclobber keeps outside of its package: its cache, and the files of runs that are over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from noclobber.model.caches import caches
+from noclobber.model.report import ReportError
+from noclobber.processes.alive import state_of
+from noclobber.processes.leftover import runs
+from noclobber.processes.merging import first_of
+
+STILL = 60 * 60
+"""Seconds for which a folder that says nothing of its process counts as in use after it was changed."""
+
+
+def clean() -> tuple[list[str], list[str]]:
+    """Remove these folders. Return those that are gone, and those that stay: a run uses them, or they are not ours."""
+    removed, left = list[str](), list[str]()
+    of_runs = runs()
+    temporary = [str(one) for one in Path(tempfile.gettempdir()).glob("noclobber-*") if one.is_dir()]
+    kept = [one.path for one in os.scandir(of_runs) if one.is_dir()] if os.path.isdir(of_runs) else []
+    for folder in [*temporary, *kept]:
+        if _is_in_use(folder):
+            left.append(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            (left if os.path.exists(folder) else removed).append(folder)
+    with suppress(OSError):  # not empty, as a run goes on there
+        os.rmdir(of_runs)
+        os.rmdir(os.path.dirname(of_runs))
+    with suppress(RuntimeError):
+        cache = str(caches())
+        if os.path.isdir(cache):
+            shutil.rmtree(cache, ignore_errors=True)
+            (left if os.path.exists(cache) else removed).append(cache)
+    return removed, left
+
+
+def _is_in_use(folder: str) -> bool:
+    """Return True if the process that made a folder runs, or may run."""
+    try:
+        first = first_of(folder)
+        if first is not None:
+            return state_of(first.pid, first.host, first.born) == "running"
+        return time.time() - os.stat(folder).st_mtime < STILL
+    except (OSError, ReportError):
+        return True

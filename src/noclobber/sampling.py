@@ -1,0 +1,57 @@
+"""Which steps of a training are watched: the first ones, and then some."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+from typing import TypeVar
+
+from noclobber.model.forks import unlocked_in_child
+from noclobber.model.report import Report
+
+Counted = TypeVar("Counted", bound=Report)
+
+
+class Sampling:
+    """Which steps of a training are watched: the first ones, and then one of each block of `every`.
+
+    Its place in the block is drawn. With a fixed one, what happens in every second step could be missed for good.
+    """
+
+    FIRST = 3
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._drawn = random.Random(0)  # the program's own generator stays as it is
+        self._due = 0
+        self._under_way = False
+        self._steps = self._watched = 0
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Make a new lock, which no thread holds."""
+        self._counting = threading.RLock()  # a signal or a garbage collection that comes meanwhile may begin a step
+
+    def begins(self) -> bool:
+        """Count a step. Return True if it is to be watched: then `ends` must be called."""
+        with self._counting:
+            self._steps += 1
+            if (self._steps - self.FIRST - 1) % self._every == 0:
+                self._due = self._steps + self._drawn.randrange(self._every)
+            due = (self._steps <= self.FIRST or self._steps == self._due) and not self._under_way
+            self._under_way |= due
+            self._watched += due
+            return due
+
+    def ends(self) -> None:
+        """End the watched step."""
+        self._under_way = False
+
+    def counted(self, report: Counted) -> Counted:
+        """Return a report which says how many steps were not watched."""
+        missed = self._steps - self._watched
+        if not missed:
+            return report
+        unseen = f"{missed:,} of {self._steps:,} steps (`every={self._every}` watches the others)"
+        return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
