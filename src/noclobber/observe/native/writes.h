@@ -68,10 +68,11 @@ inline PyObject *attended = nullptr; // a dictionary by storage: those to call b
 inline PyObject *returned = nullptr; // the storages of views that custom Functions returned
 inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
 
-// True also where it fails: then Python decides. Throws what a signal handler raised meanwhile, as KeyboardInterrupt.
+// Asks about a storage, or about all of them (0). True also where it fails: then Python decides. Throws what a signal
+// handler raised meanwhile, as KeyboardInterrupt.
 inline bool answers(PyObject *function, uintptr_t key) {
   Gil gil;
-  Owned number(PyLong_FromUnsignedLongLong(key));
+  Owned number(key != 0 ? PyLong_FromUnsignedLongLong(key) : Py_NewRef(Py_None));
   Owned answer(number != nullptr ? PyObject_CallOneArg(function, number) : nullptr);
   const bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
   clear_error();
@@ -94,9 +95,11 @@ inline bool is_attended(uintptr_t key) { return PyDict_GET_SIZE(attended) != 0 &
 struct PythonTable {
   PyObject *unsorted = nullptr, *filed = nullptr;
   std::atomic<bool> any_filed{false};
-  PyObject *has_alive = nullptr; // Python's function: whether there is something on this storage that is alive
+  PyObject *has_alive = nullptr; // Python's function: whether something is alive on this storage, or at all (None)
 
   bool any() const { return any_filed || (unsorted != nullptr && PyList_GET_SIZE(unsorted) != 0); }
+
+  bool any_alive() const { return any() && answers(has_alive, 0); }
 
   // Python is asked only where its answer may be yes: a call costs as much as all else that is done for a write.
   bool has(uintptr_t key) const {
