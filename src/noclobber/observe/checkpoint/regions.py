@@ -27,7 +27,6 @@ from noclobber.observe.core.fingerprints import (
     Digest,
     all_known,
     differ,
-    fingerprint,
     is_on_device,
     same_but_for_zeros,
 )
@@ -127,11 +126,8 @@ class CheckpointRegion:
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
-        native = self.context.native
-        digest = native.fingerprint(tensor) if native is not None else None
-        if digest is None:
-            with private.no_modes():
-                return fingerprint(tensor)
+        with private.no_modes():
+            digest = self.context.fingerprint(tensor)
         return digest
 
     def _stays(self, tensor: torch.Tensor) -> bool:
@@ -161,15 +157,12 @@ class CheckpointRegion:
 
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
-        packed = getattr(holder, "noclobber_save", None)  # as `saved_under`
+        packed = saved_under(holder)
         if packed is None or packed.filled_last or self.past is not None or packed.rough is not None:
             return False
-        digest, native = packed.digest, self.context.native
-        if digest is None:
+        if packed.digest is None:
             return (private.version_of(tensor) or 0) <= packed.version
-        if native is not None and tensor.is_cpu and (now := native.fingerprint(tensor)) is not None:
-            return now == digest
-        return type(digest) is int and self.digest(tensor) == digest
+        return type(packed.digest) is int and self.digest(tensor) == packed.digest
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
         """Note that a second run begins, and what it can read. It ends with `run`."""

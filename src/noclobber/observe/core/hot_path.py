@@ -98,9 +98,8 @@ class HotPath(Protocol):
 
     # -- what it must know
 
-    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
-        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see; of `taken`
-        only the size is looked at."""
+    def begin(self, *, watching: bool, attentive: Looks) -> None:
+        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see."""
 
     def end(self) -> None:
         """Leave everything to Python."""

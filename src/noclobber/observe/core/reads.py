@@ -258,8 +258,8 @@ def _of_users_class(kind: type, held: _Held) -> Iterator[tuple[object, object]]:
     its methods name."""
     own = [(name, value) for name, value in list(vars(kind).items()) if type(value) in _PLAIN and name[:2] != "__"]
     if own:
-        names = dict(held)
-        yield from [row for row in own if row[0] not in names]
+        taken = dict(held)
+        yield from [row for row in own if row[0] not in taken]
     for method, names in _globals_of(kind).items():
         function = vars(kind).get(method)
         scope = function.__globals__ if type(function) is FunctionType else {}

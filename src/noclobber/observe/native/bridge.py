@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -107,13 +107,13 @@ class Bridge:
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
-    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
+    def begin(self, *, watching: bool, attentive: Looks) -> None:
         native, live, memory = self._native, self._context.live, self._context.memory
         live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, fingerprints.LARGE, *attentive, taken, *unsorted, memory.returned)
+        native.begin(watching, fingerprints.LARGE, *attentive, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -177,7 +177,7 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=({}, {}), taken=())
+            self.begin(watching=True, attentive=({}, {}))
             self.enter((unexpected, unexpected), None, contents=False)
             try:
                 before, number = self.alive(), private.next_node()
@@ -265,11 +265,7 @@ def begin(context: Context) -> None:
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False
-    _bridge.begin(
-        watching=context.watching,
-        attentive=(context.attentive, context.attended),
-        taken=context.untracked.taken,
-    )
+    _bridge.begin(watching=context.watching, attentive=(context.attentive, context.attended))
 
 
 def end(context: Context) -> None:

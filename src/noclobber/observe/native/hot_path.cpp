@@ -98,12 +98,10 @@ void connect_reads(const py::tuple &named) {
 }
 
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &looks_by_key,
-           const py::object &targets, const py::object &saves, const py::object &rereads,
-           const py::object &views_returned) {
+           const py::object &saves, const py::object &rereads, const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
   replace(attended, looks_by_key);
-  replace(taken, targets);
   replace(python_saves.unsorted, saves);
   replace(python_rereads.unsorted, rereads);
   replace(returned, views_returned);
