@@ -66,6 +66,25 @@ view = h.view(-1)
 view.register_hook(lambda gradient: None)
 run(view)
 """
+BESIDE_DATA_THAT_WAS_READ = """
+h.data.sum()
+run(torch.ones(3))
+"""
+THE_DATA = "run(h.data)"
+BESIDE_A_VIEW_OF_A_FUNCTION = """
+class Shows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, memory, start):
+        return memory.view(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
+
+shown = Shows.apply(torch.ones(3), h)
+with torch.no_grad():
+    run(torch.ones(3))
+"""
 
 
 @pytest.mark.parametrize(
@@ -74,10 +93,22 @@ run(view)
         (IN_FUNCTION, 0),
         (BESIDE_A_HOOKED_VIEW, 0),
         (BESIDE_ANOTHER_SAVE_OF_PYTHON, 0),
+        (BESIDE_DATA_THAT_WAS_READ, 0),
+        (BESIDE_A_VIEW_OF_A_FUNCTION, 0),
+        (THE_DATA, 50),
         (THE_INPUT, 50),
         (THE_HOOKED_VIEW, 50),
     ],
-    ids=["in a Function", "beside a hooked view", "beside a save", "the input", "the hooked view"],
+    ids=[
+        "in a Function",
+        "beside a hooked view",
+        "beside a save",
+        "beside data",
+        "beside a view of a Function",
+        "the data",
+        "the input",
+        "the hooked view",
+    ],
 )
 def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, str], writes: str, count: int) -> None:
     program = PROGRAM.format(indent(dedent(writes), "    "))

@@ -123,8 +123,8 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     def pack_hook(tensor: torch.Tensor) -> object:
         holder = pack(tensor)
         try:  # as `Way.guarded` does, which costs more
-            if way.on and thread.watched:
-                region.save(holder, tensor, sys._getframe(1))
+            if way.on and (thread.entered or thread.watched):
+                region.save(holder, tensor)
         except Exception as failure:
             way.fail(failure)
         return holder

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -28,7 +27,6 @@ from noclobber.observe.core.fingerprints import (
     Digest,
     all_known,
     differ,
-    fingerprint,
     is_on_device,
     same_but_for_zeros,
 )
@@ -89,10 +87,12 @@ class CheckpointRegion:
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside: dict[int, Reread] = {}
+        native = context.native
         for tensor in (*read.tensors, *read.given):
-            key = private.storage_key(tensor)
+            known = native.memory_of(tensor) if native is not None else None
+            key = private.storage_key(tensor) if known is None else known[0]
             if key is not None and key not in self.outside:
-                self.outside[key] = reread = Reread(key, tensor)
+                self.outside[key] = reread = Reread(key, tensor, known)
                 self.memory.expect(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
@@ -126,29 +126,26 @@ class CheckpointRegion:
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
-        native = self.context.native
-        digest = native.fingerprint(tensor) if native is not None else None
-        if digest is None:
-            with private.no_modes():
-                return fingerprint(tensor)
+        with private.no_modes():
+            digest = self.context.fingerprint(tensor)
         return digest
 
     def _stays(self, tensor: torch.Tensor) -> bool:
         """Return True if the region computed a tensor on a device, and contents are watched."""
         return self._digests and is_on_device(tensor)
 
-    def save(self, holder: Holder, tensor: torch.Tensor, frame: FrameType) -> None:
-        """Record a tensor that forward saves under PyTorch's holder. `frame` asked for the save."""
+    def save(self, holder: Holder, tensor: torch.Tensor) -> None:
+        """Record a tensor that forward saves under PyTorch's holder. The pack hook that got it calls this."""
         context = self.context
         known = context.native.save(tensor, self._digests) if context.native is not None else None
         if known is None:
-            known = save_of(tensor, place_of(frame), self.digest(tensor))
+            known = save_of(tensor, place_of(sys._getframe(2)), self.digest(tensor))
             history = context.thread.history
             history.nodes.append(known[2])
             history.places.append(known[3])
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
-        if packed.digest is None and self._stays(tensor):
+        if self._digests and packed.digest is None and is_on_device(tensor):
             packed.rough = rough(tensor)
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []

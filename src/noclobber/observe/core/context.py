@@ -6,7 +6,7 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -20,7 +20,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
-from noclobber.observe.core.fingerprints import Contents
+from noclobber.observe.core.fingerprints import Contents, Digest, fingerprint
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
@@ -39,17 +39,13 @@ nothing."""
 class UnseenWrites(Protocol):
     """The watcher of writes that autograd cannot see (untracked_writes.py)."""
 
-    @property
-    def taken(self) -> Collection[object]:
-        """The tensors whose `.data` was read last. It is always the same object, so callers may keep it."""
-
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Called when the program reads `tensor.data`."""
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
-        """Called before a write under `no_grad` or after a `.data`.
+        """Called before a write under `no_grad`, and before one to an attended storage.
 
         Returns what to call after the write, and True if it goes to a computed tensor and not to a leaf; None where
         there is nothing to do.
@@ -279,6 +275,11 @@ class Context:
             self.careful += more
             if self.native is not None:
                 self.native.set_careful(self.careful > 0)
+
+    def fingerprint(self, tensor: torch.Tensor) -> Digest:
+        """Return the fingerprint of a tensor, from the native part where it can tell."""
+        digest = self.native.fingerprint(tensor) if self.native is not None else None
+        return fingerprint(tensor) if digest is None else digest
 
     def attend(self, look: Look, keys: Sequence[int] | None = None) -> None:
         """Call `look` before every write of any thread, until `ignore` was called as often as this.

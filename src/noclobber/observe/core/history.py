@@ -16,7 +16,7 @@ from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
-from noclobber.observe.core.hot_path import HotPath
+from noclobber.observe.core.hot_path import HotPath, MemoryOf
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
@@ -40,10 +40,9 @@ class Reread:
 
     __slots__ = ("__weakref__", "alias", "storage", "tensor", "version")
 
-    def __init__(self, key: int, tensor: torch.Tensor) -> None:
-        self.alias, self.storage = key, private.storage_ref(tensor)
-        self.tensor = private.Weak(tensor)
-        self.version = private.version_of(tensor) or 0
+    def __init__(self, key: int, tensor: torch.Tensor, known: MemoryOf | None = None) -> None:
+        _, self.storage, self.version = known or (key, private.storage_ref(tensor), private.version_of(tensor) or 0)
+        self.alias, self.tensor = key, private.Weak(tensor)
 
 
 class ForeignWriters(save_hooks.ForeignSaves, Protocol):

@@ -15,11 +15,16 @@ from noclobber.observe.torch_api.private import Pair
 if TYPE_CHECKING:
     from noclobber.observe.core.records import Backward, Record
     from noclobber.observe.core.written import Written
+    from noclobber.observe.torch_api.private import StorageRef
 
 
 SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
 """What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
 place, and the fingerprint if bytes are compared."""
+
+
+MemoryOf = tuple[int, "StorageRef", int]
+"""The key of a tensor's storage, a reference to the storage, and the tensor's version."""
 
 
 Looks = tuple[Sized, Mapping[int, object]]
@@ -48,6 +53,9 @@ class HotPath(Protocol):
 
     def fingerprint(self, tensor: torch.Tensor, /) -> int | None:
         """Return the fingerprint of a tensor; None if only Python can tell."""
+
+    def memory_of(self, tensor: torch.Tensor, /) -> MemoryOf | None:
+        """Return what memory a tensor has; None if only Python can tell."""
 
     # -- writes
 
@@ -90,9 +98,8 @@ class HotPath(Protocol):
 
     # -- what it must know
 
-    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
-        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see; of `taken`
-        only the size is looked at."""
+    def begin(self, *, watching: bool, attentive: Looks) -> None:
+        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see."""
 
     def end(self) -> None:
         """Leave everything to Python."""

@@ -42,7 +42,7 @@ _PASSED_BY = (type, ModuleType, BuiltinFunctionType)
 _SIZED = frozenset((dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict))
 """Types whose `len` runs no code of the program."""
 _LISTS = (list, tuple, set, frozenset, deque)
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+_OF_EVERY_MODULE = {name: None for name in vars(torch.nn.Module()) if name != "training"}
 _COUNT = "num_batches_tracked"
 """A buffer of batch norm. Batch norm reads it only if its momentum is None."""
 
@@ -65,7 +65,7 @@ class Reads:
         """The tensors that it reaches, each once, except those that are arguments themselves."""
         self.given: list[torch.Tensor] = []
         """The arguments that are tensors."""
-        self.values: list[Value] = []
+        self.values: Iterable[Value] = ()
         """The plain values, and what is noted of others."""
 
 
@@ -85,8 +85,7 @@ def read_by(
         else:
             names = _parameters(function) if names is None else names
             first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
-    found.values.append((None, "", (type(function).__name__, id(function), None)))
-    _walk([*first, *(kwargs or {}).items()], function, _DEEPEST, states, found.values, found.tensors)
+    found.values = _walk([*first, *(kwargs or {}).items()], function, _DEEPEST, states, found.tensors)
     return found
 
 
@@ -95,13 +94,13 @@ def walk(
     function: object,
     depth: int,
     states: bool,
-    values: list[Value],
     tensors: list[torch.Tensor],
-) -> None:
-    """Note what arguments are and lead to, and what a function leads to, `depth` levels down.
+) -> Iterable[Value]:
+    """Return what is noted of arguments and what they lead to, and of what a function leads to, `depth` levels down.
 
-    The native part does the same (native/reads.h).
+    The tensors on the way are added to `tensors`. The native part does the same (native/reads.h).
     """
+    values: list[Value] = [(None, "", (type(function).__name__, id(function), None))]
     seen: dict[int, object] = {}
     waiting: list[tuple[object, int, Path]] = [(function, depth, None)]
     path: Path = None
@@ -130,17 +129,18 @@ def walk(
             if id(value) not in seen:
                 break
         else:
-            return
+            return values
         seen[id(value)] = value
         kind = type(value)
         if issubclass(kind, torch.nn.Module):
-            rows = of_module(value, states)
+            rows, held = of_module(value, states), object.__getattribute__(value, "__dict__")
             depth += 1  # a module in a module is on the level of its owner
         else:
-            rows = inside(value)
+            rows = held = inside(value)
         if id(kind) not in seen:
             seen[id(kind)] = kind
-            rows += _of_class(kind, rows)
+            if kind not in _OF_NOBODY:
+                rows = rows + _of_class(kind, held)
 
 
 def tensors_held(values: Iterable[object]) -> list[torch.Tensor]:
@@ -244,18 +244,22 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named) if isinstance(named, (tuple, list)) else ()
 
 
-def _of_class(kind: type, rows: list[tuple[object, object]]) -> list[tuple[object, object]]:
+_Held = dict[object, object] | list[tuple[object, object]]
+"""What an object holds: the `__dict__` of a module; of others what `inside` returns."""
+
+
+def _of_class(kind: type, held: _Held) -> list[tuple[object, object]]:
     """Return what an object reads of its class, and of the classes above, as far as the user has written them."""
-    return [row for one in _users_of(kind) for row in _of_users_class(kind.__mro__[one], rows)]
+    return [row for one in _users_of(kind) for row in _of_users_class(kind.__mro__[one], held)]
 
 
-def _of_users_class(kind: type, rows: list[tuple[object, object]]) -> Iterator[tuple[object, object]]:
-    """Yield the plain values that are attributes of a user's class and not in `rows`, those of an object; and the
-    globals that its methods name."""
+def _of_users_class(kind: type, held: _Held) -> Iterator[tuple[object, object]]:
+    """Yield the plain values that are attributes of a user's class and not `held` by an object; and the globals that
+    its methods name."""
     own = [(name, value) for name, value in list(vars(kind).items()) if type(value) in _PLAIN and name[:2] != "__"]
     if own:
-        held = {key for key, _ in rows}
-        yield from [row for row in own if row[0] not in held]
+        taken = dict(held)
+        yield from [row for row in own if row[0] not in taken]
     for method, names in _globals_of(kind).items():
         function = vars(kind).get(method)
         scope = function.__globals__ if type(function) is FunctionType else {}
@@ -272,6 +276,8 @@ class Variable(NamedTuple):
 
 
 _users: WeakKeyDictionary[type, tuple[int, ...]] = WeakKeyDictionary()
+_OF_NOBODY = set[type]()
+"""Classes of torch without anything of the user's, which their modules hold for good."""
 _scopes: WeakKeyDictionary[type, dict[str, list[str]]] = WeakKeyDictionary()
 
 
@@ -280,6 +286,10 @@ def _users_of(kind: type) -> tuple[int, ...]:
     known = _users.get(kind)
     if known is None:
         _users[kind] = known = tuple(index for index, one in enumerate(kind.__mro__) if _is_users(one))
+        module = str(kind.__module__)
+        is_held = module.startswith("torch.") and vars(sys.modules.get(module, torch)).get(kind.__name__) is kind
+        if is_held and not known:
+            _OF_NOBODY.add(kind)
     return known
 
 
@@ -352,19 +362,22 @@ KINDS = (
     _PASSED_BY,
     _SIZED,
     _OF_EVERY_MODULE,
+    _OF_NOBODY,
     torch.Tensor,
     torch.nn.Module,
     Enum,
     itertools.count,
     inside,
     _of_class,
+    Key,
+    _MOST_ITEMS,
     _LONGEST,
 )
 """What the native part needs to know for `walk`, in the order of its `Kinds`."""
-_walk: Callable[..., None] = walk
+_walk: Callable[..., Iterable[Value]] = walk
 
 
-def walk_with(native: Callable[..., None]) -> None:
+def walk_with(native: Callable[..., Iterable[Value]]) -> None:
     """Let the native part do the walk from now on."""
     global _walk
     _walk = native
@@ -376,7 +389,7 @@ MOST_MOVED = 8
 """Values that are reported for one region."""
 
 
-def moved(before: list[Value], now: list[Value]) -> tuple[Moved, ...]:
+def moved(before: Iterable[Value], now: Iterable[Value]) -> tuple[Moved, ...]:
     """Return the values that differ, numbers and flags first, then sizes, then other tensors under the same name.
 
     Only what both runs can read is compared. What lies in an object that was replaced is compared with what lies in the

@@ -70,7 +70,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     storage_key, plain = private.storage_key, torch.Tensor
     attentive, attended = context.attentive, context.attended
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
-    taken, unseen = untracked_writes.taken, context.unseen
+    unseen = context.unseen
     is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
     references = write_kernels.references_of_new() if context.by_key else -1
     look_at, looks = context.look, memory.looks
@@ -80,7 +80,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
         is_new = not in_graph and getrefcount(tensor) == references and is_plain and is_inside()
-        if is_new and not (attentive or taken or (context.keeping and written.only_moves)) and is_only_holder(tensor):
+        if is_new and not (attentive or (context.keeping and written.only_moves)) and is_only_holder(tensor):
             return None
         key = storage_key(tensor)
         if key is None:
@@ -92,15 +92,16 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
         off = not tracking()
         # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
         untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
-        found = untracked_writes.before(written, tensor, key, frame_of(1)) if taken or untracked else None
-        if taken or off:
+        attends = key in attended
+        found = untracked_writes.before(written, tensor, key, frame_of(1)) if attends or untracked else None
+        if attends or off:
             for look in unseen:
                 look(written, tensor, key, frame_of(1))
         after, hidden = (None, False) if found is None else found
         if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
             moved = _moving(context, tensor, key)
             after = moved if after is None else _both(after, moved)
-        if attentive or key in attended:
+        if attentive or attends:
             frame = frame_above(2)
             for look in (*attentive, *attended.get(key, ())):
                 look(written, tensor, key, frame)

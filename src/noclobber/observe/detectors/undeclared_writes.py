@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
 from noclobber.observe.core.fingerprints import differ, fingerprint, fingerprint_and_memory, fingerprint_at
-from noclobber.observe.core.records import Backward, Record, record
+from noclobber.observe.core.records import Backward, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
@@ -46,6 +46,14 @@ Made = tuple[int, str, int]
 """The node that made a tensor: its number, its name, and which of its outputs the tensor is."""
 
 
+class _Wrote(NamedTuple):
+    """What wrote an input in forward, and its version before."""
+
+    op: str
+    place: Place | None
+    version: int | None
+
+
 class Input:
     """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
@@ -56,7 +64,7 @@ class Input:
         self.version, self.key = tensor._version, private.storage_key(tensor)
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
         self.digest, self.memory = fingerprint_and_memory(tensor) if contents and tensor.is_cpu else (None, None)
-        self.writes: list[Record] = []
+        self.writes: list[_Wrote] = []
 
 
 class Beside(Input):
@@ -172,19 +180,19 @@ class Writers:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         """Record a write to the inputs of the forwards that this thread runs."""
-        thread = self._context.thread
-        for argument in (argument for inputs in thread.given for argument in inputs if argument.key == key):
+        given = self._context.thread.given
+        for argument in (argument for inputs in given for argument in inputs if argument.key == key):
             if argument.digest is None:
-                argument.digest = fingerprint(argument.tensor)
-            argument.writes.append(record(written, tensor, key, place_of(frame), thread))
+                argument.digest = self._context.fingerprint(argument.tensor)
+            argument.writes.append(_Wrote(written.op, place_of(frame), private.version_of(tensor)))
 
     def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str) -> None:
         """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned."""
         place: Place | None = None
         for argument in inputs:
-            if not _changed(argument) or any(tensor is argument.tensor for tensor in dirty):
+            if not self._changed(argument) or any(tensor is argument.tensor for tensor in dirty):
                 continue
-            if len(inputs) == 1 and argument.writes and all(noted.written.op in _SHIFTS for noted in argument.writes):
+            if len(inputs) == 1 and argument.writes and all(wrote.op in _SHIFTS for wrote in argument.writes):
                 continue
             beside, changed = isinstance(argument, Beside), None
             if isinstance(argument, Beside) and argument.old is not None:
@@ -194,6 +202,17 @@ class Writers:
             last, version = argument.writes[-1] if argument.writes else None, int(argument.tensor._version)
             event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
             self.overwritten.append(_Overwritten(argument.made, private.next_node(), event, changed))
+
+    def _changed(self, argument: Input) -> bool:
+        """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
+        moved = argument.tensor._version != argument.version
+        if isinstance(argument, Beside) and moved:
+            return False
+        if argument.digest is None:
+            return moved
+        if argument.memory is None:
+            return differ(argument.digest, self._context.fingerprint(argument.tensor))
+        return differ(argument.digest, fingerprint_at(argument.tensor, argument.memory))
 
     def backward_begins(self, call: Backward) -> End | None:
         """Find gradients that will skip an undeclared write, and report them once the call has ended.
@@ -227,18 +246,8 @@ class Writers:
         return list(found.values())
 
 
-def _changed(argument: Input) -> bool:
-    """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
-    moved = argument.tensor._version != argument.version
-    if isinstance(argument, Beside) and moved:
-        return False
-    if argument.digest is None:
-        return moved
-    return differ(argument.digest, fingerprint_at(argument.tensor, argument.memory))
-
-
 def _undeclared(
-    by: str, place: Place | None, last: Record | None, version: int, described: Callable[[], Tensor], beside: bool
+    by: str, place: Place | None, last: _Wrote | None, version: int, described: Callable[[], Tensor], beside: bool
 ) -> Undeclared:
     """Return the event for a write to an input: the `last` that was seen, after which the input had this `version`; the
     call itself, made at `place`, where none was seen."""
@@ -246,7 +255,7 @@ def _undeclared(
         write = Write("", site_of(place), via="undeclared", tensor=described())
     else:
         write = Write(
-            last.written.op,
+            last.op,
             site_of(last.place),
             via="undeclared",
             version_before=last.version,

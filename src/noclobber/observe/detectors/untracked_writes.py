@@ -158,15 +158,17 @@ class UntrackedWrites:
         self._context = context
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
-        self.taken: deque[_Taken] = deque(maxlen=_MOST)
-        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most. Empty most of
-        the time, as nobody takes writes fast while it is not."""
+        self.taken: deque[_Taken] = deque()
+        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most. The writes to
+        their storages are attended."""
         self._begun: deque[_Target] = deque(maxlen=_MOST)
         """The leaves that got their first values from a graph."""
 
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
+        for one in list(self.taken):  # from before the mode changed
+            self._context.attend(self._look, (one.target.key,))
         self._context.calls.watch(way, self._forget_taken, among=self.taken)
         self._context.calls.watch(way, self._attach, among=self._waiting)
 
@@ -176,17 +178,27 @@ class UntrackedWrites:
         """Record that the program reads `tensor.data`."""
         with private.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
+                self._context.attend(self._look, (target.key,))
                 self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
-                own = [one for one in self.taken.copy() if one.thread == get_ident()]
-                for one in own[: max(len(own) - _TAKEN, 0)]:
-                    _drop(self.taken, one)
+                everyone = list(self.taken)
+                own = [one for one in everyone if one.thread == get_ident()]
+                for one in own[:-_TAKEN] or everyone[:-_MOST]:
+                    self._drop_taken(one)
 
     def _forget_taken(self, _: Backward) -> None:
         """Forget the tensors whose `.data` was read before a backward call, of other threads only after some calls."""
         for one in self.taken.copy():
             one.waited += _share(one.thread)
             if one.waited >= 1:
-                _drop(self.taken, one)
+                self._drop_taken(one)
+
+    def _drop_taken(self, one: _Taken) -> None:
+        with contextlib.suppress(ValueError):  # another thread may have dropped it already
+            self.taken.remove(one)
+            self._context.ignore(self._look, (one.target.key,))
+
+    def _look(self, *_: object) -> None:
+        """Attend a storage: `before` looks at the writes."""
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,11 +14,12 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
+from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import fingerprints, kernel_functions, reads, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
-from noclobber.observe.core.hot_path import Looks, SaveElsewhere
+from noclobber.observe.core.hot_path import Looks, MemoryOf, SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
@@ -50,8 +51,8 @@ class Bridge:
             self._guarded(_kind_of),
             self._guarded(_place_here),
             self._handle,
-            self._guarded(lambda key: bool(live.at(key))),
-            self._guarded(memory.is_reread),
+            self._guarded(partial(_is_alive, live)),
+            self._guarded(partial(_is_alive, memory.rereads)),
             self._guarded(_failed),
         )
         self._moments = moments  # the buffer must not be moved while the native part has its address
@@ -65,6 +66,7 @@ class Bridge:
         self.set_sharing: Callable[[bool], None] = native.share
         self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
         self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
+        self.memory_of: Callable[[torch.Tensor], MemoryOf | None] = native.memory_of
         self.place_here: Callable[[], Place | None] = native.place_here
         self.backward_begins: Callable[[], Place | None] = native.backward_begins
         self.set_careful: Callable[[bool], None] = native.set_careful
@@ -105,13 +107,13 @@ class Bridge:
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
-    def begin(self, *, watching: bool, attentive: Looks, taken: Sized) -> None:
+    def begin(self, *, watching: bool, attentive: Looks) -> None:
         native, live, memory = self._native, self._context.live, self._context.memory
         live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, fingerprints.LARGE, *attentive, taken, *unsorted, memory.returned)
+        native.begin(watching, fingerprints.LARGE, *attentive, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -175,7 +177,7 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=({}, {}), taken=())
+            self.begin(watching=True, attentive=({}, {}))
             self.enter((unexpected, unexpected), None, contents=False)
             try:
                 before, number = self.alive(), private.next_node()
@@ -263,11 +265,7 @@ def begin(context: Context) -> None:
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False
-    _bridge.begin(
-        watching=context.watching,
-        attentive=(context.attentive, context.attended),
-        taken=context.untracked.taken,
-    )
+    _bridge.begin(watching=context.watching, attentive=(context.attentive, context.attended))
 
 
 def end(context: Context) -> None:
@@ -298,6 +296,11 @@ def _kind_of(path: str) -> tuple[int, bool]:
     """Return whose code a file is, and whether that is settled."""
     kind = sites.kind_of(path)
     return kind, path in sites.KINDS
+
+
+def _is_alive(table: LiveSaves[Any], key: int | None) -> bool:
+    """Return whether something on a storage is alive, or anything at all (None)."""
+    return table.any() if key is None else bool(table.at(key))
 
 
 def _place_here() -> Place | None:

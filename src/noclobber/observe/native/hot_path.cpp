@@ -93,16 +93,15 @@ void connect_backwards(const py::object &begins, const py::object &ends, const p
 void connect_reads(const py::tuple &named) {
   PyObject *const *of = PySequence_Fast_ITEMS(named.inc_ref().ptr());
   auto type = [&](int number) { return (PyTypeObject *)of[number]; };
-  kinds = {of[0], of[1], of[2], of[3], type(4), type(5), type(6), type(7), of[8], of[9], PyLong_AsSsize_t(of[10])};
+  kinds = {of[0],   of[1],   of[2],   of[3], of[4], type(5),
+           type(6), type(7), type(8), of[9], of[10], of[11], PyLong_AsSsize_t(of[12]), PyLong_AsSsize_t(of[13])};
 }
 
 bool begin(bool watching, int64_t from, const py::object &looks, const py::object &looks_by_key,
-           const py::object &targets, const py::object &saves, const py::object &rereads,
-           const py::object &views_returned) {
+           const py::object &saves, const py::object &rereads, const py::object &views_returned) {
   large = from;
   replace(attentive, looks);
   replace(attended, looks_by_key);
-  replace(taken, targets);
   replace(python_saves.unsorted, saves);
   replace(python_rereads.unsorted, rereads);
   replace(returned, views_returned);
@@ -313,10 +312,31 @@ PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
+// A reference to a storage that does not hold the memory, as PyTorch's StorageWeakRef is one.
+struct StorageRef {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  bool expired() const { return storage.expired(); }
+  uintptr_t cdata() const { return (uintptr_t)storage._unsafe_get_target(); }
+};
+
+// Returns what memory a tensor has; None if it is for Python.
+PyObject *show_memory(PyObject *, PyObject *shown) {
+  HANDLE_TH_ERRORS
+  auto *tensor = THPVariable_Unpack(shown).unsafeGetTensorImpl();
+  if (!is_usual(tensor)) {
+    Py_RETURN_NONE;
+  }
+  return Py_BuildValue("(KNI)", (unsigned long long)storage_key(tensor),
+                       py::cast(StorageRef{tensor->unsafe_storage().getWeakStorageImpl()}).release().ptr(),
+                       version_of(tensor));
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef each_step[] = {
     {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
     {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
     {"save", (PyCFunction)(void (*)())show_save, METH_FASTCALL, nullptr},
+    {"memory_of", show_memory, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"before_step", (PyCFunction)(void (*)())before_step, METH_FASTCALL, nullptr},
     {"after_step", (PyCFunction)(void (*)())after_step, METH_FASTCALL, nullptr},
@@ -342,6 +362,10 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("connect_steps", &connect_steps);
   m.def("connect_backwards", &connect_backwards);
   m.def("connect_reads", &connect_reads);
+  py::class_<StorageRef>(m, "StorageRef")
+      .def("expired", &StorageRef::expired)
+      .def_property_readonly("cdata", &StorageRef::cdata);
+  py::class_<Values>(m, "Values").def("__iter__", &Values::shown);
   m.def("walk", &walk);
   m.def("begin", &begin);
   m.def("end", &end);

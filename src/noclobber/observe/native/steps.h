@@ -111,7 +111,7 @@ inline bool take_step(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
       PyDict_GET_SIZE(kwargs) != 0) {
     return false;
   }
-  if (flags.watching && (alive != 0 || python_saves.any() || python_rereads.any())) {
+  if (flags.watching && (alive != 0 || python_saves.any_alive() || python_rereads.any_alive())) {
     return false;
   }
   auto *type = (PyObject *)Py_TYPE(optimizer);

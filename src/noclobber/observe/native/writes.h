@@ -61,17 +61,16 @@ struct Flags {
   std::atomic<bool> keeping{false};  // whether bytes are preserved
 };
 inline Flags flags;
-// Containers of Python, of which only the size is looked at: those to call before each write, and the tensors whose
-// `.data` was taken.
-inline PyObject *attentive = nullptr, *taken = nullptr;
+inline PyObject *attentive = nullptr; // a dictionary of those to call before each write; only its size is looked at
 inline PyObject *attended = nullptr; // a dictionary by storage: those to call before the writes to one
-inline PyObject *returned = nullptr; // the storages of views that custom Functions returned
+inline PyObject *returned = nullptr; // a dictionary by storage: the views that custom Functions returned
 inline PyObject *failed = nullptr;    // Python's function, called with an operator that raised
 
-// True also where it fails: then Python decides. Throws what a signal handler raised meanwhile, as KeyboardInterrupt.
+// Asks about a storage, or about all of them (0). True also where it fails: then Python decides. Throws what a signal
+// handler raised meanwhile, as KeyboardInterrupt.
 inline bool answers(PyObject *function, uintptr_t key) {
   Gil gil;
-  Owned number(PyLong_FromUnsignedLongLong(key));
+  Owned number(key != 0 ? PyLong_FromUnsignedLongLong(key) : Py_NewRef(Py_None));
   Owned answer(number != nullptr ? PyObject_CallOneArg(function, number) : nullptr);
   const bool yes = answer == nullptr || PyObject_IsTrue(answer) != 0;
   clear_error();
@@ -87,16 +86,17 @@ inline bool has_key(PyObject *dictionary, uintptr_t key) {
   return there;
 }
 
-// True if Python wants to see the writes to this storage.
-inline bool is_attended(uintptr_t key) { return PyDict_GET_SIZE(attended) != 0 && has_key(attended, key); }
+inline bool is_in(PyObject *dictionary, uintptr_t key) { return PyDict_GET_SIZE(dictionary) != 0 && has_key(dictionary, key); }
 
 // One of Python's tables by storage (`LiveSaves`): what is not sorted yet, and what is filed.
 struct PythonTable {
   PyObject *unsorted = nullptr, *filed = nullptr;
   std::atomic<bool> any_filed{false};
-  PyObject *has_alive = nullptr; // Python's function: whether there is something on this storage that is alive
+  PyObject *has_alive = nullptr; // Python's function: whether something is alive on this storage, or at all (None)
 
   bool any() const { return any_filed || (unsorted != nullptr && PyList_GET_SIZE(unsorted) != 0); }
+
+  bool any_alive() const { return any() && answers(has_alive, 0); }
 
   // Python is asked only where its answer may be yes: a call costs as much as all else that is done for a write.
   bool has(uintptr_t key) const {
@@ -215,7 +215,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
     return FOR_PYTHON;
   }
   const uintptr_t key = storage_key(impl);
-  if (is_attended(key)) {
+  if (is_in(attended, key) || (!c10::GradMode::is_enabled() && is_in(returned, key))) {
     return FOR_PYTHON;
   }
   const bool in_graph = tensor.requires_grad();
@@ -245,9 +245,8 @@ inline bool in_autocast() {
 }
 
 inline bool is_for_python(const Thread &mine) {
-  return !flags.on || !mine.usual || (flags.watching && (PyDict_GET_SIZE(attentive) != 0 ||
-                                             (!c10::GradMode::is_enabled() && (PyDict_GET_SIZE(returned) != 0 || in_autocast())) ||
-                                             (taken != nullptr && Py_SIZE(taken) != 0)));
+  return !flags.on || !mine.usual ||
+         (flags.watching && (PyDict_GET_SIZE(attentive) != 0 || (!c10::GradMode::is_enabled() && in_autocast())));
 }
 
 // -- kernels -----------------------------------------------------------------------------------------------------------
