@@ -46,7 +46,7 @@ with noclobber.watch():
     x = torch.ones(3, requires_grad=True)
     h = x * 2
 {}
-print(passed.count("aten::mul_"))
+print(passed.count("aten::mul_") + passed.count("aten::zero_"))
 """
 IN_FUNCTION = "Solves.apply(h)"
 BESIDE_A_HOOKED_VIEW = """
@@ -60,7 +60,15 @@ with torch.no_grad():
     cell.add_(1)  # Python makes a handle of the save
 run(torch.ones(3))
 """
+BY_THE_ENGINE = """
+h.register_hook(lambda gradient: None)
+torch.stack([h[i % 3] for i in range(50)]).sum().backward()
+"""
 THE_INPUT = "Overwrites.apply(h)"
+BY_A_HOOK = """
+h.register_hook(lambda gradient: run(gradient.clone()))
+h.sum().backward()
+"""
 THE_HOOKED_VIEW = """
 view = h.view(-1)
 view.register_hook(lambda gradient: None)
@@ -74,10 +82,20 @@ run(view)
         (IN_FUNCTION, 0),
         (BESIDE_A_HOOKED_VIEW, 0),
         (BESIDE_ANOTHER_SAVE_OF_PYTHON, 0),
+        (BY_THE_ENGINE, 0),
+        (BY_A_HOOK, 50),
         (THE_INPUT, 50),
         (THE_HOOKED_VIEW, 50),
     ],
-    ids=["in a Function", "beside a hooked view", "beside a save", "the input", "the hooked view"],
+    ids=[
+        "in a Function",
+        "beside a hooked view",
+        "beside a save",
+        "the engine's",
+        "a hook's",
+        "the input",
+        "the hooked view",
+    ],
 )
 def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, str], writes: str, count: int) -> None:
     program = PROGRAM.format(indent(dedent(writes), "    "))
