@@ -29,6 +29,16 @@ class Overwrites(torch.autograd.Function):
     def backward(ctx, gradient):
         return gradient
 
+class Adjoint(Solves):
+    @staticmethod
+    def backward(ctx, gradient):
+        return run(gradient.clone())
+
+class Scales(Solves):
+    @staticmethod
+    def backward(ctx, gradient):
+        return run(gradient)
+
 def run(tensor):
     for _ in range(50):
         tensor.mul_(0.5)
@@ -65,6 +75,8 @@ h.register_hook(lambda gradient: None)
 torch.stack([h[i % 3] for i in range(50)]).sum().backward()
 """
 THE_INPUT = "Overwrites.apply(h)"
+IN_A_BACKWARD = "Adjoint.apply(h).sum().backward()"
+THE_GRADIENT = "(Scales.apply(h) * 2).sum().backward()"
 BY_A_HOOK = """
 h.register_hook(lambda gradient: run(gradient.clone()))
 h.sum().backward()
@@ -84,17 +96,21 @@ run(view)
         (BESIDE_ANOTHER_SAVE_OF_PYTHON, 0),
         (BY_THE_ENGINE, 0),
         (BY_A_HOOK, 50),
+        (IN_A_BACKWARD, 0),
+        (THE_GRADIENT, 50),
         (THE_INPUT, 50),
         (THE_HOOKED_VIEW, 50),
     ],
     ids=[
-        "in a Function",
-        "beside a hooked view",
-        "beside a save",
-        "the engine's",
-        "a hook's",
-        "the input",
-        "the hooked view",
+        *(
+            "in a Function",
+            "beside a hooked view",
+            "beside a save",
+            "the engine's",
+            "a hook's",
+            "in a backward",
+        ),
+        *("the gradient", "the input", "the hooked view"),
     ],
 )
 def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, str], writes: str, count: int) -> None:
