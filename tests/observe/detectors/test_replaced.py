@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import noclobber
+from noclobber.observe.core.history import Memory
 from tests.observe.used_again import until_used_again
 
 
@@ -144,6 +145,41 @@ def test_the_gradient_is_that_of_the_new_value():
 @pytest.mark.parametrize("program", [of_what_was_kept, of_the_result, of_a_returned_result, of_a_sum])
 def test_a_gradient_of_what_is_meant(program):
     assert warned(lambda: program(Net(), torch.randn(5, 3))) == []
+
+
+FLAGS = [
+    *(nn.ReLU, nn.ReLU6, nn.ELU, nn.SELU, nn.CELU, nn.SiLU, nn.Mish, nn.RReLU, nn.LeakyReLU, nn.Hardtanh),
+    *(nn.Hardswish, nn.Hardsigmoid, nn.Dropout, nn.Dropout1d),
+]
+
+
+@pytest.mark.parametrize(
+    "module", [*(flag(inplace=True) for flag in FLAGS), nn.Threshold(0.1, 0, inplace=True)], ids=repr
+)
+def test_each_module_with_the_flag_replaces_what_it_is_given(module):
+    def program():
+        kept = torch.randn(2, 3, 4, requires_grad=True) * 2
+        module(kept)
+        torch.autograd.grad(kept.sum(), kept)
+
+    assert warned(program) == ["NC209"]
+
+
+def test_gradients_of_weights_that_are_steps_do_not_read_the_history(monkeypatch):
+    """A meta-learner asks for the gradients of hundreds of such weights, each time after many writes."""
+
+    def program():
+        weights = [torch.ones(3, requires_grad=True)]
+        for _ in range(3):
+            loss = weights[-1].square().sum()
+            (gradient,) = torch.autograd.grad(loss, weights[-1], create_graph=True)
+            weights.append(weights[-1] - 0.1 * gradient)
+
+    read = []
+    recent = Memory.recent.fget
+    monkeypatch.setattr(Memory, "recent", property(lambda memory: [read.append(1), recent(memory)][1]))
+    assert warned(program) == []
+    assert read == []
 
 
 def test_a_captured_activation():

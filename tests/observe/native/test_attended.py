@@ -29,6 +29,16 @@ class Overwrites(torch.autograd.Function):
     def backward(ctx, gradient):
         return gradient
 
+class Adjoint(Solves):
+    @staticmethod
+    def backward(ctx, gradient):
+        return run(gradient.clone())
+
+class Scales(Solves):
+    @staticmethod
+    def backward(ctx, gradient):
+        return run(gradient)
+
 def run(tensor):
     for _ in range(50):
         tensor.mul_(0.5)
@@ -46,7 +56,7 @@ with noclobber.watch():
     x = torch.ones(3, requires_grad=True)
     h = x * 2
 {}
-print(passed.count("aten::mul_"))
+print(passed.count("aten::mul_") + passed.count("aten::zero_"))
 """
 IN_FUNCTION = "Solves.apply(h)"
 BESIDE_A_HOOKED_VIEW = """
@@ -60,7 +70,17 @@ with torch.no_grad():
     cell.add_(1)  # Python makes a handle of the save
 run(torch.ones(3))
 """
+BY_THE_ENGINE = """
+h.register_hook(lambda gradient: None)
+torch.stack([h[i % 3] for i in range(50)]).sum().backward()
+"""
 THE_INPUT = "Overwrites.apply(h)"
+IN_A_BACKWARD = "Adjoint.apply(h).sum().backward()"
+THE_GRADIENT = "(Scales.apply(h) * 2).sum().backward()"
+BY_A_HOOK = """
+h.register_hook(lambda gradient: run(gradient.clone()))
+h.sum().backward()
+"""
 THE_HOOKED_VIEW = """
 view = h.view(-1)
 view.register_hook(lambda gradient: None)
@@ -95,7 +115,11 @@ with torch.no_grad():
         (BESIDE_ANOTHER_SAVE_OF_PYTHON, 0),
         (BESIDE_DATA_THAT_WAS_READ, 0),
         (BESIDE_A_VIEW_OF_A_FUNCTION, 0),
+        (BY_THE_ENGINE, 0),
+        (IN_A_BACKWARD, 0),
         (THE_DATA, 50),
+        (BY_A_HOOK, 50),
+        (THE_GRADIENT, 50),
         (THE_INPUT, 50),
         (THE_HOOKED_VIEW, 50),
     ],
@@ -105,7 +129,11 @@ with torch.no_grad():
         "beside a save",
         "beside data",
         "beside a view of a Function",
+        "the engine's",
+        "in a backward",
         "the data",
+        "a hook's",
+        "the gradient",
         "the input",
         "the hooked view",
     ],

@@ -284,7 +284,8 @@ class Context:
     def attend(self, look: Look, keys: Sequence[int] | None = None) -> None:
         """Call `look` before every write of any thread, until `ignore` was called as often as this.
 
-        With keys of storages it is called before the writes to these: all others stay in the native part.
+        With keys of storages it is called before the writes to these: all others stay in the native part. So do those
+        of the engine itself in a backward.
         """
         with self._counting:
             for looks in (self.attentive,) if keys is None else [self.attended.setdefault(key, {}) for key in keys]:

@@ -103,7 +103,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
             after = moved if after is None else _both(after, moved)
         if attentive or attends:
             frame = frame_above(2)
-            for look in (*attentive, *attended.get(key, ())):
+            for look in attentive | attended.get(key, {}):  # each once
                 look(written, tensor, key, frame)
         counted = in_graph and is_plain and not (written.uncounted or written.detaches)
         if not counted or context.careful or (untracked and tensor._is_view()):

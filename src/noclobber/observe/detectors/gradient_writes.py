@@ -76,13 +76,19 @@ class Gradients:
         self._hooked.add(node)
 
     def begin(self, call: Backward) -> End:
-        """Check all writes until this backward has ended. Returns what to call then."""
+        """Check all writes until this backward has ended. Returns what to call then.
+
+        Without hooks only Functions run Python code, and `function_begins` looks at the gradients that each is given.
+        """
         context = self._context
         call.deliveries = run = Deliveries(call, self._way)
-        context.attend(self._looking)
+        attends = context.python_in_backward
+        if attends:
+            context.attend(self._looking)
 
         def ended(result: object, error: BaseException | None) -> None:
-            context.ignore(self._looking)
+            if attends:
+                context.ignore(self._looking)
             run.stop()
             if run.spoils and error is None:
                 self._finish(run, result)
@@ -104,9 +110,14 @@ class Gradients:
         """
 
         let_go = gradient_consumers.hold(args) if gradient_consumers.HOLDS else None
+        keys = _keys(args)
+        if keys:
+            self._context.attend(self._looking, keys)
 
         def ran(result: object) -> None:
             try:
+                if keys:
+                    self._context.ignore(self._looking, keys)
                 for run in self._under_way() if result is not None else ():
                     if run.spoils:
                         run.ran(function, args, result)
@@ -213,6 +224,13 @@ def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
         for argument in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(argument, torch.Tensor):
                 yield argument
+
+
+def _keys(args: tuple[object, ...]) -> list[int]:
+    """Return the storages of the gradients that a Function is given; a boxed one gets them in a list."""
+    given = [one for argument in args for one in (argument if isinstance(argument, list) else (argument,))]
+    keys = {private.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
+    return [key for key in keys if key is not None]
 
 
 def _is_on(tensor: torch.Tensor, key: int) -> bool:

@@ -34,6 +34,8 @@ from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api import private
 
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
+_NODES = ("Mul", *("".join(word.capitalize() for word in name.split("_")) for name in ACTIVATIONS))
+"""How the names of the nodes begin that these operators make. `dropout_` is a product."""
 _SHIFTS = ("aten::add_", "aten::sub_")
 """Writes whose derivative with respect to what they overwrite is one: the gradient is that of the old value too."""
 _MOST = 256
@@ -154,6 +156,8 @@ class AskedInputs:
         number, key = tensor.grad_fn._sequence_nr(), private.storage_key(tensor)
         if number <= self._until:
             return None  # a forward hook may have got it after the write
+        if not tensor.grad_fn.name().startswith(_NODES):
+            return None  # the history is long: a meta-learner asks for hundreds of gradients after each step
         for noted in reversed(self._context.memory.recent):
             if noted.node == number and noted.key == key:
                 return noted if noted.written.op in _ACTIVATIONS and not _binds_result(noted.place) else None

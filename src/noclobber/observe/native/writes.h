@@ -244,9 +244,21 @@ inline bool in_autocast() {
   return at::autocast::decrement_nesting() > 0;
 }
 
+// Returns true if the engine itself writes: no code of Python that it called. Its own threads may have no frame at all.
+// Nobody waits for such a write (gradient_writes.py has the same name), and a backward of many views makes thousands.
+inline bool is_of_engine() {
+  if (torch::autograd::get_current_graph_task_id() == -1) {
+    return false;
+  }
+  void *frame = noclobber_innermost_frame();
+  return frame == nullptr || PyUnicode_CompareWithASCIIString(((PyCodeObject *)noclobber_code_of(frame))->co_name,
+                                                              "_engine_run_backward") == 0;
+}
+
 inline bool is_for_python(const Thread &mine) {
   return !flags.on || !mine.usual ||
-         (flags.watching && (PyDict_GET_SIZE(attentive) != 0 || (!c10::GradMode::is_enabled() && in_autocast())));
+         (flags.watching && ((PyDict_GET_SIZE(attentive) != 0 && !is_of_engine()) ||
+                             (!c10::GradMode::is_enabled() && in_autocast())));
 }
 
 // -- kernels -----------------------------------------------------------------------------------------------------------
