@@ -28,8 +28,8 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
-        "[--ledger] [--hints] [--watch-first N] [--select CODES] [--ignore CODES] [--baseline FILE [--update-baseline]] "
-        "[--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
+        "[--ledger] [--hints] [--watch-first N] [--select CODES] [--ignore CODES] "
+        "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
         "or 1 if the program ended well but noclobber found an error (`--fail-on`). If the program is killed, what "

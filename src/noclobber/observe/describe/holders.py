@@ -65,8 +65,6 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     `handles` are those of all live saves of that memory.
     """
     line, key = (id(place[0]), place[1]), private.storage_key(tensor)
-    if sum(spent) >= _MOST_SECONDS:
-        return False
     known = looked_at.get(line)
     if known is None and len(looked_at) < _MOST_LINES:
         known = looked_at[line] = Looked(place[0])
@@ -76,13 +74,15 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     begun = time.perf_counter()
     with private.plain():
         frame = sys._getframe()
-        found = _holders(tensor, key, handles, frame)
+        is_late = sum(spent) >= _MOST_SECONDS
+        found = None if is_late else _holders(tensor, key, handles, frame)
         if module := module_path(frame, private.module_call()):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
         del frame
     spent.append(time.perf_counter() - begun)
-    known.holders = _both(known.holders, found)
+    if not is_late or known.times == 1:
+        known.holders = _both(known.holders, found)
     return True
 
 
