@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from noclobber.model.finding import Finding, Label
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
-from noclobber.selection import Selection, SelectionError, codes, from_project, selected, unused, write_baseline
+from noclobber.render.judged import left_out
+from noclobber.selection import InFiles, Selection, SelectionError, baseline_of, codes, from_project, selected, unused
 
 
 def at(path: str, line: int, source: str, code: str = "NC201") -> Finding:
@@ -131,14 +133,17 @@ def test_a_baseline_knows_a_line_by_its_text(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     source, baseline = str(tmp_path / "a.py"), str(tmp_path / "baseline.json")
     old = Report((at(source, 3, "h.data.mul_(2)"), at(source, 9, "h.data.mul_(2)")))
-    Path(baseline).write_text(write_baseline(old, baseline))
+    text, words = baseline_of(old, Selection(baseline=baseline))
+    assert words == "2 findings: 2 new, 0 taken out"
+    Path(baseline).write_text(text)
     assert json.loads(Path(baseline).read_text())["findings"] == [
         {"code": "NC201", "path": "a.py", "source": "h.data.mul_(2)", "count": 2}
     ]
     moved = Report((at(source, 5, "    h.data.mul_(2)"), at(source, 11, "h.data.mul_(2)")))
     found = selected(moved, Selection(baseline=baseline))
     assert (found.findings, len(found.suppressed), found.coverage.notes) == ((), 2, ())
-    assert write_baseline(found, baseline) == Path(baseline).read_text()
+    again = (Path(baseline).read_text(), "2 findings: 0 new, 0 taken out")
+    assert baseline_of(found, Selection(baseline=baseline)) == again
     more = replace(
         moved, findings=(*moved.findings, at(source, 20, "h.data.mul_(2)"), at(source, 21, "h.data.add_(1)"))
     )
@@ -150,16 +155,40 @@ def test_a_baseline_knows_a_line_by_its_text(tmp_path: Path) -> None:
 def test_a_baseline_keeps_what_is_not_selected(tmp_path: Path) -> None:
     source, baseline = str(tmp_path / "a.py"), str(tmp_path / "baseline.json")
     one, other, new = at(source, 3, "h.mul_(2)", "NC101"), at(source, 9, "h.data.mul_(2)"), at(source, 12, "h += 1")
-    Path(baseline).write_text(write_baseline(Report((one, other)), baseline))
+    Path(baseline).write_text(baseline_of(Report((one, other)), Selection(baseline=baseline))[0])
     only = Selection(ignore=("NC101",), baseline=baseline)
     found = selected(Report((one, new)), only)
     assert found.coverage.notes == ("1 finding of the baseline did not show up; `--update-baseline` takes it out",)
-    Path(baseline).write_text(write_baseline(selected(Report((one, new)), replace(only, baseline="")), baseline, only))
+    text, words = baseline_of(selected(Report((one, new)), replace(only, baseline="")), only)
+    assert words == "2 findings: 1 new, 1 taken out"
+    Path(baseline).write_text(text)
     assert [(one["code"], one["source"]) for one in json.loads(Path(baseline).read_text())["findings"]] == [
         ("NC101", "h.mul_(2)"),
         ("NC201", "h += 1"),
     ]
     assert selected(Report((one, new)), only).coverage.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("a.py", {"a.py", "old/a.py", "old/deep/a.py"}),
+        ("old/*", {"old/a.py", "old/b.py", "old/deep/a.py"}),
+        ("old/**/a.py", {"old/a.py", "old/deep/a.py"}),
+        ("**/b.py", {"b.py", "old/b.py"}),
+        ("!old/*", {"a.py", "b.py"}),
+        ("ol", set()),
+    ],
+)
+def test_codes_are_ignored_by_file(pattern: str, files: set[str], tmp_path: Path) -> None:
+    # the expected files are what ruff's per-file-ignores leaves out (ruff 0.15)
+    paths = ("a.py", "b.py", "old/a.py", "old/b.py", "old/deep/a.py")
+    report = Report(tuple(at(str(tmp_path / path), 1, "h += 1", code) for path in paths for code in ("NC101", "NC201")))
+    found = selected(report, Selection(per_file=(InFiles(pattern, ("NC2",)),), root=os.path.realpath(tmp_path)))
+    out = {os.path.relpath(one.finding.primary.span.path, tmp_path) for one in found.suppressed}
+    assert out == files
+    assert {(one.finding.code, one.reason) for one in found.suppressed} <= {("NC201", "ignored in their file")}
+    assert left_out(found) == (f"{len(files)} ignored in their file" if files else "")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": "other", "findings": []}', "[" * 100_000])
@@ -175,21 +204,29 @@ def test_a_baseline_that_cannot_be_used(text: str, tmp_path: Path) -> None:
 def test_the_nearest_project_says_what_counts(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.noclobber]\nselect = ["NC1"]\nignore = ["NC105"]\nbaseline = "known.json"\n'
+        'fail-on = "warning"\nper-file-ignores = { "old/*" = ["untracked-write"] }\n'
     )
     (tmp_path / "below").mkdir()
-    expected = Selection(("NC1",), ("NC105",), str(tmp_path / "known.json"))
+    per_file, root = (InFiles("old/*", ("NC208",)),), os.path.realpath(tmp_path)
+    expected = Selection(("NC1",), ("NC105",), str(tmp_path / "known.json"), per_file, root, "warning")
     assert from_project(str(tmp_path / "below")) == from_project(str(tmp_path)) == expected
     (tmp_path / "below" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert from_project(str(tmp_path / "below")) == Selection()
+    assert from_project(str(tmp_path / "below")) == Selection(root=os.path.realpath(tmp_path / "below"))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[tool.noclobber]\nselekt = []", "`selekt` is unknown; there are select, ignore, baseline"),
+        (
+            "[tool.noclobber]\nselekt = []",
+            "`selekt` is unknown; there are select, ignore, per-file-ignores, baseline, fail-on",
+        ),
         ("[tool.noclobber]\nselect = 'NC1'", "`select` is not a list"),
         ("[tool.noclobber]\nbaseline = 3", "`baseline` is not text"),
         ("[tool.noclobber]\nignore = ['x']", "'x' is neither a code such as NC208"),
+        ("[tool.noclobber]\nfail-on = 'hint'", "`fail-on` is 'hint'; there are error, warning, never"),
+        ("[tool.noclobber]\nper-file-ignores = ['NC1']", "`per-file-ignores` is not a table"),
+        ("[tool.noclobber.per-file-ignores]\n'a.py' = 'NC1'", "`per-file-ignores` of 'a.py' is not a list"),
         ("[tool]\nnoclobber = 3", "it is not a table"),
         ("[tool", "cannot read"),
     ],

@@ -47,6 +47,8 @@ class Run:
     ) -> None:
         self.stderr = sys.stderr
         self.status = 0
+        self.showed_error = False
+        """Whether the last thing on stderr is the traceback of an error that ended the program."""
         self.crashes: list[Exception] = []
         self._on_write: Literal["record", "raise"] = on_write
         self._contents = contents
@@ -93,6 +95,7 @@ class Run:
         if error is not None and self._member is not None:
             self._member.escaped(error)
         self.status = program.show(error)
+        self.showed_error = error is not None and not isinstance(error, SystemExit)
         self._interrupt = error if program.is_interrupt(error) else None
         del error  # and with it the frames, and their tensors, that `python` would no longer hold
         program.wind_down()

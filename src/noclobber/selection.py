@@ -1,4 +1,4 @@
-"""Which findings count: by code, by a comment on the line, and by a baseline of what was there before."""
+"""Which findings count: by code, by file, by a comment on the line, and by a baseline of what was there before."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,8 +26,11 @@ MOST_TIMES = 10**9
 _COMMENT = re.compile(r"#\s*noclobber:\s*ignore\[([^\]]*)\][ \t]*(.*)")
 _MEANT = re.compile(r"#\s*noclobber:.*")
 _FORM = "`# noclobber: ignore[NC208] reason`"
-_KEYS = ("select", "ignore", "baseline")
-_KNOWN, _NOT_SELECTED = "in the baseline", "not selected"
+FAIL_ON = {"error": ("error",), "warning": ("error", "warning"), "never": ()}
+"""What `--fail-on` takes, and the severities that then end a command with status 1."""
+_KEYS = {"select": list, "ignore": list, "per-file-ignores": dict, "baseline": str, "fail-on": str}
+_KINDS = {list: "a list", dict: "a table", str: "text"}
+_KNOWN, _NOT_SELECTED, _IN_FILE = "in the baseline", "not selected", "ignored in their file"
 """The reasons of findings that no comment keeps out."""
 
 
@@ -35,19 +39,62 @@ class SelectionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class InFiles:
+    """Codes that do not count in the files of a pattern."""
+
+    pattern: str
+    ignore: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What counts: codes that begin with one of `select`, if there are any, and with none of `ignore`.
 
-    `baseline` is the path of a file; empty for none.
+    The patterns of `per_file` begin at `root`. `baseline` is the path of a file; empty for none. `fail_on` is a key of
+    `FAIL_ON`.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     baseline: str = ""
+    per_file: tuple[InFiles, ...] = ()
+    root: str = ""
+    fail_on: str = "error"
 
     def has(self, code: str) -> bool:
         """Return True if findings of a code count."""
         return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
+
+    def has_in_file(self, finding: Finding) -> bool:
+        """Return True if findings of a code count in the file of this one."""
+        if finding.primary is None:
+            return True
+        path = _real(finding.primary.span.path)
+        return not any(
+            finding.code.startswith(one.ignore or ("-",)) and _matches(path, one.pattern, self.root)
+            for one in self.per_file
+        )
+
+    def is_severe(self, finding: Finding) -> bool:
+        """Return True if a finding makes a command end with status 1."""
+        return finding.severity in FAIL_ON[self.fail_on]
+
+    def fails(self, report: Report) -> bool:
+        """Return True if a finding of a report does."""
+        return any(map(self.is_severe, report.findings))
+
+
+def _matches(path: str, pattern: str, root: str) -> bool:
+    """Return True if a pattern is that of a file, by its name or by its path; `!` before it means all other files.
+
+    As in ruff, `*` also stands for folders, and `**/` for none too.
+    """
+    wanted = pattern.removeprefix("!")
+    whole = os.path.join(root, wanted)
+    found = fnmatchcase(os.path.basename(path), wanted) or any(
+        fnmatchcase(path, one) for one in (whole, whole.replace("**/", ""))
+    )
+    return found != pattern.startswith("!")
 
 
 def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
@@ -91,11 +138,22 @@ def from_project(folder: str) -> Selection:
     if not isinstance(table, dict) or (unknown := [key for key in table if key not in _KEYS]):
         what = f"`{unknown[0]}` is unknown" if isinstance(table, dict) else "it is not a table"
         raise SelectionError(f"{where}: {what}; there are {', '.join(_KEYS)}")
-    for key, kind in (("select", list), ("ignore", list), ("baseline", str)):
-        if key in table and not isinstance(table[key], kind):
-            raise SelectionError(f"{where}: `{key}` is not {'a list' if kind is list else 'text'}")
-    baseline = str(path.parent / table["baseline"]) if table.get("baseline") else ""
-    return Selection(codes(table.get("select", []), where), codes(table.get("ignore", []), where), baseline)
+    for key, value in table.items():
+        if not isinstance(value, _KEYS[key]):
+            raise SelectionError(f"{where}: `{key}` is not {_KINDS[_KEYS[key]]}")
+    per_file = table.get("per-file-ignores", {})
+    if wrong := [pattern for pattern, ignored in per_file.items() if not isinstance(ignored, list)]:
+        raise SelectionError(f"{where}: `per-file-ignores` of '{wrong[0]}' is not a list")
+    if (fail_on := table.get("fail-on", "error")) not in FAIL_ON:
+        raise SelectionError(f"{where}: `fail-on` is '{fail_on}'; there are {', '.join(FAIL_ON)}")
+    return Selection(
+        codes(table.get("select", []), where),
+        codes(table.get("ignore", []), where),
+        str(path.parent / table["baseline"]) if table.get("baseline") else "",
+        tuple(InFiles(pattern, codes(ignored, where)) for pattern, ignored in per_file.items()),
+        os.path.realpath(path.parent),
+        fail_on,
+    )
 
 
 def _table(path: Path) -> Any:
@@ -133,6 +191,8 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
             out.append(Suppressed(finding, "external", _NOT_SELECTED))
         elif (reason := _commented(finding)) is not None:
             out.append(Suppressed(finding, "inSource", reason))
+        elif not selection.has_in_file(finding):
+            out.append(Suppressed(finding, "external", _IN_FILE))
         elif selection.baseline and known[key := _key(finding, selection.baseline)] > 0:
             known[key] -= 1
             out.append(Suppressed(finding, "external", _KNOWN))
@@ -225,21 +285,23 @@ def _comments(path: str) -> Iterator[tuple[int, str]]:
 # -- the baseline ----------------------------------------------------------------------------------------------------
 
 
-def write_baseline(report: Report, path: str, selection: Selection | None = None) -> str:
-    """Return the text of a baseline of all that counts now, or that the old baseline kept out.
+def baseline_of(report: Report, selection: Selection) -> tuple[str, str]:
+    """Return the text of a baseline of all that counts now, or that the old baseline kept out; and what it holds.
 
     Entries of the old baseline that are not selected stay. Raises SelectionError where it cannot be read.
     """
+    path = selection.baseline
     findings = [*report.findings, *(one.finding for one in report.suppressed if one.reason == _KNOWN)]
     keys = Counter(_key(one, path) for one in findings)
-    if selection is not None:
-        old = _read(path, must_exist=False)
-        keys.update({key: count for key, count in old.items() if not selection.has(key[0])})
+    old = _read(path, must_exist=False)
+    keys.update({key: count for key, count in old.items() if not selection.has(key[0])})
     entries = [
         {"code": code, "path": where, "source": source, "count": count}
         for (code, where, source), count in sorted(keys.items())
     ]
-    return json.dumps({"format": FORMAT, "findings": entries}, indent=2, ensure_ascii=False) + "\n"
+    held = f"{keys.total()} finding{'s' * (keys.total() != 1)}"
+    words = f"{held}: {(keys - old).total()} new, {(old - keys).total()} taken out"
+    return json.dumps({"format": FORMAT, "findings": entries}, indent=2, ensure_ascii=False) + "\n", words
 
 
 def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:

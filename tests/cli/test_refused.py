@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from noclobber.cli.output import unusable, unwritable
 
 from .running import assert_same, noclobber, write
 
@@ -181,6 +184,13 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert ended.stderr == "noclobber: error: cannot write `report.json`: permission denied\n"
     assert (ended.stdout, ended.status) == ("", 2)
+
+
+def test_a_file_system_that_is_read_only_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert unwritable(str(tmp_path / "a")) == "permission denied"
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert unwritable(str(tmp_path / "a")) == unusable(str(tmp_path)) == "the file system is read-only"
 
 
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_report_shows_it_in_every_format(saved: tuple[Path, Ended]) -> None:
     shown = {
         form: noclobber(["report", "report.json", "--format", form], folder) for form in ("full", "concise", "github")
     }
-    assert all((ended.status, ended.stderr) == (0, "") for ended in shown.values())
+    assert all((ended.status, ended.stderr) == (1, "") for ended in shown.values())
     assert "error[NC101]: " in shown["full"].stdout
     assert "\x1b[" not in shown["full"].stdout
     assert shown["concise"].stdout.startswith("main.py:4:1: NC101 ")
@@ -60,7 +60,7 @@ def test_report_shows_it_in_every_format(saved: tuple[Path, Ended]) -> None:
     colored = noclobber(["report", "report.json"], folder, env={"FORCE_COLOR": "1"}).stdout
     assert "\x1b[" in colored
     narrow = noclobber(["report", "report.json"], folder, env={"PYTHONIOENCODING": "ascii"})
-    assert narrow.status == 0
+    assert narrow.status == 1
 
 
 @pytest.mark.parametrize("words", [["-"], ["-c"], ["-m", "main"]], ids=lambda words: words[0])
@@ -251,3 +251,9 @@ def test_errors_that_the_program_catches(tmp_path: Path) -> None:
     ended = noclobber(["run", "--format", "concise", "train.py"], tmp_path)
     assert (ended.status, ended.stdout) == (1, "caught\ncaught\n")
     assert [line.split(": ")[1][:5] for line in ended.stderr.splitlines()] == ["NC101"]
+
+
+def test_a_blank_line_stands_between_a_traceback_and_the_report(tmp_path: Path) -> None:
+    write(tmp_path, {"main.py": BROKEN, "left.py": BROKEN.replace("h.sum().backward()", "sys.exit('left')")})
+    assert "\n\nerror[NC101]: " in noclobber(["run", "main.py"], tmp_path).stderr
+    assert noclobber(["run", "left.py"], tmp_path).stderr.startswith("left\nnoclobber: ")

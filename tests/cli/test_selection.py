@@ -20,7 +20,7 @@ def test_what_is_ignored_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": PROGRAM})
     ignored = noclobber(["run", "--ignore", "NC201", "train.py"], tmp_path)
     assert ignored.status == 0
-    assert ignored.stderr.endswith(" (1 suppressed)\n")
+    assert ignored.stderr.endswith(" (left out: 1 not selected)\n")
     write(tmp_path, {"pyproject.toml": '[tool.noclobber]\nignore = ["NC2"]\n'})
     assert noclobber(["run", "train.py"], tmp_path).status == 0
     shown = noclobber(["run", "--ignore", "NC1", "--format", "concise", "train.py"], tmp_path)
@@ -35,7 +35,7 @@ def test_a_comment_is_used_or_told(tmp_path: Path) -> None:
     ended = noclobber(["run", "train.py"], tmp_path)
     assert ended.status == 0
     first, second = ended.stderr.splitlines()
-    assert first == "noclobber: nothing found that counts in 1 backward call (1 suppressed)"
+    assert first == "noclobber: nothing found that counts in 1 backward call (left out: 1 by comment)"
     assert second == "note: `noclobber: ignore[NC104]` at train.py:4 kept nothing out in this run"
 
 
@@ -49,8 +49,11 @@ def test_an_old_code_base_begins_green_and_stays_so(tmp_path: Path) -> None:
     nowhere = noclobber(["run", "--baseline", "no/known.json", "--update-baseline", "train.py"], tmp_path)
     assert (nowhere.status, nowhere.stdout) == (2, "")
     assert "error: cannot write the baseline `" in nowhere.stderr
-    assert noclobber(["run", "--baseline", "known.json", "--update-baseline", "train.py"], tmp_path).status == 0
-    assert noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path).status == 0
+    first = noclobber(["run", "--baseline", "known.json", "--update-baseline", "train.py"], tmp_path)
+    wrote = "noclobber: the baseline known.json has 1 finding: 1 new, 0 taken out"
+    nothing = "noclobber: nothing found that counts in 1 backward call (left out: 1 in the baseline)"
+    assert (first.status, first.stderr.splitlines()) == (0, [wrote, nothing])
+    assert noclobber(["run", "--baseline", "known.json", "train.py"], tmp_path).stderr.splitlines() == [nothing]
     write(
         tmp_path,
         {
@@ -102,3 +105,73 @@ def test_a_program_that_failed_does_not_look_right(tmp_path: Path) -> None:
         assert (ended.status, told["executionSuccessful"], told.get("exitCode")) == (status, good, code)
         if script == "other.py":
             assert told["toolExecutionNotifications"][0]["message"]["text"].startswith("nothing was watched: ")
+
+
+WARNED = """
+    import torch
+    x = torch.ones(3, requires_grad=True)
+    h = x * 2
+    with torch.no_grad():
+        h.mul_(3)
+    h.sum().backward()
+    """
+
+
+def test_a_report_gates_as_a_run_does(tmp_path: Path) -> None:
+    write(tmp_path, {"wrong.py": PROGRAM, "warned.py": WARNED})
+    for script, options, status in (
+        ("wrong.py", [], 1),
+        ("wrong.py", ["--fail-on", "never"], 0),
+        ("wrong.py", ["--ignore", "NC2"], 0),
+        ("warned.py", [], 0),
+        ("warned.py", ["--fail-on", "warning"], 1),
+    ):
+        ran = noclobber(["run", *options, "-o", "out.json", script], tmp_path)
+        assert ran.status == status, (script, options)
+        noclobber(["run", "--fail-on", "never", "-o", "out.json", script], tmp_path)
+        shown = noclobber(["report", *options, "-o", "out.txt", "out.json"], tmp_path)
+        assert shown.status == status, (script, options)
+        assert shown.stderr.startswith("noclobber: ")
+    write(
+        tmp_path, {"pyproject.toml": '[tool.noclobber]\nfail-on = "warning"\nper-file-ignores = {"wrong.py" = ["NC2"]}'}
+    )
+    assert [noclobber(["run", script], tmp_path).status for script in ("warned.py", "wrong.py")] == [1, 0]
+    assert noclobber(["run", "--fail-on", "error", "warned.py"], tmp_path).status == 0
+
+
+def test_two_nodes_fail_on_what_is_new_only(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": PROGRAM})
+    for node in "01":
+        assert noclobber(["run", "--fail-on", "never", "-o", "found/", "train.py"], tmp_path).status == 0, node
+    assert noclobber(["report", "found/"], tmp_path).status == 1
+    updated = noclobber(["report", "--baseline", "known.json", "--update-baseline", "found/"], tmp_path)
+    assert (updated.status, updated.stderr) == (
+        0,
+        "noclobber: the baseline known.json has 1 finding: 1 new, 0 taken out\n",
+    )
+    assert noclobber(["report", "--baseline", "known.json", "found/"], tmp_path).status == 0
+    write(tmp_path, {"train.py": PROGRAM + "z = x.exp()\n    z.data.add_(1)\n    z.sum().backward()\n"})
+    assert noclobber(["run", "--fail-on", "never", "-o", "new/", "train.py"], tmp_path).status == 0
+    assert noclobber(["report", "--baseline", "known.json", "new/"], tmp_path).status == 1
+
+
+def test_the_ending_of_a_file_chooses_the_format(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": PROGRAM})
+    begins = {
+        "html": "<!doctype html>",
+        "json": '{\n  "format"',
+        "sarif": '{\n  "$schema"',
+        "xml": "<?xml",
+        "txt": "error[",
+    }
+    noclobber(["run", "-o", "report.json", "train.py"], tmp_path)
+    for ending, text in begins.items():
+        noclobber(["report", "-o", f"out.{ending}", "report.json"], tmp_path)
+        assert (tmp_path / f"out.{ending}").read_text().startswith(text)
+    refused = noclobber(["report", "-f", "json", "-o", "out.html", "report.json"], tmp_path)
+    assert refused.status == 2
+    assert refused.stderr.splitlines()[-1].endswith(
+        "error: `-f json` and `-o out.html` contradict each other: leave one out, or rename the file"
+    )
+    assert noclobber(["report", "-f", "sarif", "-o", "out.json", "report.json"], tmp_path).status == 1
+    assert noclobber(["report", "-f", "concise", "-o", "out.txt", "report.json"], tmp_path).status == 1

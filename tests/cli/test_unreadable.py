@@ -56,7 +56,7 @@ def test_names_that_no_file_has(tmp_path: Path, path: str) -> None:
     (tmp_path / "known.json").write_text('{"format": "noclobber-baseline/1", "findings": []}')
     for more in ([], ["--baseline", "known.json"]):
         ended = noclobber(["report", "a.json", *more], tmp_path, env={"LC_ALL": "C", "PYTHONUTF8": "0"})
-        assert (ended.status, ended.stderr) == (0, "")
+        assert (ended.status, ended.stderr) == (1, "")
         assert "error[NC101]" in ended.stdout
 
 
@@ -70,7 +70,7 @@ def test_source_is_read_from_files_only(tmp_path: Path, kind: str) -> None:
             file.truncate(5 << 30)
     (tmp_path / "a.json").write_text(about(str(path)))
     ended = noclobber(["report", "a.json"], tmp_path)
-    assert ended.status == 0
+    assert ended.status == 1
     assert "3 = overwrites it here" in ended.stdout
 
 
@@ -125,7 +125,8 @@ def test_a_report_goes_to_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(Report().to_json())
     words: list[Any] = ["report", "-f", "html", "-o", "a.html", "a.json"]
     ended = noclobber(words, tmp_path)
-    assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
+    said = "noclobber: no backward ran: nothing was checked; the report is in a.html\n"
+    assert (ended.status, ended.stdout, ended.stderr) == (0, "", said)
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     full = "ulimit -f 0; exec "
     ended = call(["bash", "-c", f"{full} {OURS} report -f json -o b.json a.json"], tmp_path)

@@ -1,5 +1,6 @@
 """`noclobber fix` from outside: what it prints, what it writes, how it ends."""
 
+import errno
 import json
 import os
 import signal
@@ -130,7 +131,10 @@ def test_a_comment_keeps_a_finding_out(tmp_path):
     (tmp_path / "program.py").write_text(TWO.replace("b += 1", "b = b + 1"))
     done = noclobber(["fix", "program.py"], tmp_path)
     assert (done.status, done.stdout) == (0, "")
-    assert done.stderr == "noclobber: nothing to fix: no write broke a gradient (12 backward calls; 1 suppressed)\n"
+    assert (
+        done.stderr
+        == "noclobber: nothing to fix: no write broke a gradient (12 backward calls; left out: 1 by comment)\n"
+    )
 
 
 def test_the_settings_of_the_project_say_what_counts(tmp_path):
@@ -258,6 +262,45 @@ def test_files_of_others_are_never_written(place, tmp_path, monkeypatch):
     assert "+x = 2" in fixed.diff
     assert "nothing written" in fixed.words[-1]
     assert path.read_text() == "x = 1\n"
+
+
+def test_a_patch_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("x = 1\n")
+
+    def refuse(source):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source.path)
+
+    monkeypatch.setattr("noclobber.fix.verb.replace_file", refuse)
+    fixed = told(mending(tmp_path / "a.py"), ["a.py"], writing=True, unproven=False)
+    assert fixed.status == 1
+    assert "+x = 2" in fixed.diff
+    why = "read-only file system; the diff is above, and `-o PATCH` keeps it"
+    assert fixed.words[-1] == f"noclobber: nothing written: {why}"
+
+
+def test_a_file_elsewhere_has_a_next_step_and_a_short_name(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "a.py").write_text("x = 1\n")
+    fixed = told(mending(tmp_path / "a.py"), ["../a.py"], writing=False, unproven=False)
+    assert fixed.words[0].startswith("NC101 ../a.py:1: ")
+    assert fixed.words[-1] == "next: noclobber fix -o fix.patch ../a.py"
+
+
+def test_the_patch_goes_to_a_file(tmp_path):
+    (tmp_path / "program.py").write_bytes(programs.STALE.encode() + b"# \xe9\n")
+    (tmp_path / "program.py").write_bytes(b"# -*- coding: latin-1 -*-\n" + (tmp_path / "program.py").read_bytes())
+    done = noclobber(["fix", "-o", "fix.patch", "program.py"], tmp_path)
+    assert (done.status, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[-1] == "noclobber: the patch is in fix.patch"
+    subprocess.run(["git", "apply", "fix.patch"], cwd=tmp_path, check=True)
+    assert b"h = h + 1" in (tmp_path / "program.py").read_bytes()
+    nowhere = noclobber(["fix", "-o", "no/fix.patch", "program.py"], tmp_path)
+    assert (nowhere.status, nowhere.stderr) == (
+        2,
+        "noclobber: error: cannot write `no/fix.patch`: there is no folder `no`\n".replace("`no`", f"`{tmp_path}/no`"),
+    )
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path, monkeypatch):

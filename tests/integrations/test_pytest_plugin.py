@@ -183,7 +183,7 @@ def test_a_mark_takes_beginnings_and_names(pytester: pytest.Pytester) -> None:
     """
     done = suite(pytester, marked, "--noclobber")
     done.assert_outcomes(passed=3)
-    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: 2 suppressed"])
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found*(left out: 2 by mark)"])
 
 
 def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None:
@@ -199,16 +199,29 @@ def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None
     """
     done = suite(pytester, tests, "--noclobber")
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: 1 error, 1 suppressed"])
+    done.stdout.fnmatch_lines(["noclobber: watched 3 tests: 1 error (left out: 1 by comment)"])
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignore = ["silent-write"]\n')
     ignored = suite(pytester, tests, "--noclobber")
     ignored.assert_outcomes(passed=3)
-    ignored.stdout.fnmatch_lines(["noclobber: watched 3 tests: 2 suppressed"])
+    ignored.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found*(left out: 2 not selected)"])
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignored = ["NC201"]\n')
     refused = suite(pytester, tests, "--noclobber")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: noclobber: [[]tool.noclobber[]] of *: `ignored` is unknown; there are *"])
     suite(pytester, tests).assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "failed", "said"),
+    [("error", 1, "1 error, 1 warning"), ("warning", 2, "1 error, 1 warning"), ("never", 0, "1 error, 1 warning")],
+)
+def test_the_settings_say_what_fails_a_test(pytester: pytest.Pytester, fail_on: str, failed: int, said: str) -> None:
+    pytester.makefile(".toml", pyproject=f'[tool.noclobber]\nfail-on = "{fail_on}"\n')
+    tests = "\n    def test_wrong():\n        wrong()\n\n    def test_cut_off():\n        cut_off()\n"
+    done = suite(pytester, tests, "--noclobber")
+    done.assert_outcomes(passed=3 - failed, failed=failed)
+    done.stdout.fnmatch_lines([f"noclobber: watched 3 tests: {said}"])
+    assert all(f"{word}[NC2" in str(done.stdout) for word in ("error", "warning"))
 
 
 def test_an_error_that_a_test_expects_does_not_fail_it(pytester: pytest.Pytester) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from noclobber.render import window
 from noclobber.render.color import wanted, width_of
+from noclobber.render.terminal import patch_line, summary_line
 
 from .catalogue import hint, stale_save
 
@@ -103,3 +104,11 @@ def test_words_are_broken_between_words_to_the_width(width: int) -> None:
     words = [line for line in narrow.splitlines() if "|" not in line]
     assert max(map(len, words)) <= max(width, len("note: ") + 40)
     assert sorted(narrow.replace("|", " ").split()) == sorted(wide.replace("|", " ").split())
+
+
+def test_the_summary_of_fix_has_the_colours_of_a_report() -> None:
+    assert summary_line("NC101 a.py:1: in-place", "error", color=True) == "\x1b[1;31mNC101\x1b[0m a.py:1: in-place"
+    assert summary_line("  fix: write", "", color=True) == "  \x1b[1;36mfix\x1b[0m: write"
+    assert summary_line("  only the author", "", color=True) == "  only the author"
+    assert patch_line("+x = 1", color=True) == "\x1b[32m+x = 1\x1b[0m"
+    assert patch_line("+x = 1", color=False) == "+x = 1"

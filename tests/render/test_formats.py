@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_the_example_of_the_design() -> None:
 
 
 def test_formats_by_name() -> None:
-    assert list(FORMATS) == ["full", "concise", "github", "sarif", "junit", "json", "html"]
+    assert list(FORMATS) == ["full", "concise", "statistics", "github", "sarif", "junit", "json", "html"]
     with pytest.raises(ValueError, match=f"unknown format 'xml'; there are {', '.join(FORMATS)}"):
         render(Report(), "xml")
 
@@ -87,7 +88,7 @@ def one_edit(*edits: Edit, lines: dict[int, str]) -> str:
 def test_a_diff_shows_only_changed_lines() -> None:
     lines = {1: "a = (1,", 2: "     2)", 3: "b = 3"}
     assert one_edit(Edit(Span("a.py", 1, 5, 3, 2), "(1,\n     4)\nc"), lines=lines) == (
-        "do it\n  |\n2 -      2)\n3 - b = 3\n2 +      4)\n3 + c = 3\n"
+        "do it\n  |\n  -      2)\n  - b = 3\n2 +      4)\n3 + c = 3\n"
     )
     assert one_edit(Edit(Span("a.py", 2, 1, 3, 1), ""), lines=lines) == "do it\n  |\n2 -      2)\n"
     assert one_edit(Edit(Span("a.py", 3, 1, 3, 1), "n = 1\n"), lines=lines) == "do it\n  |\n3 + n = 1\n"
@@ -231,3 +232,59 @@ def test_a_place_in_sarif_has_the_bytes_of_the_name(path: str, uri: str) -> None
     document = json.loads(render(Report((replace(awkward.tabs, labels=(label,)),)), "sarif"))
     (location,) = document["runs"][0]["results"][0]["locations"]
     assert location["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
+def test_what_is_the_same_is_said_once_a_code() -> None:
+    file = File("a.py", {1: "h += 1", 2: "g += 1", 3: "k.mul_(2)"})
+    words = ("run the forward again", "or detach it")
+    first, second = (
+        stale(
+            file.write(line, file.lines[line], "here"),
+            notes=("why", f"of {line}"),
+            suggestions=advice(words[0]) + advice(words[1]),
+        )
+        for line in (1, 2)
+    )
+    other = replace(first, code="NC201")
+    text = render(Report((first, second, other)), "full")
+    assert [text.count(one) for one in ("why", *words, "of 1", "of 2")] == [2, 2, 2, 2, 1]
+    changed = replace(second, suggestions=second.suggestions[:1] + advice("or drop it"))
+    assert render(Report((first, changed)), "full").count(words[0]) == 2
+
+
+def test_a_terminal_shows_the_worst_twenty() -> None:
+    file = File("a.py", {number: f"h{number} += 1" for number in range(1, 44)})
+    found = [finding("NC208", "untracked-write", "a warning", file.write(1, "h1 += 1", "here"), severity="warning")]
+    found += [stale(file.write(number, text, "here")) for number, text in file.lines.items() if number > 1]
+    shown = render(Report(tuple(found)), "full", width=100)
+    assert (shown.count("error[NC101]"), shown.count("warning[NC208]")) == (20, 0)
+    assert "\nand 23 more: `-f html -o report.html` shows all\n\nnoclobber: 42 errors and 1 warning" in shown
+    assert render(Report(tuple(found)), "full").count("error[NC101]") == 42
+    assert render(Report(tuple(found)), "statistics").splitlines() == [
+        "42  NC101  stale-save       1 file",
+        " 1  NC208  untracked-write  1 file",
+    ]
+    assert render(Report(), "statistics") == ""
+
+
+def test_the_numbers_of_a_change_go_up() -> None:
+    file = File("a.py", {number: f"line{number}" for number in range(1, 10)})
+    for edits, expected in (
+        ([file.edit(3, "line3", "three")], ["3 - line3", "3 + three"]),
+        (
+            [file.edit(2, "line2\n", "new\nline2\n"), file.edit(3, "line3", "three")],
+            ["2 + new", "3 - line3", "4 + three"],
+        ),
+        (
+            [file.edit(2, "line2\n", ""), file.edit(5, "line5", "five\nsix")],
+            ["2 - line2", "- line5", "4 + five", "5 + six"],
+        ),
+        ([file.edit(7, "line7\nline8", "with:\n  7\n  8")], ["- line7", "- line8", "7 + with:", "8 +   7", "9 +   8"]),
+    ):
+        made = stale(
+            file.write(1, "line1", "here"),
+            *(file.read(n, f"line{n}") for n in range(2, 10)),
+            suggestions=advice("do", *edits),
+        )
+        rows = [row.strip() for row in render(Report((made,)), "full").partition("help: do")[2].splitlines()]
+        assert [row for row in rows if re.match(r"(\d+ )?[-+] ", row)] == expected

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from noclobber.cli import doctor, explain, fix, report, run
 from noclobber.cli.beside import killed
-from noclobber.cli.output import here
+from noclobber.cli.output import here, settle_format
 from noclobber.cli.parser import Parser, split
 from noclobber.cli.printing import INTERRUPTED, REFUSED, StdoutFailed, keep_closed, out, put, refuse, say
 
@@ -49,6 +49,8 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
         options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
     if options.verb in ("run", "fix") and not here():
         return refuse("the current folder was removed")
+    if "format" in options:
+        settle_format(options)
     if options.verb == "run":
         return run.carry_out(options, program, at_end)
     options.program = program

@@ -26,9 +26,12 @@ def checked(report: Report) -> list[str]:
 
 
 def notes(report: Report) -> list[str]:
-    """Return what was not watched, and the notes, as lines of their own."""
+    """Return what was left out, what was not watched, and the notes, as lines of their own."""
+    from noclobber.render.judged import left_out
+
+    left = [f"noclobber: left out: {out}"] if (out := left_out(report)) else []
     missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
-    return missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
+    return left + missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
 
 
 def killed(runs: str) -> list[str]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from noclobber.cli.output import file_name, real, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
-from noclobber.render.color import width_of
+from noclobber.render.color import wanted, width_of
 from noclobber.render.text import visible
 
 
@@ -20,7 +21,7 @@ def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verbs.add_parser(
         "fix",
-        usage="noclobber fix [--hints] [--diff | --write [--unproven]] [--backwards N] [--seconds S] "
+        usage="noclobber fix [--hints] [--diff | --write [--unproven]] [-o PATCH] [--backwards N] [--seconds S] "
         "SCRIPT [ARGS...] | -m MODULE",
         help="fix a program's in-place writes, with proof",
         description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
@@ -38,6 +39,10 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--unproven", action="store_true",
         help="also write fixes whose gradients could not be compared, as where the program differs from run to run",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", dest="output", type=file_name, metavar="PATCH",
+        help="write what is proven and checked as a patch to this file, instead of stdout",
     )  # fmt: skip
     parser.add_argument(
         "--backwards", type=whole, metavar="N",
@@ -63,6 +68,9 @@ def carry_out(options: argparse.Namespace) -> int:
         options.parser.error("`--hints` runs the whole program: leave out `--backwards`")
     if options.unproven and not options.write:
         options.parser.error("`--unproven` needs `--write`: give both")
+    output = real(options.output) if options.output else ""
+    if output and (why := unwritable(output)):
+        return refuse(f"cannot write `{options.output}`: {why}")
 
     try:
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
@@ -73,14 +81,19 @@ def carry_out(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")
         return INTERRUPTED
+    if output and fixed.diff:
+        if why := unwritten(output, fixed.diff, errors="surrogateescape"):
+            say(f"noclobber: cannot write `{options.output}`: {why}; the patch follows")
+            output = ""
+        else:
+            fixed.words.append(f"noclobber: the patch is in {options.output}")
     try:
-        if sys.stdout is not None and sys.stdout.isatty():
-            out("".join(f"{visible(line)}\n" for line in fixed.diff.split("\n")[:-1]))
-        elif fixed.diff:
-            out(fixed.diff, raw=True)
+        if not output:
+            _show_patch(fixed.diff)
     finally:
+        color = wanted(sys.stderr, os.environ)
         for line in fixed.lines(width_of(sys.stderr, os.environ)):
-            say(line)
+            put(f"{_line(visible(line), color=color)}\n", sys.stderr)
     return fixed.status
 
 
@@ -104,3 +117,26 @@ def _progress() -> Iterator[Callable[[str], None]]:
     finally:
         if shown:
             put("\n", sys.stderr)
+
+
+def _show_patch(diff: str) -> None:
+    """Print a patch on stdout: with colours and without what acts on a terminal there, and else byte for byte."""
+    from noclobber.render.terminal import patch_line
+
+    if sys.stdout is not None and sys.stdout.isatty():
+        color = wanted(sys.stdout, os.environ)
+        out("".join(f"{patch_line(visible(line), color=color)}\n" for line in diff.split("\n")[:-1]))
+    elif diff:
+        out(diff, raw=True)
+
+
+def _line(line: str, *, color: bool) -> str:
+    """Return a line of the summary, in the colours of a report."""
+    from noclobber.fix.verb import CHANGED
+    from noclobber.render.terminal import patch_line, summary_line
+    from noclobber.rules import rule_of
+
+    if line.startswith(CHANGED):
+        return CHANGED + patch_line(line.removeprefix(CHANGED), color=color)
+    rule = rule_of(line.partition(" ")[0])
+    return summary_line(line, rule.SEVERITY if rule is not None else "", color=color)

@@ -10,10 +10,36 @@ FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
 SEPARATORS = tuple({"/", os.sep})
 
 
+_ENDINGS = {
+    ".html": ("html",),
+    ".json": ("json", "sarif"),
+    ".sarif": ("sarif",),
+    ".xml": ("junit",),
+    ".txt": ("full", "concise", "statistics", "github"),
+}
+"""The formats that a file of this ending may hold; the first one where `-f` says nothing."""
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add `-f`."""
+    """Add `-f` and `--statistics`."""
     known = f"full (default), {', '.join(FORMATS[1:-1])} or {FORMATS[-1]}"
-    parser.add_argument("-f", "--format", choices=FORMATS, default="full", metavar="FORMAT", help=known)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-f", "--format", choices=FORMATS, metavar="FORMAT", help=f"{known}; or what `-o` ends in")
+    how.add_argument(
+        "--statistics", dest="format", action="store_const", const="statistics",
+        help="count the findings of each code instead, and their files",
+    )  # fmt: skip
+
+
+def settle_format(options: argparse.Namespace) -> None:
+    """Choose the format by the ending of the file of `-o` where `-f` is missing. Refuse a contradiction of both."""
+    output = options.output or ""
+    fitting = () if os.path.isdir(output) else _ENDINGS.get(os.path.splitext(output)[1].lower(), ())
+    if options.format is None:
+        options.format = fitting[0] if fitting else FORMATS[0]
+    elif fitting and options.format not in fitting:
+        asked = "--statistics" if options.format == "statistics" else f"-f {options.format}"
+        options.parser.error(f"`{asked}` and `-o {output}` contradict each other: leave one out, or rename the file")
 
 
 def file_name(text: str) -> str:
@@ -48,9 +74,15 @@ def unwritable(path: str) -> str:
         return f"there is no folder `{folder}`"
     if os.path.isdir(path):
         return "it is a folder"
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        return "permission denied"
-    return ""
+    return _denied(path if os.path.exists(path) else folder, os.W_OK)
+
+
+def _denied(path: str, mode: int) -> str:
+    """Return why a file or a folder cannot be written; empty if it can."""
+    if os.access(path, mode):
+        return ""
+    is_read_only = hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY
+    return "the file system is read-only" if is_read_only else "permission denied"
 
 
 def unusable(folder: str) -> str:
@@ -59,27 +91,27 @@ def unusable(folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         return error.strerror or str(error)
-    return "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
+    return _denied(folder, os.W_OK | os.X_OK)
 
 
-def unwritten(path: str, text: str) -> str:
+def unwritten(path: str, text: str, *, errors: str = "backslashreplace") -> str:
     """Write a file whole or not at all; return why it could not be written, empty if it could."""
     try:
-        write(path, text)
+        write(path, text, errors=errors)
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, text: str, *, errors: str = "backslashreplace") -> None:
     """Write a file whole or not at all. Devices and pipes, which nothing can take the place of, are written to."""
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as stream:
+        with open(path, "w", encoding="utf-8", errors=errors) as stream:
             stream.write(text)
         return
     unfinished = f"{path}.{os.getpid()}.unfinished"
     try:
-        with open(unfinished, "x", encoding="utf-8", errors="backslashreplace") as stream:
+        with open(unfinished, "x", encoding="utf-8", errors=errors) as stream:
             stream.write(text)
         os.replace(unfinished, path)
     except BaseException:

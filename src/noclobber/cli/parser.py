@@ -20,6 +20,7 @@ _WITH_VALUE = (
     "--select",
     "--ignore",
     "--baseline",
+    "--fail-on",
 )
 """Options whose value is the next word."""
 

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 
-from noclobber.cli.beside import checked, notes
+from noclobber.cli.beside import checked, counts, notes
 from noclobber.cli.meant import file_like
 from noclobber.cli.output import add_format, file_name, real, unwritable, unwritten
 from noclobber.cli.parser import Verbs
@@ -20,11 +20,11 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "report",
         help="show a saved report",
-        description="Show a report that `noclobber run --format json -o FILE` has saved, or make one of all that the "
+        description="Show a report that `noclobber run -o FILE.json` has saved, or make one of all that the "
         "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The files of a run that "
-        "was killed are removed once they are shown. The exit status is 0 if the report can be shown, whatever it "
-        "holds.",
-        epilog="example: noclobber report -f html -o report.html report.json",
+        "was killed are removed once they are shown. The exit status is 1 if an error counts "
+        "(`--fail-on`).",
+        epilog="example: noclobber report -o report.html report.json",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
@@ -60,17 +60,20 @@ def carry_out(options: argparse.Namespace) -> int:
         hint = f"; did you mean {close}?" if close else ""
         return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}{hint}")
     try:
-        report = selected_of(report, options, selection_of(options))
+        selection = selection_of(options)
+        report = selected_of(report, options, selection, say)
     except SelectionError as reason:
         return refuse(str(reason))
     if options.output:
         if why := unwritten(real(options.output), render(report, options.format)):
             return refuse(f"cannot write `{options.output}`: {why}")
+        for line in [f"noclobber: {counts(report)}; the report is in {options.output}", *notes(report)]:
+            say(line)
     else:
         color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
         out(render(report, options.format, color=color, width=width))
-        for line in [*checked(report), *notes(report)] if options.format == "concise" else ():
+        for line in [*checked(report), *notes(report)] if options.format in ("concise", "statistics") else ():
             say(line)
     if is_folder:
         leftover.forget(options.file, report, leftover.runs())
-    return 0
+    return int(selection.fails(report))

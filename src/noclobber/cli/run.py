@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
@@ -26,15 +27,14 @@ def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verbs.add_parser(
         "run",
-        usage="noclobber run [-f FORMAT] [-o FILE | -o DIR/] [--no-contents] [--raise] [--ledger] [--hints] "
-        "[--watch-first N] "
-        "[--select CODES] [--ignore CODES] [--baseline FILE [--update-baseline]] SCRIPT [ARGS...] | -m MODULE | "
-        "-c CODE",
+        usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
+        "[--ledger] [--hints] [--watch-first N] [--select CODES] [--ignore CODES] "
+        "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
-        "or 1 if the program ended well but noclobber found an error. If the program is killed, what was found stays, "
-        "and the next command of noclobber says once how to show it.",
-        epilog="example: noclobber run --format json -o report.json train.py --epochs 1",
+        "or 1 if the program ended well but noclobber found an error (`--fail-on`). If the program is killed, what "
+        "was found stays, and the next command of noclobber says once how to show it.",
+        epilog="example: noclobber run -o report.json train.py --epochs 1",
         allow_abbrev=False,
     )
     add_format(parser)
@@ -126,17 +126,17 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
     with run.surroundings(), run.kept_apart():
         report = run.report()
         try:
-            report = selected_of(report, options, selection)
+            report = selected_of(report, options, selection, partial(_tell, run))
         except SelectionError as reason:
             _tell(run, f"noclobber: {cut(str(reason))}; all findings follow")
         if more := unused(report, selection, run.files()):
             report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
-        if report.findings and options.format != "concise":
+        if report.findings and options.format not in ("concise", "statistics"):
             with run.kept_apart():
                 from noclobber.fix.advice import advised
 
                 report = advised(report, words, run.kept_apart)
-        if status % 256 == 0 and report.count("error"):  # a program that exits with 256 ends with 0
+        if status % 256 == 0 and selection.fails(report):  # a program that exits with 256 ends with 0
             status = 1
         _deliver(report, run, options, output)
         if options.format == "full":
@@ -170,8 +170,10 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
             return
         _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
+    if run.showed_error and options.format == "full":
+        put("\n", run.stderr)
     put(render(report, options.format, color=color, width=width), run.stderr)
-    if options.format == "concise":
+    if options.format in ("concise", "statistics"):
         _tell(run, *checked(report))
         _tell_notes(run, report)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from noclobber.cli.output import here, real, unwritable, write
-
-if TYPE_CHECKING:
-    from noclobber.model.report import Report
-    from noclobber.selection import Selection
+from noclobber.model.report import Report
+from noclobber.render.text import shown_path
+from noclobber.selection import (
+    FAIL_ON,
+    Selection,
+    SelectionError,
+    baseline_of,
+    codes,
+    from_project,
+    require,
+    selected,
+)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +33,15 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--update-baseline", action="store_true", help="write the findings of this run to the FILE of --baseline"
     )
+    parser.add_argument(
+        "--fail-on", choices=FAIL_ON, metavar="SEVERITY",
+        help="end with status 1 if a finding counts that is an error (default: error), or a warning too (warning); or "
+        "never",
+    )  # fmt: skip
 
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
-    from noclobber.selection import Selection, codes, from_project
-
     folder = here()
     chosen = from_project(folder) if folder else Selection()
     if options.select is not None:
@@ -39,6 +50,8 @@ def selection_of(options: argparse.Namespace) -> Selection:
         chosen = replace(chosen, ignore=codes(options.ignore, "--ignore"))
     if options.baseline is not None:
         chosen = replace(chosen, baseline=real(options.baseline))
+    if options.fail_on is not None:
+        chosen = replace(chosen, fail_on=options.fail_on)
     if options.update_baseline and not chosen.baseline:
         options.parser.error("`--update-baseline` needs `--baseline FILE`, or `baseline` in [tool.noclobber]")
     return chosen
@@ -46,8 +59,6 @@ def selection_of(options: argparse.Namespace) -> Selection:
 
 def require_baseline(selection: Selection, *, updating: bool) -> None:
     """Raise SelectionError where a baseline cannot be read, or cannot be written if it is to be updated."""
-    from noclobber.selection import SelectionError, require
-
     path = selection.baseline
     if path and updating and (why := unwritable(path)):
         raise SelectionError(f"cannot write the baseline `{path}`: {why}")
@@ -55,19 +66,22 @@ def require_baseline(selection: Selection, *, updating: bool) -> None:
         require(path, must_exist=not updating)
 
 
-def selected_of(report: Report, options: argparse.Namespace, selection: Selection) -> Report:
-    """Return the report with what counts and its rules' pages; update the baseline if that is asked for.
+def selected_of(
+    report: Report, options: argparse.Namespace, selection: Selection, tell: Callable[[str], None]
+) -> Report:
+    """Return the report with what counts and its rules' pages; update the baseline and say so if that is asked for.
 
     Raises SelectionError.
     """
     from noclobber.rules import pages
-    from noclobber.selection import SelectionError, selected, write_baseline
 
     left = selected(report, selection, must_exist=not options.update_baseline)
-    if not options.update_baseline:
-        return replace(left, pages=pages(left.findings))
-    try:
-        write(selection.baseline, write_baseline(left, selection.baseline, selection))
-    except OSError as error:
-        raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
-    return selected(report, selection)
+    if options.update_baseline:
+        text, words = baseline_of(left, selection)
+        try:
+            write(selection.baseline, text)
+        except OSError as error:
+            raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
+        tell(f"noclobber: the baseline {shown_path(selection.baseline)} has {words}")
+        left = selected(report, selection)
+    return replace(left, pages=pages(left.findings))

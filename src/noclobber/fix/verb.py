@@ -24,6 +24,8 @@ from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
 from noclobber.selection import Selection, SelectionError, from_project, require
 
+PATCH = "fix.patch"
+"""The file that the summary proposes where a patch is not for `--write`."""
 NEXT, CHANGED = "next:", " " * 6
 """How a command and a line of a patch begin in the summary."""
 
@@ -157,8 +159,9 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
     fixed.words += ["", f"noclobber: {changes}, proven and measured: the peak falls by {fell}"]
     if writing:
         _write_patch(done.patch, fixed)
-    elif all(map(_is_ours, done.patch.after)):
-        fixed.words.append(f"{NEXT} noclobber fix --hints --write {typed(words)}")
+    else:
+        how = f"-o {PATCH}" if _outside(done.patch) else "--write"
+        fixed.words.append(f"{NEXT} noclobber fix --hints {how} {typed(words)}")
     return fixed
 
 
@@ -206,15 +209,15 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         return Fixed(0, words=["noclobber: nothing to fix: torch was never imported"])
     if search.ended in (Ended.RAISED, Ended.EXIT):
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
-        other = "" if search.suppressed else ", but not because of an in-place write"
+        other = "" if search.left_out else ", but not because of an in-place write"
         raise CannotFix(f"the program failed{other}: {search.error}{reads}")
     about = [calls_in_words(search.checked)] if search.checked else []
     if search.ended is Ended.LIMIT:
         about = [f"{' '.join([*about, 'in the first'])} {seconds:g} s", "`--seconds` runs it for longer"]
     if search.unwatched:
         about.append(f"not watched: {', '.join(search.unwatched)}")
-    if search.suppressed:
-        about.append(f"{search.suppressed} suppressed")
+    if search.left_out:
+        about.append(f"left out: {search.left_out}")
     what = "no write broke a gradient" if search.checked else "no backward ran: nothing was checked"
     told = f" ({'; '.join(about)})" if about else ""
     return Fixed(0, words=[f"noclobber: nothing to fix: {what}{told}"])
@@ -266,8 +269,10 @@ def _next(done: Repairs, sure: bool) -> str:
     offered = {one.finding.identity() for one, _ in done.unproven}
     patches = [done.patch, *(patch for _, patch in done.unproven)]
     left = any(finding.identity() not in offered for finding, _ in done.left)
-    if left or not any(one.after for one in patches) or any(map(_outside, patches)):
+    if left or not any(one.after for one in patches):
         return ""
+    if any(map(_outside, patches)):
+        return f"-o {PATCH}" if sure and not offered else ""
     return "--write" if done.patch.after and sure and not offered else "--write --unproven"
 
 
@@ -329,7 +334,7 @@ def _outside(patch: Patch) -> list[str]:
 
 
 def _write_patch(patch: Patch, fixed: Fixed) -> None:
-    """Write the patch, all of it or nothing. Raises CannotFix."""
+    """Write the patch, all of it or nothing; say what happened. Raises CannotFix where a file is not as it was."""
     if outside := _outside(patch):
         fixed.status = 1
         names = ", ".join(f"`{_shown(path)}`" for path in outside)
@@ -342,7 +347,12 @@ def _write_patch(patch: Patch, fixed: Fixed) -> None:
         for source in patch.after.values():
             replace_file(source)
     except (OSError, Misfit) as error:
-        raise CannotFix(f"cannot write the patch: {error}") from None
+        fixed.status = 1
+        why = getattr(error, "strerror", None) or error
+        fixed.words.append(
+            f"noclobber: nothing written: {str(why).lower()}; the diff is above, and `-o PATCH` keeps it"
+        )
+        return
     names = ", ".join(_shown(path) for path in patch.after)
     fixed.words.append(f"noclobber: written: {names}")
 
@@ -365,10 +375,12 @@ def _shown(path: str) -> str:
 
 
 def _from_here(path: str) -> str:
-    """A path from the current folder, where it is below."""
-    folder = os.path.realpath(os.getcwd()) + os.sep
-    real = os.path.realpath(path)
-    return real.removeprefix(folder) if real.startswith(folder) else path
+    """Return a path from the current folder, unless that is longer."""
+    try:
+        near = os.path.relpath(os.path.realpath(path), os.path.realpath(os.getcwd()))
+    except ValueError:  # on another drive
+        return path
+    return near if len(near) < len(path) or not near.startswith(os.pardir) else path
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

@@ -22,7 +22,7 @@ from noclobber.imports import after_import
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Coverage, Report, finding_in, finding_out
+from noclobber.model.report import Coverage, Report, Suppressed, finding_in, finding_out
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import notice_children, starts_program_in_python
@@ -64,7 +64,8 @@ class Watched:
         """Whether the phase that has just ended failed for what noclobber found in it, and for nothing else."""
         self.wrong_mark = ""
         """What is wrong with the marks of the test; empty if nothing is."""
-        self.suppressed = 0
+        self.left_out: Counter[str] = Counter()
+        """How many findings do not count, by why."""
         self.unsupported = ""
         self._children: dict[str, None] = {}
         """What started and is not watched, in words."""
@@ -125,9 +126,10 @@ class Watched:
     @property
     def report(self) -> Report:
         """What was found so far and counts, and what was watched."""
-        report = self._session.report()
-        counting = self._counting(report)
-        self.suppressed = len(report.findings) - len(counting.findings)
+        from noclobber.render.judged import why_left_out
+
+        counting = self._counting(self._session.report())
+        self.left_out = why_left_out(counting)
         return counting
 
     def _counting(self, report: Report) -> Report:
@@ -135,12 +137,20 @@ class Watched:
 
         if report.findings:
             report = selected(report, self._selection or Selection())
-        left = (one for one in report.findings if not one.code.startswith(self._ignore or ("-",)))
-        return replace(report, findings=tuple(left))
+        marked = [one for one in report.findings if one.code.startswith(self._ignore or ("-",))]
+        return replace(
+            report,
+            findings=tuple(one for one in report.findings if one not in marked),
+            suppressed=(*report.suppressed, *(Suppressed(one, "external", "by mark") for one in marked)),
+        )
 
     def silent_errors(self) -> list[Finding]:
-        """Return the errors of this phase that nothing raised. What PyTorch raised, the test may be there to catch."""
-        return [one for one in self.findings[self.told :] if _is_silent_error(one)]
+        """Return what fails a test and nothing raised. What PyTorch raised, the test may be there to catch."""
+        return self.severe(self.findings[self.told :])
+
+    def severe(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return those that fail a test, though nothing is raised."""
+        return [one for one in findings if _is_severe(one, self._selection) and _is_silent(one)]
 
     @property
     def calls(self) -> tuple[int, int]:
@@ -177,10 +187,15 @@ def _started(pid: int | None, command: list[str]) -> None:
             one.not_watching("Python programs that tests start")
 
 
-def _is_silent_error(finding: Finding) -> bool:
-    """Return True for an error of which PyTorch itself raises nothing."""
+def _is_severe(finding: Finding, selection: Selection | None) -> bool:
+    """Return True for what fails a test: errors, or what `fail-on` says."""
+    return finding.severity == "error" if selection is None else selection.is_severe(finding)
+
+
+def _is_silent(finding: Finding) -> bool:
+    """Return True for a finding of which PyTorch itself raises nothing."""
     gathered = any(write.via == "gathered" for write in finding.writes)  # of what NC1 tells, FSDP2 alone is silent
-    return finding.severity == "error" and (gathered or not finding.code.startswith(("NC1", "NC3")))
+    return gathered or not finding.code.startswith(("NC1", "NC3"))
 
 
 _WATCHED = pytest.StashKey[Watched]()
@@ -255,7 +270,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     outside.stop()
     summary = config.pluginmanager.get_plugin("noclobber-summary")
     assert isinstance(summary, _Summary)
-    findings = [one for one in outside.findings if one.severity != "error" or _is_silent_error(one)]
+    findings = [one for one in outside.findings if one.severity != "error" or _is_silent(one)]
     about = _about(outside, findings)
     if hasattr(config, "workeroutput"):
         config.workeroutput["noclobber"] = about
@@ -409,10 +424,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     found = watched.findings[watched.told :]
     watched.told += len(found)
-    silent = [one for one in found if _is_silent_error(one)]
+    silent = watched.severe(found)
+    others = [one for one in found if one not in silent and (one.severity != "error" or _is_silent(one))]
     if report.skipped or hasattr(report, "wasxfail"):
         silent = []  # they are not shown
-    others = [one for one in found if one.severity != "error"]
     about = _about(watched, [*raised, *silent, *others])
     if by_us and report.failed:
         about["fails"] = len(silent)
@@ -427,7 +442,7 @@ def _about(watched: Watched, findings: Iterable[Finding]) -> dict[str, Any]:
     """Return what the summary gets of what was watched, as plain data."""
     return {
         "findings": [finding_out(one) for one in findings],
-        "suppressed": watched.suppressed,
+        "left_out": dict(watched.left_out),
         "unsupported": watched.unsupported,
         "unseen": watched.not_watched(),
         "calls": watched.calls,
@@ -498,10 +513,12 @@ class _Summary:
         self._style = config.getoption("tbstyle", "auto")
         self._tests: set[str] = set()
         self._skipped: set[str] = set()
-        self._errors = 0
+        self._selection = config.stash.get(_SELECTION, None)
+        self._failing: Counter[str] = Counter()
+        """How many findings failed a test, by severity."""
         self._listed: dict[tuple[str, str, int], tuple[Finding, dict[str, None]]] = {}
         """What is listed: by code, file and line, the first finding and the tests that found it."""
-        self._suppressed: dict[str, int] = {}
+        self._left_out: dict[str, Counter[str]] = {}
         self._unsupported = ""
         self._unseen: dict[str, None] = {}
         self._calls: dict[str, tuple[int, int]] = {}
@@ -531,14 +548,15 @@ class _Summary:
     def take(self, where: str, about: dict[str, Any]) -> None:
         """Collect what was found, in a test or outside of tests."""
         outside = where == _OUTSIDE_OF_TESTS
-        self._suppressed[where] = about["suppressed"]
+        self._left_out[where] = Counter(about["left_out"])
         self._unsupported = self._unsupported or about["unsupported"]
         self._unseen.update(dict.fromkeys(about["unseen"]))
         self._calls[where] = about["calls"]
         for finding in map(finding_in, about["findings"]):
-            self.outside_is_wrong = self.outside_is_wrong or (outside and finding.severity == "error")
-            if finding.severity == "error" and not outside:
-                self._errors += 1
+            severe = _is_severe(finding, self._selection)
+            self.outside_is_wrong = self.outside_is_wrong or (outside and severe)
+            if severe and not outside:
+                self._failing[finding.severity] += 1
             else:
                 place = finding.code, *_place(finding, inside=True)
                 self._listed.setdefault(place, (finding, {}))[1][where] = None
@@ -548,6 +566,7 @@ class _Summary:
         if not self._tests and not self._listed:
             return
         from noclobber.render import window
+        from noclobber.render.judged import in_words
         from noclobber.render.text import one_line, place_of_line
 
         write = terminalreporter.write_line
@@ -561,14 +580,13 @@ class _Summary:
             write(f"{code} {place_of_line(path, line)}: {told}")
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)
-        counts = Counter(finding.severity for finding, _ in self._listed.values())
-        counts["error"] += self._errors
+        counts = Counter(finding.severity for finding, _ in self._listed.values()) + self._failing
         found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(counts.items()) if count]
-        if suppressed := sum(self._suppressed.values()):
-            found.append(f"{suppressed} suppressed")
         watched = len(self._tests - self._skipped)
         of = f"{watched} test{'s' * (watched != 1)}"
-        write(f"noclobber: watched {of}: {', '.join(found) or self._nothing_found()}")
+        out = in_words(sum(self._left_out.values(), Counter()))
+        left = f" (left out: {out})" if out else ""
+        write(f"noclobber: watched {of}: {', '.join(found) or self._nothing_found()}{left}")
         if self._unseen:
             write(f"not watched: {'; '.join(self._unseen)}")
 

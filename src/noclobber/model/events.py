@@ -99,6 +99,12 @@ class Holder:
     site: Site | None = None
 
 
+MOST_CALLS = 8
+"""Calls that a `Write` has; one more, the first, means that some between it and the others are left out."""
+MOST_MODULES = 3
+"""Modules that a `Write` has; so many mean that there may be others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """An operator, or foreign code, changed bytes of a storage. `op` is "aten::add_", and "" for foreign code;
@@ -128,6 +134,11 @@ class Write:
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
     holders: tuple[Holder, ...] | None = None
     """All names under which the program held the written bytes when this line wrote; None if that is not known."""
+    modules: tuple[str, ...] = ()
+    """The modules that were called when this line wrote, as far as it was seen: "net.blocks.0"."""
+    calls: tuple[Site, ...] = ()
+    """The calls that lead from the program's first line to this one, which is the last. Of writes in a row at one line,
+    the first has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +194,8 @@ class Refusal:
     carried: tuple[Carried, ...] = ()
     """The states that carry the freed graph into this iteration, when known."""
     holders: tuple[Holder, ...] | None = None
-    """As of a `Write`, for what was not written."""
+    """As of a `Write`, for what was not written; so are `modules` and `calls`."""
+    modules: tuple[str, ...] = ()
+    calls: tuple[Site, ...] = ()
     carries_gradient: bool | None = None
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""

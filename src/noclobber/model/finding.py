@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from noclobber.model.events import Save, Tensor, Write
-from noclobber.model.silent import Event, save_of, tensor_of, writes_of
+from noclobber.model.events import MOST_MODULES, Save, Tensor, Write
+from noclobber.model.silent import Event, save_of, scenes_of, tensor_of, writes_of
 from noclobber.model.source import Site, Span, cell_of, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
@@ -161,6 +161,18 @@ class Finding:
     def writes(self) -> tuple[Write, ...]:
         """The writes that are known, in the order of time."""
         return writes_of(self.event) if self.event is not None else ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules in which it was written: "net.blocks.0.act"; at most `MOST_MODULES`, the last for all others."""
+        scenes = scenes_of(self.event) if self.event is not None else ()
+        return tuple(dict.fromkeys(module for one in scenes for module in one.modules))[:MOST_MODULES]
+
+    @property
+    def calls(self) -> tuple[Site, ...]:
+        """The calls from the program's first line to the one that wrote, as in `Write`."""
+        scenes = scenes_of(self.event) if self.event is not None else ()
+        return next((one.calls for one in reversed(scenes) if one.calls), ())
 
     def about(self, event: Event) -> Finding:
         """Return the finding with what it is about, unless the rule has said so itself."""

@@ -16,6 +16,7 @@ from noclobber.model.page import Page
 from noclobber.model.plain import WrongSpan, built, named, span_in, span_out
 from noclobber.model.process import Process
 from noclobber.model.silent import Event
+from noclobber.model.source import Site
 from noclobber.model.typed import WrongType, require_types
 
 FORMAT = "noclobber-report/1"
@@ -240,6 +241,8 @@ def finding_out(finding: Finding) -> dict[str, Any]:
         "event": named(finding.event),
         "fields": list(finding.fields),
         "names": list(finding.names),
+        "modules": list(finding.modules),
+        "calls": [_place_out(one) for one in finding.calls],
         "count": finding.count,
         "processes": list(finding.processes),
         "notes": list(finding.notes),
@@ -281,6 +284,11 @@ def _write_out(write: Write) -> dict[str, Any]:
         "path": span.path if span else None,
         "line": span.line if span else None,
     }
+
+
+def _place_out(site: Site) -> dict[str, Any]:
+    span = site.span()
+    return {"path": span.path, "line": span.line}
 
 
 def _hint_out(hint: Hint) -> dict[str, Any]:

@@ -156,6 +156,11 @@ def tensor_of(event: Event) -> Tensor:
     return event.tensor
 
 
+def scenes_of(event: Event) -> tuple[Write | Refusal, ...]:
+    """Return what has `modules` and `calls`: the writes of an event, or the refused one."""
+    return (event,) if isinstance(event, Refusal) else writes_of(event)
+
+
 def writes_of(event: Event) -> tuple[Write, ...]:
     """Return the writes of an event that are known, in the order of time."""
     if isinstance(event, (Clobber, Drift)):

@@ -29,7 +29,8 @@ its schema asks (`core/written`). The kernel (`core/kernel_functions`) calls the
 `write_policy.meet`). If a version counter leads to the write later, a `Record` in the history is enough
 (`core/history`). The first times that a line writes, it is asked all the same: if live saves are met, the names are
 noted under which the program holds the memory (`describe/holders`, with `describe/reachable`, which walks from
-variables through containers and objects). A write that autograd does not see (`no_grad`, `.data`) goes through
+variables through containers and objects), the module that is called, and the calls that lead there
+(`describe/called`). A write that autograd does not see (`no_grad`, `.data`) goes through
 `detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
 line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
 `model/source.owner_of` whose code a file is.

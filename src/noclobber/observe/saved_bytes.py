@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
@@ -22,6 +22,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.save_hooks import Handle, Hooks, claim
 from noclobber.observe.core.sites import Place, site_of
+from noclobber.observe.describe.called import modules_called
 from noclobber.observe.torch_api import graph, private
 
 Lives = Literal["", "parameter", "buffer"]
@@ -87,7 +88,7 @@ class SavedBytes:
                 held.storage = known
                 return
             size = private.storage(handle.alias).nbytes()
-            modules = list(_modules(frame, self._call))
+            modules = [one for one, _ in modules_called(frame, self._call)]
             lives = _lives(handle.tensor(), key, modules)
             reference = private.storage_ref(handle.alias)
             one = _Storage(size, handle.place, self._path(*modules), lives, held, reference)
@@ -165,16 +166,6 @@ def _entry(place: Place | None, module: str, node: str, lives: Lives, size: int,
     span = site.span()
     source = source_line(span.path, span.line).strip()
     return Entry(span.path, span.line, span.column, module, node, size, count, parameter, source, buffer=buffer)
-
-
-def _modules(frame: FrameType | None, call: CodeType) -> Iterator[torch.nn.Module]:
-    """Yield the modules that are being called, the outermost first."""
-    found: list[torch.nn.Module] = []
-    while frame is not None:
-        if frame.f_code is call:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return reversed(found)
 
 
 def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Module]) -> Lives:

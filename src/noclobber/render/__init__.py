@@ -13,7 +13,7 @@ from noclobber.render.html import preformatted as preformatted
 from noclobber.render.junit import junit
 from noclobber.render.kept import kept as kept
 from noclobber.render.ledger import table as table
-from noclobber.render.lines import concise, github
+from noclobber.render.lines import concise, github, statistics
 from noclobber.render.sarif import sarif
 
 if TYPE_CHECKING:
@@ -50,7 +50,16 @@ def window(finding: Finding, *, color: bool = False, width: int | None = None) -
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {"full": full, "concise": concise, "github": github, "sarif": sarif, "junit": junit, "json": json, "html": html}
+    {
+        "full": full,
+        "concise": concise,
+        "statistics": statistics,
+        "github": github,
+        "sarif": sarif,
+        "junit": junit,
+        "json": json,
+        "html": html,
+    }
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -17,18 +18,31 @@ MOST_LINES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Lines of a file, from `line` on, and what stands there instead. Either may be empty."""
+    """Lines of a file, from `line` on, and what stands there instead. Either may be empty.
+
+    `after` is the line where it stands in the changed file.
+    """
 
     path: str
     line: int
     removed: tuple[str, ...]
     added: tuple[str, ...]
+    after: int
+
+    def rows(self) -> Iterator[tuple[str, int | None, str]]:
+        """Yield sign, number and text. Numbers go up: removed lines have none if the first added one has a lower."""
+        is_numbered = not self.added or self.line + len(self.removed) - 1 <= self.after
+        for number, text in enumerate(self.removed, self.line):
+            yield "-", number if is_numbered else None, text
+        for number, text in enumerate(self.added, self.after):
+            yield "+", number, text
 
 
 def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
     """What the edits do to the source; empty where it is missing or does not fit the edits (then words must do)."""
     known = {(label.span.path, number): text for label in finding.labels for number, text in kept_source(label).items()}
     found: list[Change] = []
+    more = Counter[str]()
     for edits in _neighbours(suggestion.edits):
         path, first = edits[0].span.path, edits[0].span.line
         last = max(edit.span.end_line for edit in edits)
@@ -40,7 +54,10 @@ def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
             return []
         for tag, i1, i2, j1, j2 in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             if tag != "equal":
-                found.append(Change(path, first + i1, tuple(before[i1:i2]), tuple(after[j1:j2])))
+                found.append(
+                    Change(path, first + i1, tuple(before[i1:i2]), tuple(after[j1:j2]), first + j1 + more[path])
+                )
+        more[path] += len(after) - len(before)
     return found
 
 
@@ -103,11 +120,11 @@ def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: 
             yield [("gutter", CONTINUES)]
         previous = change
         same = _same(change)
-        for sign, style, texts in (("-", "removed", change.removed), ("+", "added", change.added)):
-            for number, text in enumerate(texts, change.line):
-                line = lay_out(text, cells)
-                piece = fit(line, *line.cells_of(same, same + 1), width - gutter - 3)
-                yield [("gutter", f"{number:>{gutter}} "), (style, f"{sign} {piece.text}")]
+        for sign, number, text in change.rows():
+            line = lay_out(text, cells)
+            piece = fit(line, *line.cells_of(same, same + 1), width - gutter - 3)
+            style = "removed" if sign == "-" else "added"
+            yield [("gutter", f"{number or '':>{gutter}} "), (style, f"{sign} {piece.text}")]
 
 
 def _same(change: Change) -> int:

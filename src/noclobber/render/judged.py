@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from noclobber.model.report import Report
 from noclobber.render.text import one_line
 
@@ -63,6 +66,21 @@ def nothing_found(report: Report) -> str:
     if coverage.raised and not failure(report):
         found += f"; {coverage.raised:,} more raised an error"
     return found if coverage.contents else f"{found}: versions were compared, but not bytes"
+
+
+def left_out(report: Report) -> str:
+    """Return how many findings do not count, and why: "2 in the baseline, 1 by comment"; empty if all count."""
+    return in_words(why_left_out(report))
+
+
+def why_left_out(report: Report) -> Counter[str]:
+    """Return how many findings do not count, by why."""
+    return Counter("by comment" if one.kind == "inSource" else one.reason for one in report.suppressed)
+
+
+def in_words(left_out: Mapping[str, int]) -> str:
+    """Return what `why_left_out` has counted as words."""
+    return ", ".join(f"{count} {one_line(reason)}" for reason, count in left_out.items())
 
 
 def calls_in_words(backwards: int, *, exactly: bool = True) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len
 
+from noclobber.model.events import MOST_CALLS, MOST_MODULES
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.model.source import cell_of
 from noclobber.render import diff, snippet
-from noclobber.render.judged import nothing_found, unchecked
+from noclobber.render.judged import left_out, nothing_found, unchecked
 from noclobber.render.snippet import Row
-from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, visible
+from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, place_of_line, visible
 from noclobber.render.text import NARROWEST as NARROWEST_WORDS
 
 WIDTH = 120
@@ -28,6 +30,28 @@ def rows(finding: Finding, width: int | None) -> Iterable[Row]:
     """One finding. No source line is wider than `width` cells; words are broken there, between words."""
     yield from headline(finding, width)
     yield from details(finding, width)
+
+
+def worst(findings: Sequence[Finding], most: int) -> Sequence[Finding]:
+    """Return at most so many findings, errors first."""
+    return findings if len(findings) <= most else sorted(findings, key=lambda one: _rank(one.severity))[:most]
+
+
+def said_once(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings, each without the notes and the help that one of the same code before it has too.
+
+    Help in words is left out as a whole, as a later sentence may begin with "or".
+    """
+    said: set[tuple[str, ...]] = set()
+    for finding in findings:
+        words = (finding.code, *(one.message for one in finding.suggestions if not one.edits))
+        known = words in said
+        yield replace(
+            finding,
+            notes=tuple(one for one in finding.notes if (finding.code, "note", one) not in said),
+            suggestions=tuple(one for one in finding.suggestions if one.edits or not known),
+        )
+        said.update((words, *((finding.code, "note", one) for one in finding.notes)))
 
 
 def headline(finding: Finding, width: int | None) -> Iterable[Row]:
@@ -46,8 +70,8 @@ def details(finding: Finding, width: int | None) -> Iterable[Row]:
     yield from snippet.window(finding, gutter, cells, cell_len, _wrapped if width else _whole)
     for note in finding.notes:
         yield from _words("note", note, width)
-    if finding.seen:
-        yield from _words("note", finding.seen, width)
+    for note in filter(None, (_scene(finding), finding.seen)):
+        yield from _words("note", note, width)
     for suggestion, changes in proposed:
         yield from _words("help", suggestion.message, width)
         if changes:
@@ -55,11 +79,29 @@ def details(finding: Finding, width: int | None) -> Iterable[Row]:
             yield from diff.rows(changes, path, gutter, cells, cell_len)
 
 
+def _scene(finding: Finding) -> str:
+    """Say in which modules the write was, and which calls lead to it; empty if neither is known."""
+    names = [f"`{name}`" for name in finding.modules]
+    if len(names) == MOST_MODULES:
+        names[-1] = "others"
+    spans = [one.span() for one in finding.calls]
+    paths = [None, *(one.path for one in spans)]
+    calls = [
+        f":{one.line}" if one.path == before else place_of_line(one.path, one.line)
+        for before, one in zip(paths, spans, strict=False)
+    ]
+    if len(calls) > MOST_CALLS:
+        calls.insert(1, "...")
+    where = f"in the module{'s' * (len(names) > 1)} {' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))}"
+    how = f"called by {' > '.join(calls)}"
+    return ", ".join(([where] if names else []) + ([how] if len(calls) > 1 else []))
+
+
 def footer(report: Report, width: int | None) -> Iterable[Row]:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     summary = _counts(report) if report.findings else nothing_found(report)
-    if report.suppressed:
-        summary += f" ({len(report.suppressed)} suppressed)"
+    if out := left_out(report):
+        summary += f" (left out: {out})"
     if report.findings and (why := unchecked(report)):
         summary += f"; {why}"
     rows = [*_words("noclobber", summary, width, style="headline")]
@@ -80,7 +122,7 @@ def footer(report: Report, width: int | None) -> Iterable[Row]:
 def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
     """Digits of the longest line number in the window or in a diff."""
     numbers = [number for label in finding.labels for number in (label.span.line, label.span.end_line)]
-    numbers += [change.line + max(len(change.removed), len(change.added)) - 1 for change in changes]
+    numbers += [number for change in changes for _, number, _ in change.rows() if number]
     return max((len(str(number)) for number in numbers), default=1)
 
 

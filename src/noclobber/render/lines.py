@@ -1,13 +1,14 @@
-"""One line a finding: concise (for people and editors) and github (workflow annotations)."""
+"""One line a finding: concise (for people and editors) and github (workflow annotations); statistics, one a code."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.render.diff import changes
-from noclobber.render.judged import nothing_found, unchecked
+from noclobber.render.judged import left_out, nothing_found, unchecked
 from noclobber.render.text import FIXING, broken, fix_command, one_line, place, shown_path, visible
 
 MOST_ROWS = 8
@@ -32,6 +33,21 @@ def _concise(finding: Finding) -> str:
     return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{told}"
 
 
+def statistics(report: Report, *, color: bool = False, width: int | None = None) -> str:
+    """`12  NC101  stale-save  3 files`: how many findings of each code there are, the most first, and their files."""
+    counts = Counter((visible(one.code), visible(one.rule)) for one in report.findings).most_common()
+    digits, longest = (
+        max((len(str(text)) for text in texts), default=0)
+        for texts in ((count for _, count in counts), (rule for (_, rule), _ in counts))
+    )
+    lines = []
+    for (code, rule), count in counts:
+        paths = {one.primary.span.path for one in report.findings if one.primary and visible(one.code) == code}
+        files = f"{len(paths)} file{'s' * (len(paths) != 1)}"
+        lines.append(f"{count:>{digits}}  {code}  {rule:<{longest}}  {files}\n")
+    return "".join(lines)
+
+
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then how much was
     checked, if nothing was found, what was not watched, and the notes."""
@@ -39,6 +55,7 @@ def github(report: Report, *, color: bool = False, width: int | None = None) -> 
     lines = [_annotation(finding, command) for finding in report.findings]
     said = unchecked(report) if report.findings else nothing_found(report)
     notices = [said] if said else []
+    notices += [f"left out: {out}"] if (out := left_out(report)) else []
     notices += [f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched]
     notices += map(one_line, report.coverage.notes)
     lines += [f"::notice title=noclobber::{_escaped(one)}" for one in notices]
@@ -75,8 +92,8 @@ def _diff(suggestion: Suggestion, finding: Finding) -> Iterator[str]:
     path = finding.primary.span.path if finding.primary else None
     for change in changes(suggestion, finding):
         where = "" if change.path == path else f"{shown_path(change.path)}:"
-        for sign, texts in (("-", change.removed), ("+", change.added)):
-            yield from (f"{where}{number} {sign} {visible(text)}" for number, text in enumerate(texts, change.line))
+        for sign, number, text in change.rows():
+            yield f"{where}{f'{number} ' if number else ''}{sign} {visible(text)}"
 
 
 def _role(label: Label) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.render import layout
 from noclobber.render.snippet import Row
 
+MOST = 20
+"""Findings that a terminal shows: beyond this a reader needs a page to look through."""
 _SEVERITY = {"error": "1;31", "warning": "1;33", "hint": "1;36"}
 _STYLES = {
     "headline": "1",
@@ -22,9 +26,12 @@ global random numbers when it is imported, and the program may be about to (rich
 
 
 def full(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """Every finding, a blank line after each, then the footer."""
-    windows = (window(finding, color=color, width=width) + "\n" for finding in report.findings)
-    return "".join(windows) + footer(report, color=color, width=width)
+    """Every finding, a blank line after each, then the footer. On a terminal, the worst `MOST` findings."""
+    findings = report.findings if width is None else layout.worst(report.findings, MOST)
+    windows = (window(finding, color=color, width=width) + "\n" for finding in layout.said_once(findings))
+    more, styles = len(report.findings) - len(findings), _STYLES if color else {}
+    rest = _painted([("headline", f"and {more} more"), ("", ": `-f html -o report.html` shows all")], styles) + "\n"
+    return "".join(windows) + rest * (more > 0) + footer(report, color=color, width=width)
 
 
 def footer(report: Report, *, color: bool = False, width: int | None = None) -> str:
@@ -36,6 +43,31 @@ def window(finding: Finding, *, color: bool = False, width: int | None = None) -
     """One finding. No source line is wider than `width` cells; words are broken there, between words."""
     styles = {**_STYLES, **_SEVERITY, "primary": _SEVERITY.get(finding.severity, _SEVERITY["error"])}
     return "".join(_painted(row, styles if color else {}) for row in layout.rows(finding, width))
+
+
+def summary_line(line: str, severity: str, *, color: bool) -> str:
+    """Return a line of the summary of `fix`; `severity` is that of the code that it begins with, if it does."""
+    said = _SAID.match(line)
+    if said is None or not color:
+        return line
+    style = _SEVERITY.get(severity) or _STYLES.get(_STYLE_OF.get(said[2], ""), "")
+    return f"{said[1]}{_colored(said[2], style)}{line[said.end() :]}"
+
+
+_SAID = re.compile(r"( *)(NC\d+|[a-z]+)(?=[:, ])")
+_STYLE_OF = {
+    "noclobber": "headline", "next": "help", "fix": "help", "change": "help", "help": "help",
+    "proven": "added", "checked": "added", "withdrawn": "removed",
+}  # fmt: skip
+
+
+def patch_line(line: str, *, color: bool) -> str:
+    """Return a line of a patch."""
+    style = next((style for begin, style in _PATCH if line.startswith(begin)), "")
+    return _colored(line, _STYLES.get(style, "") if color else "")
+
+
+_PATCH = (("---", "headline"), ("+++", "headline"), ("@@", "gutter"), ("-", "removed"), ("+", "added"))
 
 
 def _painted(row: Row, styles: dict[str, str]) -> str:

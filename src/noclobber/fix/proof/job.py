@@ -9,7 +9,9 @@ from enum import StrEnum
 from typing import Literal
 
 from noclobber.model.finding import Finding
+from noclobber.model.plain import built
 from noclobber.model.report import Report
+from noclobber.render.judged import left_out
 from noclobber.selection import Selection
 
 Mode = Literal["search", "watch", "bare", "reference", "clones", "derivative", "updated", "hints", "memory"]
@@ -84,8 +86,7 @@ class Order:
         """Read back."""
         document = json.loads(text)
         document["served"] = {path: base64.b64decode(one) for path, one in document["served"].items()}
-        chosen = document["selection"]
-        document["selection"] = Selection(tuple(chosen["select"]), tuple(chosen["ignore"]), chosen["baseline"])
+        document["selection"] = built(Selection, document["selection"])
         return Order(**document)
 
 
@@ -142,9 +143,9 @@ class Result:
         return tuple(one for one in found if one.severity != "hint")
 
     @property
-    def suppressed(self) -> int:
-        """How many findings do not count."""
-        return len(Report.from_json(self.report).suppressed) if self.report else 0
+    def left_out(self) -> str:
+        """How many findings do not count, and why; empty if all count."""
+        return left_out(Report.from_json(self.report)) if self.report else ""
 
     @property
     def hints(self) -> tuple[Finding, ...]:

@@ -44,24 +44,29 @@ def count_with(following: Callable[[], int]) -> None:
 
 
 class Looked:
-    """Who holds what one line writes, as `describe/holders.py` has seen it. It keeps the code, so that its id stays."""
+    """Who holds what one line writes, in which modules, by which calls: what `describe/holders.py` has seen.
 
-    __slots__ = ("code", "holders", "times")
+    It keeps the code, so that its id stays.
+    """
+
+    __slots__ = ("calls", "code", "holders", "modules", "times")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
         self.times = 0
         self.holders: tuple[Holder, ...] | None = ()
+        self.modules: tuple[str, ...] = ()
+        self.calls: tuple[Site, ...] = ()
 
 
 looked_at: dict[tuple[int, int], Looked] = {}
 """By the id of the code and the instruction that writes."""
 
 
-def holders_at(place: Place | None) -> tuple[Holder, ...] | None:
-    """Return who holds what a line writes; None if that is not known."""
+def seen_at(place: Place | None) -> Looked | None:
+    """Return what is known of a line that writes; None if it was not seen to write."""
     known = looked_at.get((id(place[0]), place[1])) if place is not None else None
-    return known.holders if known is not None and known.times else None
+    return known if known is not None and known.times else None
 
 
 second_runs: deque[tuple[int, int]] = deque(maxlen=1024)

@@ -28,9 +28,9 @@ from noclobber.observe.core.records import (
     Geometry,
     Record,
     geometry,
-    holders_at,
     in_second_run,
     region,
+    seen_at,
     shape_of,
     strided,
     tensor_on,
@@ -356,7 +356,8 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
     for index, (record, before) in enumerate(entries):
         after = entries[index + 1][1] if index + 1 < len(entries) else current
         where = region(record.geometry)
-        again = in_second_run(record)
+        again, seen = in_second_run(record), seen_at(record.place)
+        is_same_line = index > 0 and entries[index - 1][0].place == record.place
         touches = where is None or tensor.region is None or overlap(where, tensor.region)
         written = Tensor(where.shape if where else (), tensor.dtype, tensor.device, tensor.name, tensor.kind, where)
         made.append(
@@ -374,7 +375,9 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
                 again=again,
-                holders=holders_at(record.place),
+                holders=seen.holders if seen else None,
+                modules=seen.modules if seen else (),
+                calls=seen.calls if seen and not is_same_line else (),
             )
         )
     return tuple(made)

@@ -21,17 +21,18 @@ from weakref import getweakrefs
 
 import torch
 
-from noclobber.model.events import Holder, without_indexes
+from noclobber.model.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Geometry, Looked, Record, geometry, looked_at
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
+from noclobber.observe.describe.called import calls_to, module_path
 from noclobber.observe.describe.clobbers import touch
 from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api import private
 
-_MOST_TIMES = 3
+_MOST_TIMES = MOST_MODULES
 """How often the holders of what one line writes are looked for; it takes some 0.1 s."""
 _MOST_LINES = 64
 _MOST_SECONDS = 1.0
@@ -57,13 +58,13 @@ def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Rec
 
 
 def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
-    """Note who holds the memory of a tensor that a line writes; return False if the line was looked at often enough.
+    """Note who holds the memory of a tensor that a line writes, and where in the program the line is.
+
+    Returns False if the line was looked at often enough.
 
     `handles` are those of all live saves of that memory.
     """
     line, key = (id(place[0]), place[1]), private.storage_key(tensor)
-    if sum(spent) >= _MOST_SECONDS:
-        return False
     known = looked_at.get(line)
     if known is None and len(looked_at) < _MOST_LINES:
         known = looked_at[line] = Looked(place[0])
@@ -72,9 +73,16 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     known.times += 1
     begun = time.perf_counter()
     with private.plain():
-        found = _holders(tensor, key, handles, sys._getframe())
+        frame = sys._getframe()
+        is_late = sum(spent) >= _MOST_SECONDS
+        found = None if is_late else _holders(tensor, key, handles, frame)
+        if module := module_path(frame, private.module_call()):
+            known.modules = tuple(dict.fromkeys((*known.modules, module)))
+        known.calls = known.calls or calls_to(frame)
+        del frame
     spent.append(time.perf_counter() - begun)
-    known.holders = _both(known.holders, found)
+    if not is_late or known.times == 1:
+        known.holders = _both(known.holders, found)
     return True
 
 

@@ -17,7 +17,7 @@ from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Record, holders_at, shape_of
+from noclobber.observe.core.records import Backward, Record, seen_at, shape_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
@@ -114,7 +114,10 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
         kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
-    return Refusal(message, site, op, about, _created(tensor, message, context.memory), holders=holders_at(place))
+    refusal = Refusal(message, site, op, about, _created(tensor, message, context.memory))
+    if (seen := seen_at(place)) is None:
+        return refusal
+    return replace(refusal, holders=seen.holders, modules=seen.modules, calls=seen.calls)
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
