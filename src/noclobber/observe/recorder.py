@@ -177,6 +177,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
             _ways.append(way)
             way.arm(partial(seen.arm, context))
     context.armings += 1
+    context.memory.begin()
     threads.enter(context)
 
 

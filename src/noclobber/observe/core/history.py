@@ -17,7 +17,7 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.hot_path import HotPath, MemoryOf
-from noclobber.observe.core.records import Backward, Record, Stepped, looked_at
+from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
@@ -81,6 +81,8 @@ class Memory:
         of its code and the instruction. It is always the same object, so callers may keep it."""
         self.foreign_writers: ForeignWriters | None = None
         """What watches saves whose memory foreign code may hold; None if contents are not watched."""
+        self.began: int | None = 0
+        """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
         unlocked_in_child(self)
 
@@ -163,8 +165,14 @@ class Memory:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
         return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
 
+    def begin(self) -> None:
+        """Note that seeing begins, or goes on where nothing was dropped."""
+        if self.began is None:
+            self.began = moment()
+
     def forget(self) -> None:
         """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
+        self.began = None
         self.logged.clear()
         self.limit = RECENT
         self.steps.clear()
