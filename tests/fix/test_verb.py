@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -181,7 +182,16 @@ def test_what_cannot_be_run_is_refused_in_words(words, text, told, tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_process_and_leaves_nothing(tmp_path, how):
-    text = "import torch, time, pathlib\npathlib.Path('begun').touch()\ntime.sleep(60)\n"
+    text = textwrap.dedent(  # torchrun's ranks too are in sessions of their own
+        """
+        import pathlib, subprocess, sys, time
+        if sys.argv[1:]:
+            pathlib.Path("begun").touch()
+        else:
+            subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True)
+        time.sleep(60)
+        """
+    )
     (tmp_path / "program.py").write_text(text)
     (tmp_path / "temporary").mkdir()
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The process that a program is tried in, or that forks such processes: `python .../fix/__main__.py FOLDER SCRIPT...`.
+"""The process that a program is tried in, or that forks such ones: `python .../__main__.py FOLDER SCRIPT ARGS...`.
 
 Started by its path and not by `-m`, which would look for modules in the current folder first.
 """
@@ -12,18 +12,17 @@ if not sys.flags.safe_path and _ROOT not in sys.path[1:]:
 
 
 def main() -> None:
-    """Carry out the order in a folder. If there is none, carry out those in the folders that stdin will name."""
+    """Carry out the order in a folder, or those in the folders that stdin will name, or join a trial under way."""
     from noclobber.fix.proof.fork_server import serve
-    from noclobber.fix.proof.job import Order
-    from noclobber.fix.proof.trial import TrialProcess
+    from noclobber.fix.proof.job import ORDER, Order
+    from noclobber.fix.proof.trial import JOIN, TrialProcess, join_script
 
-    folder, *words = sys.argv[1:]
-    path = os.path.join(folder, "order.json")
-    if not os.path.exists(path):
-        serve(folder, words)
-    with open(path, encoding="utf-8") as file:
-        order = Order.from_json(file.read())
-    TrialProcess(folder, order).carry_out(words)
+    what, *words = sys.argv[1:]
+    if what == JOIN:
+        join_script(words)
+    if not os.path.exists(os.path.join(what, ORDER)):
+        serve(what, words)
+    TrialProcess(what, Order.read(what)).carry_out(words)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
 from noclobber.fix.proof.job import Ended, Order, Result
-from noclobber.fix.proof.launcher import Launcher, Tell, launching
+from noclobber.fix.proof.launcher import Launcher, Tell, Trial, launching
 from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
 from noclobber.model.finding import Finding
@@ -71,20 +71,33 @@ def fix(
     _require(words)
     selection = _selection()
 
-    def repaired(program: Sequence[str], environment: Mapping[str, str] | None = None) -> Repairs | Fixed:
+    def repaired(
+        program: Sequence[str], environment: Mapping[str, str] | None = None, done: Repairs | None = None
+    ) -> Repairs | Fixed:
+        looking = f"looking for in-place writes that break a gradient{', in other processes' if done else ''}"
         with launching(program, environment, selection) as launcher:
-            work = partial(_repaired, unproven, backwards, seconds)
-            return launcher.call(work, tell, "looking for in-place writes that break a gradient")
+            return launcher.call(partial(_repaired, unproven, backwards, seconds, done), tell, looking)
 
+    done, about = None, list[str]()
     if (rank := of_one_rank(words)) is not None:
-        done = repaired(rank, ENVIRONMENT)
-        if not isinstance(done, Fixed):
-            fixed = told(done, words, writing, unproven)
-            fixed.words.insert(0, "noclobber: run as rank 0 of one process, for the search and for the proof")
-            return fixed
-    # Of what only another rank does, or only a larger world, this at least tells.
-    done = repaired(words)
-    return done if isinstance(done, Fixed) else told(done, words, writing, unproven)
+        with suppress(CannotFix):  # the program needs more ranks
+            of_rank = repaired(rank, ENVIRONMENT)
+            done = None if isinstance(of_rank, Fixed) else of_rank
+    if done is not None:
+        about.append("noclobber: run as rank 0 of one process, for the search and for the proof")
+    if done is None or not done.left:
+        try:
+            found = repaired(words, done=done)
+        except CannotFix as reason:
+            if done is None:
+                raise
+            found = done
+            about.append(f"noclobber: the other ranks could not be looked at: {reason}")
+    else:
+        found = done
+    fixed = found if isinstance(found, Fixed) else told(found, words, writing, unproven)
+    fixed.words[:0] = about
+    return fixed
 
 
 def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Tell) -> Fixed:
@@ -99,28 +112,43 @@ def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Tell
     return done if isinstance(done, Fixed) else told_of_hints(done, words, writing)
 
 
-def _repaired(unproven: bool, backwards: int, seconds: float, launcher: Launcher, tell: Tell) -> Repairs | Fixed:
-    """Find and try fixes; return the report instead if there is nothing to fix."""
-    order = Order("search", backwards, seconds)
-    searching = launcher.start(order)
-    with _torch_needed():  # where nothing is forked, this takes as long as the search
-        from noclobber.fix.proof.search import RepairSearch
-        from noclobber.fix.proof.verdicts import Prover
+def _repaired(
+    unproven: bool, backwards: int, seconds: float, done: Repairs | None, launcher: Launcher, tell: Tell
+) -> Repairs | Fixed:
+    """Find and try fixes in one process after the other, beside those that are `done`; return the report instead if
+    there is nothing to fix."""
+    looked: set[str] = set()
+    while True:
+        before = done.patch if done is not None else Patch()
+        order = Order("search", backwards, seconds, served=before.served)
+        searching = launcher.start(order, everywhere=True)
+        with _torch_needed():  # where nothing is forked, this takes as long as the search
+            from noclobber.fix.proof.search import RepairSearch
+            from noclobber.fix.proof.verdicts import Prover
 
-    search = _found(launcher, order, searching.result())
-    if (refused := _nothing(search, seconds)) is not None:
-        return refused
-    return RepairSearch(Prover(launcher, search, backwards, seconds), tell, unproven=unproven).search()
+        search = _found(launcher, order, searching, looked)
+        nothing = None if looked else _nothing(search, seconds)
+        if done is not None and (nothing is not None or not search.findings or search.process in looked):
+            return replace(done, elsewhere=search.elsewhere)
+        if nothing is not None:
+            return nothing
+        more = RepairSearch(Prover(launcher, search, backwards, seconds), tell, before, unproven=unproven).search()
+        more.processes = [search.process] if search.process else []
+        done = more if done is None else done.and_more(more)
+        looked.add(search.process)
+        if not search.elsewhere:
+            return done
+        tell("looking for in-place writes that break a gradient, in other processes")
 
 
 def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tell) -> AppliedHints | Fixed:
     """Find and apply hints; return the report instead if there is none."""
     order = Order("hints", sys.maxsize, seconds)
-    searching = launcher.start(order)
+    searching = launcher.start(order, everywhere=True)
     with _torch_needed():
         from noclobber.fix.proof.hints import HintTrials
 
-    search = _found(launcher, order, searching.result())
+    search = _found(launcher, order, searching)
     if search.findings:
         raise CannotFix(f"an in-place write breaks a gradient; first run: noclobber fix {typed(words)}")
     if search.ended in (Ended.LIMIT, Ended.TIMEOUT):
@@ -131,13 +159,15 @@ def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tel
     return HintTrials(launcher, search, seconds).carry_out(tell)
 
 
-def _found(launcher: Launcher, order: Order, search: Result) -> Result:
-    """Return what a search found. A program that comes to no backward call in a warm process is run in fresh ones, now
-    and from then on: it may mind that torch has been imported, or never import it."""
+def _found(launcher: Launcher, order: Order, searching: Trial, looked: Collection[str] = ()) -> Result:
+    """Return what a search found in the first process that has something, and is none of those `looked` at. A program
+    that comes to no backward call in a warm process is run in fresh ones, now and from then on: it may mind that torch
+    has been imported, or never import it."""
+    search = launcher.searched(searching, looked)
     if not launcher.warm or search.findings or search.hints or search.checked:
         return search
     launcher.warm = False
-    return launcher.run(order)
+    return launcher.searched(launcher.start(order, everywhere=True), looked)
 
 
 def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fixed:
@@ -202,7 +232,7 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         return None
     if search.elsewhere:
         what = f"a child process has a write that breaks a gradient ({search.elsewhere})"
-        raise CannotFix(f"{what}; `noclobber fix` only fixes the first process: call that code there, without a child")
+        raise CannotFix(f"{what}, and was ended before it could be looked at: call that code in the first process")
     if search.ended in (Ended.TIMEOUT, Ended.DIED):
         raise CannotFix(f"noclobber could not watch this program: {search.error}")
     if not search.torch:
@@ -226,6 +256,7 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
 def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
     """Return the report of a search for fixes. Write the patch if `writing`."""
     fixed = Fixed(1 if done.left else 0)
+    fixed.words += [f"noclobber: searched and proven in {one}" for one in done.processes]
     for one in _together(done.repairs):
         extra = (
             "" if one.extra is None else f" ({'-' if one.extra < 0 else '+'}{size(abs(one.extra))} kept for backward)"
@@ -250,6 +281,9 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
+    if done.elsewhere:
+        fixed.status = 1
+        fixed.words.append(f"another process has one more write that breaks a gradient: {done.elsewhere}")
     sure = all(one.level is not Level.UNPROVEN for one in done.repairs)
     if sure:
         fixed.diff = "".join(_diffs(done.patch))

@@ -52,14 +52,19 @@ class Process:
 
     def described(self) -> str:
         """Return what a reader knows it by: "rank 1", "data loader worker 3 of rank 1 (pid 4711)"."""
+        alone = self.worker is None and (self.rank is not None or (not self.name and self.parent is None))
+        return self.role() if alone else f"{self.role()} (pid {self.pid})"
+
+    def role(self) -> str:
+        """Return what it is in each run of the program: "rank 1", "data loader worker 3 of rank 1"."""
         rank = "" if self.rank is None else f"rank {self.rank}"
         if self.worker is not None:
-            return f"data loader worker {self.worker}{rank and f' of {rank}'} (pid {self.pid})"
+            return f"data loader worker {self.worker}{rank and f' of {rank}'}"
         if rank:
             return rank
         if self.name:
-            return f"`{self.name}` (pid {self.pid})"
-        return "the main process" if self.parent is None else f"`{self.typed()}` (pid {self.pid})"
+            return f"`{self.name}`"
+        return "the main process" if self.parent is None else f"`{self.typed()}`"
 
     def typed(self) -> str:
         """Return the command line on one line, cut if it is long: `-c` may hold a whole program."""

@@ -38,6 +38,7 @@ class Order:
     """What a run asks of its processes.
 
     `run` is the id of the first process, and `parent` of the one that hands the order on; both are empty in the first.
+    `joining` is the module whose `join(order)` makes a new Python the Member that it is to be; empty for a plain one.
     """
 
     folder: str
@@ -48,6 +49,7 @@ class Order:
     run: str = ""
     parent: str = ""
     first: int = 0
+    joining: str = ""
 
     def to_text(self) -> str:
         """Return the order as the value of a variable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from types import TracebackType
 
 from noclobber.processes.children import RUN
@@ -16,21 +17,25 @@ def begin() -> None:
         order = Order.of(os.environ.pop(RUN))
         if not os.path.isdir(order.folder) or is_member():
             return  # `site` may come to the same folder twice, and read its .pth files again
-        from noclobber.session import Session
-
-        session = Session(
-            on_write=order.on_write,
-            contents=order.contents,
-            watching=order.watching,
-            notes=order.notes,
-            everywhere=True,
-            first=order.first,
-        )
-        member = Member(order, session, [])
+        member = import_module(order.joining).join(order) if order.joining else _member(order)
         member.begin("started")
         _before_excepthook(member)
     except Exception:  # a program of its own must start as it would; its parent tells that it was not watched
         return
+
+
+def _member(order: Order) -> Member:
+    from noclobber.session import Session
+
+    session = Session(
+        on_write=order.on_write,
+        contents=order.contents,
+        watching=order.watching,
+        notes=order.notes,
+        everywhere=True,
+        first=order.first,
+    )
+    return Member(order, session, [])
 
 
 def _before_excepthook(member: Member) -> None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from noclobber import rules
 from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order
-from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, command
+from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
 from noclobber.fix.proof.trial import TrialProcess
 
 
@@ -56,6 +56,7 @@ def prepare() -> None:
     with suppress(Exception, SystemExit):
         import noclobber.fix.proof.hints
         import noclobber.fix.proof.search
+        import noclobber.mend.shown
         import noclobber.observe.gradient_trace.central_differences
         import noclobber.observe.measured_peak
         import noclobber.observe.subscription  # noqa: F401
@@ -88,11 +89,10 @@ def _fork(folder: str, words: list[str], asking: int) -> int:
 
 def _try(folder: str, words: list[str], asking: int) -> None:
     """Carry out the order in a folder."""
-    with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
-        order = Order.from_json(file.read())
+    order = Order.read(folder)
     if order.fresh:
         os.execv(sys.executable, command(folder, words))
-    TrialProcess(folder, order, lambda: os.write(asking, f"{DYNAMO}\n".encode())).carry_out(words)
+    TrialProcess(folder, order, ask_for_dynamo=lambda: os.write(asking, f"{DYNAMO}\n".encode())).carry_out(words)
 
 
 def _work(folder: str, words: list[str], asking: int) -> NoReturn:
@@ -113,11 +113,12 @@ def _work(folder: str, words: list[str], asking: int) -> NoReturn:
 
 
 def _end(running: dict[int, str]) -> None:
-    for process in running:
+    for process, folder in running.items():
         with suppress(ProcessLookupError):  # a group only once it has made itself one
             os.killpg(process, signal.SIGKILL)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
+        end_started(folder)
 
 
 def _reap(running: dict[int, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -28,8 +29,14 @@ DYNAMO = "torch._dynamo"
 """What optimizers import when they are made, and what takes as long as torch itself."""
 
 
+ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+"""What a process of a trial is started with."""
+ORDER = "order.json"
+"""The file of a trial's folder that the order is in."""
 OUTPUT, ERRORS = "output", "errors"
-"""The files of a trial's folder that its stdout and its stderr go to."""
+"""The files in it that its stdout and its stderr go to."""
+PROCESSES, RESULTS = "processes", "results"
+"""The folders in it that have a file of each process, and what became of each child."""
 
 
 class Ended(StrEnum):
@@ -74,6 +81,14 @@ class Order:
     """Whether gradients are asked for with respect to what activations in place have overwritten."""
     fresh: bool = False
     """Whether the program is run by an interpreter that has imported nothing yet, as under `python`."""
+    process: str = ""
+    """The role of the process whose evidence counts; empty for the first. All processes carry out the order."""
+
+    @staticmethod
+    def read(folder: str) -> Order:
+        """Return the order of a trial."""
+        with open(os.path.join(folder, ORDER), encoding="utf-8") as file:
+            return Order.from_json(file.read())
 
     def to_json(self) -> str:
         """As JSON; texts in base64."""
@@ -115,8 +130,12 @@ class Result:
     """Whether it has a say in its gradients, by a custom Function or a hook, which such a run leaves aside."""
     lost: bool = False
     """Whether `.grad` was read of a tensor that is no leaf and keeps none."""
+    process: str = ""
+    """The role of the process that this is about; empty for the first."""
     elsewhere: str = ""
-    """A place that breaks a gradient in a process that the program started, if its first process has none."""
+    """A place that breaks a gradient in another process, and not in this one."""
+    checked: int = 0
+    """How many backward calls all processes have checked to their end, of a search."""
     unwatched: list[str] = field(default_factory=list)
     """The processes that were not watched, in words."""
     report: str = ""
@@ -152,11 +171,6 @@ class Result:
         """What a run for hints says about memory."""
         found = Report.from_json(self.report).findings if self.report else ()
         return tuple(one for one in found if one.code == "NC901")
-
-    @property
-    def checked(self) -> int:
-        """How many backward calls a run under watch has checked to their end."""
-        return Report.from_json(self.report).coverage.backwards if self.report else 0
 
     @property
     def unseen(self) -> tuple[str, ...]:

@@ -45,6 +45,21 @@ class Repairs:
     unproven: list[tuple[Repair, Patch]] = field(default_factory=list)
     asked: list[tuple[Finding, list[Reading]]] = field(default_factory=list)
     """Findings that only the author can decide, each with its possible meanings. They are also in `left`."""
+    processes: list[str] = field(default_factory=list)
+    """The roles of the processes, other than the first, that were searched."""
+    elsewhere: str = ""
+    """A place that breaks a gradient in a process that left no evidence."""
+
+    def and_more(self, more: Repairs) -> Repairs:
+        """Return this with what was then done for another process, by a patch that goes on from this one."""
+        return Repairs(
+            more.patch,
+            [*self.repairs, *more.repairs],
+            [*self.left, *more.left],
+            [*self.unproven, *more.unproven],
+            [*self.asked, *more.asked],
+            [*self.processes, *more.processes],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,12 +88,14 @@ class _Attempt:
 class RepairSearch:
     """Goes from finding to finding until none is left, or no more can be fixed."""
 
-    def __init__(self, prover: Prover, tell: Callable[[str], None], *, unproven: bool = False) -> None:
+    def __init__(
+        self, prover: Prover, tell: Callable[[str], None], before: Patch | None = None, *, unproven: bool = False
+    ) -> None:
         self._prover = prover
         self._unproven = unproven
         """Whether to use a patch that cannot be compared, because the program differs from run to run."""
         self._tell = tell
-        self._done = Repairs()
+        self._done = Repairs(before or Patch())
         self._saved = prover.search.saved
         """The most bytes saved at the start of a backward, with the patch so far."""
         self._found_in = prover.search

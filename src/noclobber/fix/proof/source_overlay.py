@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import io
 import linecache
 import os
 from types import CodeType
+from typing import IO
 
 
 class Served:
@@ -25,7 +27,7 @@ class Served:
         return text
 
     def arm(self) -> None:
-        """Serve the modules that are imported from now on."""
+        """Serve the modules that are imported from now on, and the script that multiprocessing runs again."""
         owner = importlib.machinery.SourceFileLoader
         native = owner.get_code
 
@@ -38,3 +40,10 @@ class Served:
             return code
 
         owner.get_code = get_code  # type: ignore[method-assign,assignment]
+        opened = io.open_code
+
+        def open_code(path: str) -> IO[bytes]:
+            text = self.read(path)
+            return opened(path) if text is None else io.BytesIO(text)
+
+        io.open_code = open_code  # `runpy` reads a script by it

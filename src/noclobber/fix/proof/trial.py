@@ -1,10 +1,13 @@
 """One run of a program for evidence, in its own process.
 
-Its folder holds `order.json`, and gets `result.json` and the evidence when the run is over.
+Its folder holds `order.json`, and gets `result.json` and the evidence when the run is over. The processes that the
+program starts carry out the same order. Each child writes its own result into the folder, and the launcher reads that
+of the process which is looked at.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -14,14 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
 from noclobber.fix.proof import generators
-from noclobber.fix.proof.job import DYNAMO, FORWARD, Ended, Order, Result
+from noclobber.fix.proof.job import DYNAMO, ENTRY, FORWARD, PROCESSES, RESULTS, Ended, Order, Result
 from noclobber.fix.proof.source_overlay import Served
-from noclobber.imports import after_import
-from noclobber.model.report import Report, ReportError
-from noclobber.processes.member import Member
+from noclobber.model.report import Report
+from noclobber.processes.member import How, Member, kept_apart
 from noclobber.processes.member import Order as Run
-from noclobber.processes.merging import report_of
-from noclobber.render.text import place
 from noclobber.selection import selected
 from noclobber.session import Session
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.forward_mode import ForwardMode
     from noclobber.observe.measured_peak import MeasuredPeak
 
+JOIN = "join"
+"""The word that stands before the order of a run in the command line of a process that joins it."""
 _READS_NO_GRADIENT = "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"
 """PyTorch's warning (TensorBody.h, torch 2.13)."""
 
@@ -45,51 +47,96 @@ class _At:
             self._act()
 
 
-class TrialProcess:
-    """The run, from before the program's first line to where it ends or enough is known."""
+def join(run: Run) -> TrialProcess:
+    """Return this new Python as a process of the trial that has started it.
 
-    def __init__(self, folder: str, order: Order, ask_for_dynamo: Callable[[], object] | None = None) -> None:
+    The interpreter would read a script from its file, so a script is run as that of the first process is.
+    """
+    if sys.argv[0] not in ("", "-", "-c", "-m"):
+        switches = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
+        os.execv(sys.executable, [sys.executable, *switches, ENTRY, JOIN, run.to_text(), *sys.argv])
+    return _joined(run)
+
+
+def join_script(words: list[str]) -> NoReturn:
+    """Run a script in a process that joins the trial; `words` are the order of the run, the script and its words."""
+    _joined(Run.of(words[0])).carry_out(words[1:])
+
+
+def _joined(run: Run) -> TrialProcess:
+    folder = os.path.dirname(run.folder)
+    return TrialProcess(folder, Order.read(folder), run)
+
+
+class TrialProcess(Member):
+    """A process of the run, from before the program's first line to where it ends or enough is known.
+
+    `run` is the order of the run that a process joins; None in the first process.
+    """
+
+    def __init__(
+        self, folder: str, order: Order, run: Run | None = None, ask_for_dynamo: Callable[[], object] | None = None
+    ) -> None:
+        session = Session(contents=True, keeping=order.mode == "reference", hints=order.mode == "hints")
+        super().__init__(run or _first_run(folder), session, [])
+        self._joins = run is not None
         self._folder = folder
         self._order = order
         self._ask_for_dynamo = ask_for_dynamo
+        self._served = Served(order.served)
         self._evidence: Evidence | None = None
-        self._session: Session | None = None
         self._found_at: int | None = None
-        self._process = os.getpid()
         self._lost = False
         self._tangents: ForwardMode | None = None
-        self._member: Member | None = None
         self._peak: MeasuredPeak | None = None
+        self._error = ""
+        """What ended a child, in one line."""
+        self._concluded = False
 
-    def carry_out(self, words: list[str]) -> None:
-        """Run the program and write what came of it; never returns."""
-        served = Served(self._order.served)
-        try:
-            loaded = program.load(words, served.read)
-        except program.NotAProgram as reason:
-            self._finish(Ended.REFUSED, error=str(reason))
-        served.arm()
+    def begin(self, how: How = "first") -> None:
+        """Serve the patched source, and carry out the order as soon as torch is imported."""
+        self._served.arm()
         self._listen_to_warnings()
         generators.begin()
-        after_import("torch", self._torch_is_there)
+        super().begin(how)
+
+    def carry_out(self, words: list[str]) -> NoReturn:
+        """Run the program and write what came of it; never returns."""
+        sys.orig_argv[1:] = words
+        self.begin("started" if self._joins else "first")
+        atexit.unregister(self.end)  # how the program ended is known here
         if self._ask_for_dynamo is not None and DYNAMO not in sys.modules:  # imported there while it is imported here
             sys.meta_path.insert(0, _At(DYNAMO, self._ask_for_dynamo))
         try:
-            error = program.execute(loaded)
+            error = program.execute(program.load(words, self._served.read))
         except program.NotAProgram as reason:
             self._finish(Ended.REFUSED, error=str(reason))
-        if os.getpid() != self._process:
-            sys.exit(program.show(error))  # a child that the program forked, and whose end is its own
-        if error is not None and self._session is not None:
-            self._session.escaped(error)
+        if error is not None:
+            self.escaped(error)
         status = program.show(error)
         program.wind_down()
-        if error is None or (isinstance(error, SystemExit) and status == 0):
-            self._finish(Ended.WELL)
-        elif isinstance(error, SystemExit):
-            self._finish(Ended.EXIT, error=f"exit status {status}")
-        said = str(error).strip().splitlines()
-        self._finish(Ended.RAISED, error=": ".join([type(error).__name__, *said[:1]]))
+        self._finish(*_how_it_ended(error, status), status=status * self._joins)
+
+    def escaped(self, error: BaseException) -> None:
+        """Note what ends this process."""
+        super().escaped(error)
+        cause = error.__context__ if isinstance(error, SystemExit) else error
+        self._error = "" if cause is None else _in_one_line(cause)
+
+    def forked(self) -> None:
+        """Go on in a forked child, whose evidence begins with it."""
+        super().forked()
+        self._joins, self._found_at, self._error, self._concluded = True, None, "", False
+        if self._evidence is not None:
+            self._evidence.begin_again()
+
+    def end(self, status: int | None = None) -> None:
+        """Write what came of a process that ends by itself."""
+        super().end(status)
+        if not self.in_child and self._joins:
+            with kept_apart(self.crashes):
+                ended = Ended.RAISED if self._error else Ended.EXIT if status else Ended.WELL
+                self._conclude(ended, self._error or (f"exit status {status}" if status else ""))
 
     def _torch_is_there(self) -> None:
         from noclobber.observe import subscription
@@ -117,26 +164,23 @@ class TrialProcess:
             after=order.after,
             before=subscription.overwritten_by if order.before else None,
         )
-        seen.full = lambda: self._finish(Ended.LIMIT)
+        seen.full = self._enough
         if mode in FORWARD:
             seen.started = seen.full
             right_gradients.compile_nothing()
             right_gradients.permit_inference_writes()
             right_gradients.map_by_loops()
-        if mode == "search":
-            seen.looked = self._looked
+        seen.looked = self._looked
         if order.double:
             right_gradients.in_float64()
         if order.handing:
             right_gradients.hand_out_clones()
-        seen.arm(self._watching())
+        seen.arm(self._watch())
         if mode == "memory":
             self._measure()
-        if mode == "search" and self._session is not None:
-            files = os.path.join(self._folder, "processes")
-            os.mkdir(files)
-            self._member = Member(Run(files, contents=True, on_write="record"), self._session, [])
-            self._member.begin()
+        if self.session.started:
+            self.watched = True
+            self._watching()
         if self._tangents is not None and order.after:
             seen.reached = self._tangents.begin
         elif self._tangents is not None:
@@ -160,7 +204,7 @@ class TrialProcess:
 
         warnings.showwarning = showwarning
 
-    def _watching(self) -> Callable[[], None]:
+    def _watch(self) -> Callable[[], None]:
         from noclobber.observe.gradient_trace import right_gradients
 
         mode = self._order.mode
@@ -168,18 +212,20 @@ class TrialProcess:
             return right_gradients.clone_saves
         if mode in ("bare", "memory", *FORWARD):
             return lambda: None
-        self._session = Session(contents=True, keeping=mode == "reference", hints=mode == "hints")
-        return self._session.start
+        return self.session.start
 
     def _looked(self) -> None:
         """After the first finding, a search goes on for as many backward calls as a proof needs."""
-        if self._found_at is None and self._evidence and self._has_found():
+        self._say_who()  # before the process group is gone, and with it the rank
+        if self._order.mode == "search" and self._found_at is None and self._evidence and self._has_found():
             self._found_at = self._evidence.begun
             self._evidence.limit(self._evidence.done + self._order.backwards)
+            if self._joins:
+                self._write(Ended.DIED, "another process has ended it")  # it may: a data loader ends its workers
 
     def _has_found(self) -> bool:
         """Return True if something was found that counts."""
-        found = self._session.findings if self._session is not None else ()
+        found = self.session.findings
         return bool(found) and bool(self._selected(Report(found)).findings)
 
     def _selected(self, report: Report) -> Report:
@@ -187,8 +233,32 @@ class TrialProcess:
         judged = self._order.mode in ("search", "watch", "hints")
         return selected(report, self._order.selection, must_exist=False) if judged else report
 
-    def _finish(self, ended: Ended, *, error: str = "") -> NoReturn:
-        seen, session = self._evidence, self._session
+    def _enough(self) -> None:
+        """End the run, if the evidence of this process is what it is for. Else other processes may need this one."""
+        if not self._joins and not self._order.process:
+            self._finish(Ended.LIMIT)
+        self._conclude(Ended.LIMIT)
+
+    def _finish(self, ended: Ended, error: str = "", *, status: int = 0) -> NoReturn:
+        self.session.stop()
+        self._conclude(ended, error)
+        program.flush()
+        # What the program set up to run at its end is not part of the evidence, and might wait for what never comes.
+        os._exit(status)
+
+    def _conclude(self, ended: Ended, error: str = "") -> None:
+        """Write what came of this process, once."""
+        if self._concluded:
+            return
+        self._concluded = True
+        self._say_who()
+        if ended is Ended.WELL and self._evidence is not None:
+            self._evidence.ended()
+        self._write(ended, error)
+
+    def _write(self, ended: Ended, error: str) -> None:
+        """Write what came of this process so far."""
+        seen = self._evidence
         result = Result(ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules)
         if self._peak is not None:
             with suppress(RuntimeError):
@@ -196,19 +266,15 @@ class TrialProcess:
         if self._tangents is not None:
             result.rewritten, result.given = self._tangents.rewritten, self._tangents.given
             result.custom = self._tangents.custom
-        if self._member is not None:
-            self._look_elsewhere(result, self._member)
-        if session is not None:
-            session.stop()
+        if self.watched:
             try:
-                result.report = self._selected(session.proposed()).to_json()
+                result.report = self._selected(self.session.proposed()).to_json()
             except Exception as crash:
                 result.crash = f"{type(crash).__name__}: {crash}"
+        path = os.path.join(self._folder, RESULTS, self.id) if self._joins else os.path.join(self._folder, "result")
         if seen is not None:
             from noclobber.observe.gradient_trace import evidence
 
-            if ended is Ended.WELL:
-                seen.ended()
             if self._found_at is None and self._has_found():
                 self._found_at = max(seen.begun, 1)
             result.calls, result.begun, result.found_at, result.saved = (
@@ -217,19 +283,29 @@ class TrialProcess:
                 self._found_at,
                 seen.saved,
             )
-            evidence.write(seen.events, os.path.join(self._folder, "evidence.pt"))
-        unfinished = os.path.join(self._folder, "unfinished.json")
-        with open(unfinished, "w", encoding="utf-8") as file:
+            evidence.write(seen.events, f"{path}.pt")
+        with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
             file.write(result.to_json())
-        os.replace(unfinished, os.path.join(self._folder, "result.json"))
-        program.flush()
-        # What the program set up to run at its end is not part of the evidence, and might wait for what never comes.
-        os._exit(0)
+        os.replace(f"{path}.unfinished", f"{path}.json")
 
-    def _look_elsewhere(self, result: Result, member: Member) -> None:
-        """Note what the processes found that the program started, and which of them were not watched."""
-        with suppress(OSError, ReportError):
-            report = self._selected(report_of(member.order.folder))
-            others = [one for one in report.findings if one.severity != "hint" and member.id not in one.processes]
-            result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
-            result.unwatched = [f"`{one.typed()}`" for one in report.processes if one.why]
+
+def _first_run(folder: str) -> Run:
+    """Return the order of the run that the first process begins."""
+    files = os.path.join(folder, PROCESSES)
+    for one in (files, os.path.join(folder, RESULTS)):
+        os.mkdir(one)
+    return Run(files, contents=True, on_write="record", joining=__name__)
+
+
+def _how_it_ended(error: BaseException | None, status: int) -> tuple[Ended, str]:
+    """Return how a program ended, in words too."""
+    if error is None or (isinstance(error, SystemExit) and status == 0):
+        return Ended.WELL, ""
+    if isinstance(error, SystemExit):
+        return Ended.EXIT, f"exit status {status}"
+    return Ended.RAISED, _in_one_line(error)
+
+
+def _in_one_line(error: BaseException) -> str:
+    said = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *said[:1]])

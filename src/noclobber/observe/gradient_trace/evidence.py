@@ -18,11 +18,11 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from noclobber.observe.core import fingerprints, save_hooks
 from noclobber.observe.core.records import Geometry, geometry, tensor_on
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
+from noclobber.observe.gradient_trace.local_numbers import dense
 from noclobber.observe.gradient_trace.older_weights import Fresh
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.patches import Patches
@@ -120,6 +120,11 @@ class Evidence:
     def limit(self, most: int) -> None:
         """Record `most` calls in all."""
         self._most = most
+
+    def begin_again(self) -> None:
+        """Record a forked child, which has made no call yet."""
+        self._process = os.getpid()
+        self.events, self.begun, self.done, self.saved = [], 0, 0, None
 
     def arm(self, watch: Callable[[], None]) -> None:
         """Begin to record. `watch` arms everything else that watches the run.
@@ -414,16 +419,6 @@ def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return dense(tensor).to("cpu", copy=True)
 
 
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor as a plain one without a graph: of a sparse tensor all of them, of a tensor that
-    wraps others (DTensor, a jagged tensor) those that it holds here, in a row."""
-    if is_traceable_wrapper_subclass(tensor):
-        held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        return torch.cat([dense(one).reshape(-1) for one in held if isinstance(one, torch.Tensor)])
-    plain = tensor.detach()
-    return plain if plain.layout is torch.strided else plain.to_dense()
-
-
 def sketch(tensor: torch.Tensor | None, known: Sketch | None = None) -> Sketch | None:
     """Return a sketch of a tensor, by which equal tensors can be recognised; None for None. `known` may be an earlier
     sketch of it, which still holds where the bytes are the same."""
@@ -431,8 +426,8 @@ def sketch(tensor: torch.Tensor | None, known: Sketch | None = None) -> Sketch |
         return None
     plain = dense(tensor)
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)
-    if not plain.numel() or plain.device.type == "meta":
-        return Sketch(shape, dtype)
+    if not plain.numel() or plain.device.type == "meta" or not private.bytes_at(plain):
+        return Sketch(shape, dtype)  # a parameter that is gathered when it is used (FSDP2) has no memory between
     flat = plain.reshape(-1).to("cpu")
     bits = fingerprints.fingerprint(flat)
     if known is not None and bits is not None and (known.shape, known.dtype, known.bits) == (shape, dtype, bits):

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from noclobber.observe.gradient_trace.local_numbers import dense, parts
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 
@@ -195,6 +196,11 @@ def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[s
 def direction(leaf: torch.Tensor, number: int = 0) -> torch.Tensor:
     """Return a direction for a leaf, with its shape and dtype; another one for each `number`. It is computed from the
     leaf's values, so two runs give equal leaves the same direction."""
+    if wrapped := parts(leaf):
+        made = leaf.detach().clone()
+        for one, own in zip(wrapped, parts(made), strict=True):
+            own.copy_(direction(one, number))
+        return made
     flat = leaf.detach().reshape(-1)
     made = torch.empty_like(flat)
     for start in range(0, flat.numel(), _AT_ONCE):
@@ -203,8 +209,8 @@ def direction(leaf: torch.Tensor, number: int = 0) -> torch.Tensor:
             start + 1, start + 1 + part.numel(), dtype=torch.float64, device=part.device
         )
         if part.is_complex():
-            parts = (torch.sin(turns + 7919.0 * one.to(torch.float64)) for one in (part.real, -part.imag))
-            made[start : start + _AT_ONCE] = torch.complex(*parts)
+            both = (torch.sin(turns + 7919.0 * one.to(torch.float64)) for one in (part.real, -part.imag))
+            made[start : start + _AT_ONCE] = torch.complex(*both)
         else:
             made[start : start + _AT_ONCE] = torch.sin(turns + 7919.0 * part.to(torch.float64))
     return made.reshape(leaf.shape)
@@ -212,9 +218,7 @@ def direction(leaf: torch.Tensor, number: int = 0) -> torch.Tensor:
 
 def along(gradient: torch.Tensor, leaf: torch.Tensor, number: int = 0) -> Along:
     """Return the derivative that a gradient gives along a direction of its leaf."""
-    plain = gradient.detach()
-    plain = plain if plain.layout is torch.strided else plain.to_dense()
-    return _sum(plain, direction(leaf, number))
+    return _sum(gradient, direction(leaf, number))
 
 
 def along_roots(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | None]) -> Along | None:
@@ -222,12 +226,12 @@ def along_roots(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | No
 
     `given` are the gradients that the program passes to the call, None for that of a scalar.
     """
-    parts = []
+    found = []
     for root, gradient in zip(roots, given, strict=True):
         tangent = forward_ad.unpack_dual(root).tangent  # type: ignore[no-untyped-call]
         if tangent is not None:
-            parts.append(_sum(torch.ones_like(tangent) if gradient is None else gradient, tangent))
-    return total(parts) if parts else None
+            found.append(_sum(torch.ones_like(tangent) if gradient is None else gradient, tangent))
+    return total(found) if found else None
 
 
 def weighed(roots: Iterable[torch.Tensor], given: Iterable[torch.Tensor | None]) -> float:
@@ -248,7 +252,7 @@ def same(right: Along, found: Along) -> bool:
 
 def _sum(gradient: torch.Tensor, direction: torch.Tensor) -> Along:
     """Return the sum of the products of a gradient and a direction."""
-    both = (gradient.reshape(-1), direction.reshape(-1))
+    both = (dense(gradient).reshape(-1), dense(direction).reshape(-1))
     within = max(_TOLERANCE.get(one.real.dtype if one.is_complex() else one.dtype, _OF_OTHERS) for one in both)
     wide = torch.complex128 if any(one.is_complex() for one in both) else torch.float64
     value = squares = 0.0
