@@ -236,7 +236,7 @@ def in_threads(function):
 
 
 def test_every_counts_a_finding_once_where_threads_share_the_object():
-    seen = noclobber.watch(every=3, contents=False)  # by versions: a thread may be between two blocks of the others
+    seen = noclobber.watch(every=3, contents=False)
     in_threads(seen(silent))
     (finding,) = seen.findings
     assert finding.count <= 90

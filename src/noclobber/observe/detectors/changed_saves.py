@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.observe.core import save_hooks
@@ -78,25 +79,31 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
         raise error
     if handle.digest is None:
         return alias
-    is_older = silently and not context.strict and handle.moment < (context.memory.began or 0)
     if digest is None:
         digest = fingerprint(alias)
     if digest is None and isinstance(handle.digest, OnDevice):
         return alias  # the bytes on the device cannot be read now
     call = here()
     if isinstance(digest, OnDevice) and silently and call is not None:
-        if not is_older and clobbers.is_read(handle, node):
+        if clobbers.is_read(handle, node):
             call.later.append(clobbers.later(handle, node, digest, call, context.memory))
     elif not same(digest, handle.digest) and clobbers.is_other(handle, node, alias, handle.digest):
-        if is_older:  # the line that wrote may not have been watched
+        clobber = guarded(lambda: clobbers.clobber_of(handle, node, reading(), context.memory))
+        if clobber is not None and not context.strict and _is_from_before(handle, clobber, context):
             context.bus.not_seen("what changed saved bytes between two watched blocks")
             return alias
-        clobber = guarded(lambda: clobbers.clobber_of(handle, node, reading(), context.memory))
         stopped = ClobberError(clobbers.CHANGED) if context.strict or not silently else None
         guarded(partial(context.bus.tell, [clobber] if clobber else [], stopped))
         if stopped is not None:
             raise stopped
     return alias
+
+
+def _is_from_before(handle: Handle, clobber: Clobber, context: Context) -> bool:
+    """Return True if nobody saw the write, and the save is older than what is watched: the line that wrote may not have
+    been watched."""
+    unseen = all(write.via == "foreign" and not write.op for write in clobber.writes)
+    return unseen and handle.moment < (context.memory.began or 0)
 
 
 def settle(context: Context, call: Backward) -> ClobberError | None:
