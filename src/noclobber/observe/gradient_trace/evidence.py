@@ -426,7 +426,7 @@ def sketch(tensor: torch.Tensor | None, known: Sketch | None = None) -> Sketch |
         return None
     plain = dense(tensor)
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)
-    if not plain.numel() or plain.device.type == "meta" or not private.bytes_at(plain):
+    if not plain.numel() or plain.device.type == "meta" or not plain.untyped_storage().nbytes():
         return Sketch(shape, dtype)  # a parameter that is gathered when it is used (FSDP2) has no memory between
     flat = plain.reshape(-1).to("cpu")
     bits = fingerprints.fingerprint(flat)
