@@ -252,8 +252,6 @@ class TrialProcess(Member):
             return
         self._concluded = True
         self._say_who()
-        if ended is Ended.WELL and self._evidence is not None:
-            self._evidence.ended()
         self._write(ended, error)
 
     def _write(self, ended: Ended, error: str) -> None:
@@ -275,6 +273,8 @@ class TrialProcess(Member):
         if seen is not None:
             from noclobber.observe.gradient_trace import evidence
 
+            if ended is Ended.WELL:
+                seen.ended()  # after the peak was taken, as this copies what the program leaves
             if self._found_at is None and self._has_found():
                 self._found_at = max(seen.begun, 1)
             result.calls, result.begun, result.found_at, result.saved = (
