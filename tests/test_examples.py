@@ -103,7 +103,5 @@ def test_the_workflow_runs_what_there_is() -> None:
     words = re.findall(r"run: noclobber (.*)", text)
     assert len(words) == 1
     done = execute("-m", "noclobber", *words[0].replace("train.py", "missing.py").split())
-    assert (done.returncode, done.stderr) == (
-        2,
-        "noclobber: error: cannot open `missing.py`: No such file or directory\n",
-    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("missing.py': [Errno 2] No such file or directory\n")  # as python says it
