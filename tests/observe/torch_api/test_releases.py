@@ -1,6 +1,7 @@
 """The range of releases is the same wherever it is said; a release that is newer is tried, and told of."""
 
 import sys
+import threading
 import tomllib
 import warnings
 from pathlib import Path
@@ -73,3 +74,18 @@ def test_what_a_thread_keeps_of_a_backward_call_is_counted():
     assert [sys.getrefcount(one) for one in (call, other)] == [before[0], before[1] + 1]
     private.set_backward_call(None)
     assert [sys.getrefcount(one) for one in (call, other)] == before
+
+
+def test_a_thread_keeps_nothing_of_a_backward_call_that_has_ended():
+    """What a thread still has when it ends is freed by C++, which may then wait for an interpreter that is gone."""
+    left = []
+
+    def train():
+        with noclobber.watch():
+            torch.ones(3, requires_grad=True).exp().sum().backward()
+        left.append(torch._C._is_key_in_tls(private.CALL))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert left == [not hasattr(torch._C, "_remove_obj_from_tls")]

@@ -205,7 +205,11 @@ def backward_call() -> Any:
 
 
 def set_backward_call(call: object) -> None:
-    """Set the backward call that this thread makes; None for no call. The entry stays: torch 2.12 cannot remove it.
+    """Set the backward call that this thread makes; None for no call.
+
+    The entry goes then: PyTorch frees what a thread has left after Python has let go of it, and needs the interpreter
+    for that. At the end of the program this waits for ever, or ends in SIGABRT (torch 2.13). torch 2.12 and older
+    cannot remove it.
 
     torch 2.10 and 2.11 take no reference to the object, but release one in the end. Python would then free an object
     that is still in use, so the missing reference is added here (tests/observe/torch_api/test_releases.py).
@@ -213,6 +217,14 @@ def set_backward_call(call: object) -> None:
     if _uncounted():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
     _put_aside(CALL, call)
+    if call is None:
+        _clear_aside(CALL)
+
+
+def _clear_aside(name: str) -> None:
+    """Remove what this thread has put aside, where this release can."""
+    if (remove := getattr(C, "_remove_obj_from_tls", None)) is not None:
+        remove(name)
 
 
 @cache
@@ -225,6 +237,7 @@ def _uncounted() -> bool:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(None))
     _put_aside(_PROBE, None)
+    _clear_aside(_PROBE)
     return uncounted
 
 
