@@ -141,7 +141,7 @@ def test_the_table_and_the_notebook_say_the_same() -> None:
         "exp\n"
         "  self    input float32[2]   free\n"
         "  result  output float32[2]  kept by ExpBackward0.result\n"
-        "  8 B kept for backward\n"
+        "  8 B kept for backward"
     )
     assert "<td>kept by ExpBackward0.result</td>" in probe._repr_html_()
 

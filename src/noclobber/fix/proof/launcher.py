@@ -116,13 +116,18 @@ class Launcher:
         if self._asked is None:
             return work(self, tell)
         running, since = self._begun(WORK, pickle.dumps((work, self._selection)), float("inf")), time.monotonic()
-        with open(running.file(TOLD), "w+", encoding="utf-8") as lines:
-            while running.status() is None:
-                line, now = lines.readline().rstrip("\n"), time.monotonic()
-                if line or now - since >= 1:
-                    told, since = line or told, now
+        with open(running.file(TOLD), "a+", encoding="utf-8") as lines:
+            lines.seek(0)
+            over = False
+            while not over:
+                over = running.status() is not None  # before the last lines are read
+                while line := lines.readline().rstrip("\n"):
+                    told, since = line, time.monotonic()
                     tell(told)
-                time.sleep(TICK)
+                if not over and time.monotonic() - since >= 1:
+                    since = time.monotonic()
+                    tell(told)
+                time.sleep(0 if over else TICK)
         if not os.path.exists(running.file(DONE)):
             raise RuntimeError(running.last_words())
         with open(running.file(DONE), "rb") as file:
