@@ -228,11 +228,6 @@ def _comments_in(lines: Sequence[str]) -> Iterator[str]:
         yield from lines
 
 
-def is_commented(finding: Finding) -> bool:
-    """Return True if a comment on the line of a finding says that it does not count."""
-    return _commented(finding) is not None
-
-
 def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[str, ...]:
     """Return in words the comments in some files that kept nothing out in this run, though their codes count.
 

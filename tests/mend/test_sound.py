@@ -11,7 +11,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
+from noclobber.mend import cures
 from noclobber.mend.cures import candidates
+from noclobber.mend.scene import Scene
 from noclobber.mend.shown import advised
 from noclobber.model.report import finding_in, finding_out
 from noclobber.model.source import source_text
@@ -111,6 +113,15 @@ def test_what_is_advised_and_tried_depends_on_no_words(tmp_path, body):
     assert [[help.edits for help in one.suggestions if help.edits] for one in advised(told)] == changes
     tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
     assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
+
+
+@pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
+def test_a_report_asks_every_cure_that_may_be_sound_and_a_sound_change_comes_first(tmp_path, body):
+    for finding in Program(tmp_path, body).findings():
+        for cure in cures.CURES:
+            changes = [one.is_sound for one in cure(Scene(finding, source_text))]
+            assert cure in cures.SOUND or not any(changes), cure
+            assert changes[:1] == [True] or finding.writes[1:] or not any(changes), cure
 
 
 def _seen_by_hooks(text):

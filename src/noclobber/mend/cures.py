@@ -2,7 +2,7 @@
 
 A cure is one function in a file of its own: it says for which findings it fits, by their records and their source, its
 edits, when these are sound, and what they cost. Nothing else decides about advice. To add one, write the file and put
-its function here.
+its function here, and among `SOUND` if a change of it can be.
 """
 
 from __future__ import annotations
@@ -72,6 +72,20 @@ CURES: tuple[Mend, ...] = (
     written_in_place,
 )
 """The likeliest first: the first sound change is shown, and what costs the same is tried in this order."""
+SOUND: tuple[Mend, ...] = (
+    under_mode,
+    recorded,
+    made_from_mapped,
+    value_cloned,
+    argument_cloned,
+    given_new,
+    reordered,
+    into_clone,
+    written_anew,
+    without_flag,
+    kept_as_clone,
+)
+"""Those of them that may give a sound change. A report asks these alone: it is made for each run, also a long one."""
 MOST = 8
 """Changes of one finding: each is tried by running the program."""
 MOST_MORE = 6
@@ -87,7 +101,7 @@ def sound(finding: Finding) -> Change | None:
     scene, save = Scene(finding, as_it_ran), finding.save
     if scene.is_unseen or (save is not None and save.unchecked == "packed"):
         return None
-    first = (next(cure(scene), None) for cure in CURES)
+    first = (next(cure(scene), None) for cure in SOUND)
     return next((one for one in first if one is not None and one.is_sound), None)
 
 

@@ -147,7 +147,7 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if _is_builder(one)]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops()))
     names = {name for place in places for name in modules_called(place)}
-    named = [(file, one) for file, one in built if name_of_module(file, one) & names]
+    named = [(file, one) for file, one in built if names_of_module(file, one) & names]
     alike = [(file, one) for file, one in built if called(one) in classes]
     both = [one for one in named if one in alike]
     for some in dict.fromkeys(tuple(one) for one in (both, named, alike, built)):
@@ -175,7 +175,7 @@ def modules_called(place: Place) -> set[str]:
     return {name for one in calls if (name := called(one))}
 
 
-def name_of_module(file: File, call: ast.Call) -> set[str]:
+def names_of_module(file: File, call: ast.Call) -> set[str]:
     """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
     statement = file.statement(call)
     if not isinstance(statement, ast.Assign):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.flags import FLAG_FIRST, FLAG_SECOND, modules_called, name_of_module
+from noclobber.mend.flags import FLAG_FIRST, FLAG_SECOND, modules_called, names_of_module
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.model.hints import Opportunity
@@ -33,7 +33,7 @@ def _flagged(scene: Scene, place: Place, name: str) -> Iterator[Change]:
     """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
     built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if called(one) == name]
     names = modules_called(place)
-    own = [(file, one) for file, one in built if name_of_module(file, one) & names]
+    own = [(file, one) for file, one in built if names_of_module(file, one) & names]
     for some in dict.fromkeys(tuple(one) for one in (own, built)):
         edits = tuple(edit for file, one in some if (edit := _with_flag(file, one)) is not None)
         if edits:
