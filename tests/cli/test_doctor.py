@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,14 +62,16 @@ def test_clean_removes_what_nobody_uses(tmp_path: Path) -> None:
     names = ("TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME")
     env = {name: str(tmp_path / name) for name in names}
     runs = tmp_path / "XDG_STATE_HOME" / "noclobber" / "runs"
-    old, new = tmp_path / "TMPDIR" / "noclobber-old", tmp_path / "TMPDIR" / "noclobber-new"
-    other = tmp_path / "TMPDIR" / "other"
-    for folder in (old, new, other, tmp_path / "XDG_CACHE_HOME" / "noclobber" / "native"):
+    temporary = tmp_path / "TMPDIR"
+    old, own, other = temporary / "noclobber-old", temporary / "noclobber-own", temporary / "other"
+    for folder in (own, other, tmp_path / "XDG_CACHE_HOME" / "noclobber" / "native"):
         folder.mkdir(parents=True)
-    os.utime(old, (0, 0))
+    (own / "setup.py").write_text("a clone that a user has made there")
+    os.utime(own, (0, 0))
     killed = "import os, signal, torch; os.kill(os.getpid(), signal.SIGKILL)"
     assert noclobber(["run", "-c", killed], tmp_path, env=env).status == -9
     (of_killed,) = runs.iterdir()
+    shutil.copytree(of_killed, old)
     code = "import torch, sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-m", "noclobber", "run", "-c", code]
     running = subprocess.Popen(command, env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -81,9 +84,9 @@ def test_clean_removes_what_nobody_uses(tmp_path: Path) -> None:
         running.communicate(b"")
     removed = [f"removed {folder}" for folder in (old, of_killed, tmp_path / "XDG_CACHE_HOME" / "noclobber")]
     assert done.stdout.splitlines()[:3] == removed
-    assert {line.split("`")[1] for line in done.stderr.splitlines()} == {str(new), str(in_use)}
-    assert (done.status, other.is_dir(), new.is_dir(), old.is_dir()) == (1, True, True, False)
-    os.utime(new, (0, 0))
+    assert {line.split("`")[1] for line in done.stderr.splitlines()} == {str(in_use)}
+    assert (done.status, other.is_dir(), old.is_dir()) == (1, True, False)
     assert noclobber(["doctor", "--clean"], tmp_path, env=env).status == 0
     assert noclobber(["doctor", "--clean"], tmp_path, env=env).stdout == "nothing to remove\n"
-    assert [one for one in tmp_path.rglob("*") if one.name.startswith("noclobber")] == []
+    assert [one for one in tmp_path.rglob("*") if one.name.startswith("noclobber")] == [own]
+    assert (own / "setup.py").is_file()

@@ -23,7 +23,8 @@ def clean() -> tuple[list[str], list[str]]:
     """Remove these folders. Return those that are gone, and those that stay: a run uses them, or they are not ours."""
     removed, left = list[str](), list[str]()
     of_runs = runs()
-    temporary = [str(one) for one in Path(tempfile.gettempdir()).glob("noclobber-*") if one.is_dir()]
+    # A folder of the user's own may have such a name too.
+    temporary = [str(one) for one in Path(tempfile.gettempdir()).glob("noclobber-*") if _is_of_run(str(one))]
     kept = [one.path for one in os.scandir(of_runs) if one.is_dir()] if os.path.isdir(of_runs) else []
     for folder in [*temporary, *kept]:
         if _is_in_use(folder):
@@ -40,6 +41,13 @@ def clean() -> tuple[list[str], list[str]]:
             shutil.rmtree(cache, ignore_errors=True)
             (left if os.path.exists(cache) else removed).append(cache)
     return removed, left
+
+
+def _is_of_run(folder: str) -> bool:
+    """Return True if a process of a run has written into a folder."""
+    with suppress(OSError, ReportError):
+        return first_of(folder) is not None
+    return False
 
 
 def _is_in_use(folder: str) -> bool:
