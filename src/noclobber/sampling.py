@@ -46,7 +46,8 @@ class Sampling:
 
     def ends(self) -> None:
         """End the watched step."""
-        self._under_way = False
+        with self._counting:  # `begins` of another thread reads it and writes it
+            self._under_way = False
 
     def counted(self, report: Counted) -> Counted:
         """Return a report which says how many steps were not watched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -86,12 +87,14 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
     call = here()
     if isinstance(digest, OnDevice) and silently and call is not None:
         if clobbers.is_read(handle, node):
-            call.later.append(clobbers.later(handle, node, digest, call, context.memory))
+            later = clobbers.later(handle, node, digest, call, context.memory)
+            call.later.append(later._replace(tell=partial(_watched, context, handle.moment, later.tell)))
     elif not same(digest, handle.digest) and clobbers.is_other(handle, node, alias, handle.digest):
-        clobber = guarded(lambda: clobbers.clobber_of(handle, node, reading(), context.memory))
-        if clobber is not None and not context.strict and _is_from_before(handle, clobber, context):
-            context.bus.not_seen("what changed saved bytes between two watched blocks")
-            return alias
+
+        def found() -> Clobber:
+            return clobbers.clobber_of(handle, node, reading(), context.memory)
+
+        clobber = guarded(partial(_watched, context, handle.moment, found))
         stopped = ClobberError(clobbers.CHANGED) if context.strict or not silently else None
         guarded(partial(context.bus.tell, [clobber] if clobber else [], stopped))
         if stopped is not None:
@@ -99,11 +102,18 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
     return alias
 
 
-def _is_from_before(handle: Handle, clobber: Clobber, context: Context) -> bool:
-    """Return True if nobody saw the write, and the save is older than what is watched: the line that wrote may not have
-    been watched."""
-    unseen = all(write.via == "foreign" and not write.op for write in clobber.writes)
-    return unseen and handle.moment < (context.memory.began or 0)
+def _watched(context: Context, saved: int, found: Callable[[], Clobber | None]) -> Clobber | None:
+    """Return a clobber; None if nobody saw the write, and the save, of the moment `saved`, is from before seeing began.
+
+    The line that wrote may not have been watched then, and the coverage says so.
+    """
+    clobber, began = found(), context.memory.began
+    if clobber is None or context.strict or (began is not None and saved >= began):
+        return clobber
+    if any(write.via != "foreign" or write.op for write in clobber.writes):
+        return clobber
+    context.bus.not_seen("what changed saved bytes between two watched blocks")
+    return None
 
 
 def settle(context: Context, call: Backward) -> ClobberError | None:
