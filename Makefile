@@ -19,7 +19,7 @@ TESTS :=
 NATIVE :=
 RUN = OMP_NUM_THREADS=1 NOCLOBBER_PURE=$(if $(NATIVE),0,1) $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
-.PHONY: demo test native check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock changelog clean
+.PHONY: demo test quick native wheels check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock clean
 
 demo: $(READY)  ## the main job on real training programs
 	$(BIN)/python examples/demo.py
@@ -27,8 +27,31 @@ demo: $(READY)  ## the main job on real training programs
 test: $(if $(TORCH),,check)  ## everything that must pass; one thread for torch, as two tests run at a time
 	$(RUN) -m pytest -n 2 --dist worksteal -q $(TESTS)
 
+PLAIN := tests/model tests/render tests/syntax
+quick: check  ## within a minute: the tests that need no torch, and one look at each mode
+	$(RUN) -m pytest -n 2 --dist worksteal -q $(PLAIN)
+	$(RUN) -m pytest -n 2 --dist worksteal -q -m smoke tests/test_watch.py tests/cli/test_reports.py tests/fix/test_verb.py \
+		tests/ops tests/observe/preserve
+
+CXX := c++
+WARNED = $(CXX) -Wall -Wextra -Werror
+# `make native SANITIZE=1` builds it with the sanitizers of addresses and of undefined behaviour, in a cache of its own, and
+# runs its tests under them. A process of several threads that forks can hang in the sanitizer itself, without noclobber.
+SANITIZE :=
+SANITIZED = XDG_CACHE_HOME=$(CURDIR)/build/sanitized ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)"
+
 native: $(if $(TORCH),,$(READY))  ## builds the native part for this torch: a minute
-	$(RUN) -m noclobber doctor --build-native
+ifeq ($(SANITIZE),)
+	CXX="$(WARNED)" $(RUN) -m noclobber doctor --build-native
+else
+	$(SANITIZED) CXX="$(WARNED) -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+		$(RUN) -m noclobber doctor --build-native
+	$(SANITIZED) NOCLOBBER_PURE=0 $(BIN)/python -m pytest -q tests/observe/native -k "not forks_under_load"
+endif
+
+wheels: $(READY)  ## this release's wheel for Linux, with the native part for each torch and Python that can be had: an hour
+	$(BIN)/python requirements/wheels.py $(TORCH)
 
 release:
 	@$(FOUND) requirements/release.py $(TORCH)
@@ -78,9 +101,6 @@ docs: $(READY)  ## the documentation, as a site in site/
 
 lock:
 	$(FOUND) requirements/lock.py
-
-changelog: $(READY)  ## what the next release will say
-	$(BIN)/towncrier build --draft --version next
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -101,6 +101,7 @@ def test_blocks_leave_python_with_what_it_knows_of_the_warnings_that_it_has_show
     assert len(told) == 1
 
 
+@pytest.mark.smoke
 def test_a_line_that_saves_two_tensors_is_one_finding_with_both_fields():
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(noclobber.ClobberError), noclobber.watch() as seen:
@@ -151,6 +152,7 @@ def steps(watched, n, wrong=()):
     return told
 
 
+@pytest.mark.smoke
 def test_every_watches_the_first_steps_and_then_some():
     seen = noclobber.watch(every=10)
     assert steps(seen, 45, wrong=(5, 15, 29)) == []

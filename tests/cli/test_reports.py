@@ -29,6 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     return folder, noclobber(["run", "--format", "json", "-o", "report.json", "main.py", "--format", "x"], folder)
 
 
+@pytest.mark.smoke
 def test_a_report_in_a_file(saved: tuple[Path, Ended]) -> None:
     folder, ended = saved
     assert ended.stdout == "before ['--format', 'x']\n"
@@ -174,6 +175,7 @@ def test_json_without_a_file_is_all_that_stderr_gets(tmp_path: Path) -> None:
     assert json.loads(ended.stderr)["program"]["torch"] is None
 
 
+@pytest.mark.smoke
 def test_explain(tmp_path: Path) -> None:
     page = noclobber(["explain", "NC101"], tmp_path)
     assert page.stdout.startswith("NC101 stale-save: ")

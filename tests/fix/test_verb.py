@@ -26,6 +26,7 @@ from tests.cli.running import noclobber
 from tests.fix import programs
 
 
+@pytest.mark.smoke
 def test_a_patch_is_shown_and_nothing_changes(tmp_path):
     (tmp_path / "program.py").write_text(programs.STALE)
     done = noclobber(["fix", "program.py"], tmp_path)

@@ -26,6 +26,7 @@ def rows(name: str) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...]]:
     return {(case.call, case.needs): case.kept for case in told(name).cases}
 
 
+@pytest.mark.smoke
 def test_exp_keeps_its_result() -> None:
     assert told("exp").cases == (Case("exp(Tensor self)", ("self",), ("result",), ("self",)),)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from noclobber.observe.native import load
 
@@ -52,6 +53,37 @@ def test_a_file_that_cannot_be_loaded(native: dict[str, str], tmp_path: Path) ->
     broken.parent.mkdir(parents=True)
     broken.write_text("no library")
     assert said({**native, "XDG_CACHE_HOME": str(tmp_path)}, tmp_path).startswith("dispatch key; cannot be loaded: ")
+
+
+def installed(native: dict[str, str], folder: Path) -> tuple[dict[str, str], Path]:
+    """A package as a wheel installs it, with an empty cache: the environment, and the file that the wheel brings."""
+    package = folder / "site" / "noclobber"
+    shutil.copytree(load.SOURCES.parents[1], package, ignore=shutil.ignore_patterns("__pycache__", "built"))
+    home = load.brought(torch.__version__.partition("+")[0], str(sys.implementation.cache_tag))
+    brought = package / home.relative_to(load.SOURCES.parents[1]) / load.library().name
+    brought.parent.mkdir(parents=True)
+    env = {**native, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(package.parent)}
+    return env, brought
+
+
+def test_what_the_wheel_brings_is_tried_once_and_used(native: dict[str, str], tmp_path: Path) -> None:
+    env, brought = installed(native, tmp_path)
+    shutil.copy(load.library(), brought)
+    assert said(env, tmp_path) == "dispatch key, native;"
+    (told,) = (tmp_path / "cache").rglob("trial")
+    before = told.stat().st_mtime_ns
+    assert said(env, tmp_path) == "dispatch key, native;"
+    assert told.stat().st_mtime_ns == before
+
+
+def test_what_the_wheel_brings_would_end_this_process(native: dict[str, str], tmp_path: Path) -> None:
+    env, brought = installed(native, tmp_path)
+    source = tmp_path / "crash.c"
+    source.write_text("#include <stdlib.h>\nvoid *PyInit_noclobber_hot_path(void) { abort(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(brought)], check=True)
+    assert said(env, tmp_path) == (
+        "dispatch key; what the wheel brings does not work here: the new Python ended with status -6"
+    )
 
 
 def test_another_release_of_torch_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ WRITES = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("write", WRITES)
 def test_the_gradient_is_right(write):
     program = through(WRITES[write])

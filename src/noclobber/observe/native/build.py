@@ -9,22 +9,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-from noclobber.observe.native.load import OFF, SOURCES, NotNative, library
+import torch
+
+from noclobber.observe.native.load import NAME, SOURCES, NotNative, library, trial
 
 NEWEST_PYTHON = (3, 14)
 """The newest Python whose frames `frames.c` knows."""
 _COMPILERS = ("c++", "g++", "clang++")
-_TRIED = (
-    "import sys, noclobber; from noclobber.observe.native import bridge\n"
-    "with noclobber.watch(): pass\n"
-    "sys.exit(bridge.why_not() or 0)"
-)
 
 
 class NotBuilt(Exception):
@@ -37,41 +32,45 @@ def build(say: Callable[[str], object]) -> Path:
     Raises NotBuilt, and leaves what was there before.
     """
     _require()
-    cxx = _compiler()
-    from torch.utils.cpp_extension import include_paths, library_paths  # it takes a second to import
-
+    cxx = compiler()
     try:
         file = library()
         file.parent.mkdir(parents=True, exist_ok=True)
     except (NotNative, OSError) as failure:
         raise NotBuilt(f"there is no place for it: {failure}") from None
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
-        includes = [f"-I{SOURCES}", f"-I{sysconfig.get_path('include')}", *_xxhash(cxx, scratch, say)]
-        flags = ["-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]
-        say("compiling frames.c")
-        c = [*cxx, "-x", "c", *flags, *includes]
-        _run([*c, "-c", str(SOURCES / "frames.c"), "-o", "frames.o"], scratch)
-        say("compiling hot_path.cpp against torch, which takes about a minute")
-        torch = [word for path in include_paths() for word in ("-isystem", path)]
-        cpp = [*cxx, "-std=c++20", *flags, "-Wno-unknown-pragmas", *includes, *torch]
-        _run([*cpp, "-c", str(SOURCES / "hot_path.cpp"), "-o", "hot_path.o"], scratch)
-        say("linking")
-        needed = [f"-L{path}" for path in library_paths()] + ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-        _run([*cxx, "-shared", "hot_path.o", "frames.o", *needed, "-o", file.name], scratch)
+        made = compiled(cxx, sysconfig.get_path("include"), Path(torch.__file__).parent, scratch, say)
         before = file.with_suffix(".before")
         if file.exists():
             os.replace(file, before)
-        os.replace(Path(scratch, file.name), file)
+        os.replace(made, file)
         say("trying it in a new Python")
-        try:
-            _try()
-        except NotBuilt:
+        if why := trial():
             file.unlink()
             if before.exists():
                 os.replace(before, file)
-            raise
+            raise NotBuilt(f"it was compiled, but does not work here: {why}")
         before.unlink(missing_ok=True)
     return file
+
+
+def compiled(cxx: Sequence[str], python: str, root: Path, scratch: str, say: Callable[[str], object]) -> Path:
+    """Return the native part, made in `scratch`, for the Python with these headers and the torch in the folder `root`.
+
+    Raises NotBuilt.
+    """
+    include = root / "include"
+    vendored = [SOURCES / "vendored", include, include / "torch" / "csrc" / "api" / "include"]
+    includes = [f"-I{SOURCES}", f"-I{python}", *(word for path in vendored for word in ("-isystem", str(path)))]
+    flags = ["-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", *includes]
+    say("compiling frames.c")
+    _run([*cxx, "-x", "c", *flags, "-c", str(SOURCES / "frames.c"), "-o", "frames.o"], scratch)
+    say("compiling hot_path.cpp against torch, which takes about a minute")
+    _run([*cxx, "-std=c++20", *flags, "-c", str(SOURCES / "hot_path.cpp"), "-o", "hot_path.o"], scratch)
+    say("linking")
+    needed = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    _run([*cxx, "-shared", "hot_path.o", "frames.o", *needed, "-o", NAME], scratch)
+    return Path(scratch, NAME)
 
 
 def _require() -> None:
@@ -86,7 +85,7 @@ def _require() -> None:
         raise NotBuilt("the headers of Python are not installed (on Debian and Ubuntu: apt install python3-dev)")
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     """Return the command of the C++ compiler: that of CXX, or the first that there is."""
     asked = shlex.split(os.environ.get("CXX", ""))
     if asked and shutil.which(asked[0]) is None:
@@ -97,29 +96,6 @@ def _compiler() -> list[str]:
     return asked or [str(found)]
 
 
-def _xxhash(cxx: Sequence[str], scratch: str, say: Callable[[str], object]) -> list[str]:
-    """Return the option by which the compiler finds xxhash.h: none if the system has it, else from PyPI's source."""
-    asked = subprocess.run(
-        [*cxx, "-E", "-x", "c++", "-"], input="#include <xxhash.h>", capture_output=True, text=True, cwd=scratch
-    )
-    if asked.returncode == 0 and "XXH3_64bits" in asked.stdout:
-        return []
-    source = f"xxhash=={version('xxhash')}"
-    say(f"getting xxhash.h from the source of the package {source}")
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "xxhash"]
-    try:
-        _run([*pip, "-d", scratch, source], scratch)
-        archive = next(Path(scratch).glob("xxhash-*.tar.gz"))
-        with tarfile.open(archive) as members:
-            members.extractall(scratch, filter="data")
-        header = next(Path(scratch).glob("xxhash-*/**/xxhash.h"))
-    except (NotBuilt, OSError, StopIteration, tarfile.TarError) as failure:
-        lines = str(failure).splitlines() or ["the source has no xxhash.h"]
-        wanted = "the compiler does not find xxhash.h (on Debian and Ubuntu: apt install libxxhash-dev)"
-        raise NotBuilt(f"{wanted}, and pip cannot get it: {lines[-1]}") from None
-    return [f"-I{header.parent}"]
-
-
 def _run(command: Sequence[str], folder: str) -> None:
     try:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -128,11 +104,3 @@ def _run(command: Sequence[str], folder: str) -> None:
     if done.returncode:
         last = "\n".join(done.stdout.splitlines()[-20:])
         raise NotBuilt(f"`{command[0]}` has failed with status {done.returncode}:\n{last}")
-
-
-def _try() -> None:
-    env = {name: value for name, value in os.environ.items() if name != OFF}
-    done = subprocess.run([sys.executable, "-c", _TRIED], env=env, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.splitlines() or [f"the new Python ended with status {done.returncode}"]
-        raise NotBuilt(f"it was compiled, but does not work here: {said[-1]}")
