@@ -425,6 +425,11 @@ def no_modes() -> AbstractContextManager[object]:
     return _without_modes() if _modes_on_stack() else nullcontext()
 
 
+def push_mode(mode: object) -> None:
+    """Put a mode on this thread's stack, for whoever restores the stack to take off."""
+    lookup("_C._push_on_torch_dispatch_stack")(mode)
+
+
 def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:
     """Make torch.compile run a Python function as it is. With `nor_its_calls` the same holds for what it calls."""
     skip, usual = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
