@@ -11,6 +11,7 @@ core/           what all the rest uses: context, bus, threads, hooks on saves, k
 native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/
 describe/       from records to the model: clobbers, refusals, names of tensors and states, PyTorch's own words
 detectors/      the ways of going wrong, one file each
+transparent/    keeps the program as it is, and finds nothing: named dimensions, jit, swaps, hooks on saves
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
 preserve/       keeps the bytes that backward needs, before a write changes them

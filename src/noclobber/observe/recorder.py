@@ -15,12 +15,9 @@ from noclobber.observe.core import (
     interpose,
     kernel_functions,
     late_fills,
-    named_tensors,
     optimizer_steps,
     save_hooks,
     threads,
-    traced_graphs,
-    unfinished_backwards,
     write_kernels,
     write_log,
 )
@@ -31,14 +28,11 @@ from noclobber.observe.describe import holders, refusals
 from noclobber.observe.detectors import (
     changed_saves,
     ctx_attributes,
-    data_assignment,
-    double_backward,
     gradient_writes,
-    hooks_on_saves,
     lost_hooks,
+    other_memory,
     overwritten_inputs,
     stale_casts,
-    swapped_tensors,
     undeclared_writes,
     untracked_writes,
     user_save_hooks,
@@ -47,6 +41,14 @@ from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write, own_saves
 from noclobber.observe.torch_api import compile_guard, private, self_tests
+from noclobber.observe.transparent import (
+    checks_of_swaps,
+    double_backward,
+    hooks_on_saves,
+    named_tensors,
+    traced_graphs,
+    unfinished_backwards,
+)
 
 
 class Seen(NamedTuple):
@@ -98,8 +100,9 @@ SEEN: tuple[Seen, ...] = (
     Seen("hooks that the program registers on a save", hooks_on_saves.arm),
     Seen("saves that a backward with create_graph makes of its inputs", double_backward.arm),
     Seen("what ctx.saved_tensors gives", _saved_tensors),
-    Seen("assignments to `.data`", data_assignment.arm),
-    Seen("tensors that are swapped", swapped_tensors.arm),
+    Seen("assignments to `.data`", other_memory.arm_assignments),
+    Seen("the checks of `swap_tensors`", checks_of_swaps.arm),
+    Seen("tensors that are swapped", other_memory.arm_swaps),
     Seen("writes that autograd does not know of", untracked_writes.arm),
     Seen("hooks on tensors that a write replaced", lost_hooks.arm),
     Seen("gradients of tensors that a write replaced", overwritten_inputs.arm),

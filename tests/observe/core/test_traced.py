@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.core.traced_graphs import WHILE_TRACING
+from noclobber.observe.transparent.traced_graphs import WHILE_TRACING
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -1,9 +1,8 @@
 """Writes into gradients: heard if and only if another part of the graph gets the changed bytes."""
 
-from functools import partial
-
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from noclobber.observe.torch_api import private
@@ -165,21 +164,29 @@ def test_both_kinds_of_programs_are_among_them():
     assert set(verdicts.values()) == {True, False}
 
 
-def test_how_often_a_gradient_is_held_that_nobody_else_gets():
-    """Until torch 2.12 the engine held what a Function was given while that ran."""
-    counts = {}
+def test_the_engine_lets_a_node_begin_with_the_modes_of_the_call():
+    """Between a node and the next one it adds up what nodes get, under the modes that the node has left."""
+    seen = []
 
-    def count(name, gradient):
-        counts[name] = private.use_count(gradient)
-        return gradient
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def leave(made, given):
+        private.push_mode(Mode())
 
     x = torch.ones(3, requires_grad=True)
     h = x * 1
-    h.register_hook(partial(count, "hook"))
-    linear = torch.nn.Linear(3, 3)
-    linear.register_full_backward_hook(lambda module, inputs, outputs: (count("module", outputs[0]), inputs)[1])
-    (function(partial(count, "function")).apply(linear(h)) * 2).sum().backward()
-    assert counts == {"hook": 2, "module": 1, "function": 2 if torch.__version__ < "2.13" else 1}
+    last = h.exp()
+    depths = []
+    last.grad_fn.register_hook(leave)
+    h.grad_fn.register_prehook(lambda given: depths.append(torch._C._len_torch_dispatch_stack()))
+    private.require()
+    (h + last).sum().backward()
+    assert seen == [torch.ops.aten.add.Tensor]
+    assert depths == [0]
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_a_gradient_that_only_the_call_still_holds():
@@ -232,3 +239,69 @@ def test_what_a_backward_makes_itself_may_be_written_by_the_functions_it_calls()
     heard, gradient = hear(program)
     assert heard.events == []
     assert torch.equal(gradient, bare(program))
+
+
+def kept(g):
+    KEPT.append((g.detach(), g.view(-1)))
+    return g.mul_(10)
+
+
+KEPT = []
+
+
+def as_twins(x, f):
+    return f(x * 2) * 3 + f(x * 2) * 3
+
+
+def added_later(x, f):
+    """What the hook scales is passed on, and waits there for the rest of a sum."""
+    side = x.exp()
+    return f(x * 1) * 2 + side
+
+
+def beside_one_that_does_the_same(x, f):
+    """The product has run when the gradient of the other summand is written, and both have the same bytes then."""
+    return f(x) * 1 + x * 10
+
+
+def of_three(x, f):
+    h = x * 1
+    return h.sin() + f(h) + h
+
+
+def of_two_that_get_the_same(x, f):
+    h, other = x * 1, x * 2
+    return f(h) * 2 + (h + other).exp()
+
+
+def made_again(x, f):
+    h = f(x * 1) * 2
+    h.grad_fn.register_hook(lambda made, given: tuple(None if one is None else one + 0 for one in made))
+    return h + x.exp()
+
+
+@pytest.mark.parametrize("write", [in_place, through_data, kept])
+@pytest.mark.parametrize(
+    "join", [as_twins, added_later, beside_one_that_does_the_same, of_three, of_two_that_get_the_same, made_again]
+)
+@pytest.mark.parametrize("make", [by_function, by_hook])
+@pytest.mark.parametrize("asked", [False, True])
+def test_sums_of_what_was_written_and_of_what_was_not(asked, make, join, write):
+    def program(write):
+        def joined(x, y, f):
+            return (join(x * 1, f) * W).sum()
+
+        if not asked:
+            return make(joined)(write)()[0]
+
+        def given_back(x, y, f):
+            h = x * 1
+            given_back.gradient = torch.autograd.grad((join(h, f) * W).sum(), h)[0]
+            return (x + y).sum()
+
+        make(given_back)(write)()
+        return given_back.gradient
+
+    heard, gradient = hear(lambda: program(write))
+    assert torch.equal(gradient, bare(lambda: program(write)))
+    assert bool(heard.events) == (not torch.equal(gradient, program(out_of_place)))

@@ -141,3 +141,22 @@ def test_a_stash_is_stopped_where_it_is_written():
         gradient_of(Square, through_data)()
     with pytest.raises(noclobber.ClobberError), noclobber.watch(contents=True, on_write="raise"):
         gradient_of(Square, through_numpy)()
+
+
+def test_the_class_of_a_ctx_is_the_programs_own():
+    """Only a ctx whose own tensors have changed is looked at while backward runs, and no other one of its Function."""
+    classes = []
+
+    class Looking(Square):
+        @staticmethod
+        def backward(ctx, g):
+            classes.append(
+                (type(ctx) is Looking._backward_cls, type(ctx).__name__, isinstance(ctx, Looking._backward_cls))
+            )
+            return 2 * ctx.x * g
+
+    heard, _ = hear(gradient_of(Looking, through_data))
+    hear(gradient_of(Looking, lambda h, y: None))
+    assert classes == [(False, "LookingBackward", True), (True, "LookingBackward", True)]
+    assert "__getattribute__" not in vars(Looking._backward_cls)
+    assert len(heard.clobbers) == 1

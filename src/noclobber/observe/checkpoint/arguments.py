@@ -12,9 +12,9 @@ from noclobber.model.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import reading
-from noclobber.observe.core.save_hooks import Argument, ArgumentOfNode, Handle, OfView, are_ours
+from noclobber.observe.core.save_hooks import Argument, Handle, OfView, are_ours
 from noclobber.observe.describe import refusals
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import before_2_12, private
 
 _Given = list[tuple[Any, bool]]
 """The arguments of a region, each with whether it has a node that it can lose."""
@@ -44,10 +44,10 @@ def arm(context: Context, way: Way) -> None:
     such an argument is saved without hooks (torch 2.13).
     """
     frame_type = private.lookup("utils.checkpoint._CheckpointFrame")
-    if hasattr(frame_type, "save_inputs"):
+    if not before_2_12.is_used():
         _from_frames(context, way, frame_type)
-    else:  # torch 2.10 and 2.11
-        _from_nodes(context, way, private.lookup("utils.checkpoint._NoopSaveInputs"))
+    else:
+        _from_nodes(context, way)
 
 
 def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
@@ -73,7 +73,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
     def saved_inputs(frame: _Frame, args: tuple[object, ...]) -> None:
         if context.thread.watched:
             given = [(argument, _may_be_detached(argument)) for argument in args]
-            _mark((save for save in frame.saved_args if isinstance(save, saved_tensor)), Argument)
+            _mark(save for save in frame.saved_args if isinstance(save, saved_tensor))
             frame.noclobber_given = given
 
     def get_inputs(frame: _Frame) -> list[object]:
@@ -110,45 +110,33 @@ def _may_be_detached(argument: object) -> bool:
     return not argument._is_view() and not argument.is_leaf
 
 
-def _from_nodes(context: Context, way: Way, function: Any) -> None:
-    """Replace what PyTorch's own Function does, which saves the arguments and gives them all at once.
+def _from_nodes(context: Context, way: Way) -> None:
+    """Do the same where a node saves the arguments.
 
     As without hooks, an argument that was detached since is given to the region, and one of several views whose base
     was written is not.
     """
-    save = function.apply
-    unpacked = private.lookup("_C._FunctionBase.saved_tensors")
-
-    def apply(*args: object) -> object:
-        result = save(*args)
-        way.guarded(lambda: saved_by(result.grad_fn, args))
-        return result
 
     def saved_by(node: _Node | None, args: tuple[object, ...]) -> None:
         if context.thread.watched and node is not None:
-            _mark(node._raw_saved_tensors, ArgumentOfNode)
+            _mark(node._raw_saved_tensors)
             node.noclobber_given = [argument for argument in args if isinstance(argument, torch.Tensor)]
 
-    def saved_tensors(node: _Node) -> tuple[object, ...]:
-        tensors: tuple[object, ...] = unpacked.__get__(node)
+    def instead(node: _Node, tensors: tuple[object, ...]) -> tuple[object, ...] | None:
         given = getattr(node, "noclobber_given", None)
         if given is None:
-            return tensors
-        return way.guarded(lambda: instead(node, given, tensors)) or tensors
-
-    def instead(node: _Node, given: list[torch.Tensor], tensors: tuple[object, ...]) -> tuple[object, ...]:
+            return None
         rows = zip(node._raw_saved_tensors, given, tensors, strict=True)
         return tuple(_either(context, saved.data, argument, tensor) for saved, argument, tensor in rows)
 
-    way.patches.put(function, "apply", staticmethod(apply))
-    way.patches.put(function._backward_cls, "saved_tensors", property(saved_tensors))
+    before_2_12.on_arguments(way.patches.put, way.entry(saved_by), way.entry(instead))
 
 
-def _mark(saved: Iterable[Any], kind: type[Argument]) -> None:
+def _mark(saved: Iterable[Any]) -> None:
     """Give the handles of arguments a class of their own: they are not saves of a node that runs."""
     for save in saved:
         if type(save.data) is Handle or isinstance(save.data, OfView):
-            save.data.__class__ = kind
+            save.data.__class__ = Argument
 
 
 def _either(context: Context, handle: object, given: Any, tensor: Any) -> object:

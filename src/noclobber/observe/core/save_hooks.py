@@ -125,12 +125,6 @@ class Argument(Handle):
     __slots__ = ()
 
 
-class ArgumentOfNode(Argument):
-    """An Argument on torch 2.10 and 2.11, where a custom Function of PyTorch keeps the arguments and refuses none."""
-
-    __slots__ = ()
-
-
 class Needed(Argument):
     """A tensor that a checkpointed region can reach, as it was when the region's forward began. Used to preserve bytes.
 

@@ -9,8 +9,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, OfMadeAside, OfOneOfSeveral, OfView, Suspect
-from noclobber.observe.torch_api import graph, native_saves
+from noclobber.observe.core.save_hooks import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView, Suspect
+from noclobber.observe.torch_api import before_2_12, graph, native_saves
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -51,7 +51,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
     tensor = handle.tensor()
     if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
         # The node of a custom Function stands in for the node that is lost.
-        return "_NoopSaveInputsBackward" if isinstance(handle, ArgumentOfNode) else node.name(), 0
+        by_node = before_2_12.is_used() and isinstance(handle, Argument)
+        return "_NoopSaveInputsBackward" if by_node else node.name(), 0
     if tensor is not None:
         return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
     made, number = graph.source_of(node, field)

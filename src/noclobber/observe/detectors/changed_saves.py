@@ -16,9 +16,9 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import Digest, OnDevice, all_known, fingerprint, same
 from noclobber.observe.core.records import Backward, here, reading
-from noclobber.observe.core.save_hooks import ArgumentOfNode, Handle, Suspect
+from noclobber.observe.core.save_hooks import Argument, Handle, Suspect
 from noclobber.observe.describe import clobbers, refusals, torch_messages
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import before_2_12, graph, private
 
 
 def arm(context: Context, way: Way) -> None:
@@ -53,7 +53,7 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
         # PyTorch refuses to unpack an input that was detached in place. There are three exceptions: in a custom
         # Function; outside of a backward, where a stand-in replaces the lost node; and if the tensor has got a new node
         # since (saved_variable.cpp of torch 2.13).
-        by_function = isinstance(node, BackwardCFunction) or isinstance(handle, ArgumentOfNode)
+        by_function = isinstance(node, BackwardCFunction) or (before_2_12.is_used() and isinstance(handle, Argument))
         asks = node is not None and not by_function
         if (
             version.detached is not None

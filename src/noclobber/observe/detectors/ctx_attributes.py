@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -103,7 +100,6 @@ class CtxSaves:
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self.way = context, way
         self._held: WeakKeyDictionary[Node, list[CtxSave]] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
         self._by_themselves: WeakSet[Node] = WeakSet()
         """Nodes that compare their stashes themselves (`_keep_comparing`)."""
 
@@ -113,20 +109,16 @@ class CtxSaves:
         Writes that forward itself made to a stash are part of what it kept, not clobbers.
         """
         ctx: Any = call.ctx
-        function = call.function
         if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
             return
-        if function not in self._read:
-            self._read[function] = attributes_read(function)
-        read, live, made = self._read[function], self._context.live, list[CtxSave]()
+        live, made = self._context.live, list[CtxSave]()
         for name, place in call.kept.items():
-            if read is None or name in read:
-                for key, tensor in _parts(_attributes(ctx).get(name)):
-                    stash = self._stash(ctx, name, key, tensor, place)
-                    if stash is not None:
-                        stash.applied = made[0].applied if made else caller()
-                        made.append(stash)
-                        live.unsorted.append(ref(stash))
+            for key, tensor in _parts(_attributes(ctx).get(name)):
+                stash = self._stash(ctx, name, key, tensor, place)
+                if stash is not None:
+                    stash.applied = made[0].applied if made else caller()
+                    made.append(stash)
+                    live.unsorted.append(ref(stash))
         if made:
             self._held[ctx] = made
             if self._context.keeping:
@@ -347,39 +339,22 @@ def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Cl
 
 
 @contextmanager
-def _reads(ctx: object, read: Callable[[str], object]) -> Iterator[None]:
-    """Call `read` with the name of each attribute that is read from a ctx. This is slow, so it is used only where a
-    stash has changed."""
-    owner: Any = type(ctx)
+def _reads(ctx: Any, read: Callable[[str], object]) -> Iterator[None]:
+    """Call `read` with the name of each attribute that is read from a ctx, which gets a class of its own for that.
+
+    This is slow, so it is used only where a stash has changed.
+    """
+    own: Any = type(ctx)
 
     def __getattribute__(self: object, name: str) -> object:
-        if self is ctx:
-            read(name)
+        read(name)
         return object.__getattribute__(self, name)
 
-    owner.__getattribute__ = __getattribute__
+    reading: Any = type(own)(own.__name__, (own,), {"__slots__": (), "__getattribute__": __getattribute__})
+    reading.__module__, reading.__qualname__ = own.__module__, own.__qualname__
+    object.__setattr__(ctx, "__class__", reading)
     try:
         yield
     finally:
-        if vars(owner).get("__getattribute__") is __getattribute__:
-            del owner.__getattribute__
-
-
-def attributes_read(function: type[torch.autograd.Function]) -> frozenset[str] | None:
-    """Return the names of the ctx attributes that a Function's backward can read; None if backward passes the ctx on,
-    or uses its `__dict__`, so that the names cannot be known."""
-    names: set[str] = set()
-    for method in {function.backward, function.vjp}:
-        code = getattr(inspect.unwrap(method), "__code__", None)
-        if code is None or not code.co_argcount:
-            return None
-        ctx = code.co_varnames[0]
-        for loads, following in pairwise(dis.get_instructions(code)):
-            if loads.argval == ctx and loads.opname.startswith("LOAD_FAST") and following.opname in _OF_CTX:
-                names.add(following.argval)
-            elif loads.argval == ctx or (isinstance(loads.argval, tuple) and ctx in loads.argval):
-                return None
-    return None if "__dict__" in names else frozenset(names)
-
-
-_OF_CTX = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
+        if type(ctx) is reading:
+            object.__setattr__(ctx, "__class__", own)

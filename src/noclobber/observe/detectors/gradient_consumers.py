@@ -2,89 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Tensor
-from noclobber.model.overlap import overlap
 from noclobber.model.silent import GradientWrite
+from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.fingerprints import Digest, fingerprint, same, same_but_for_zeros
-from noclobber.observe.core.records import Backward, geometry, region, tensor_on
+from noclobber.observe.core.records import Backward, geometry, tensor_on
+from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api.frames import frame_above
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge, Node
     from torch.utils.hooks import RemovableHandle
 
 Notice = Callable[[GradientWrite], None]
-HOLDS = torch.__version__ < "2.13"
-"""True if the engine itself holds the gradients that it gives to the backward of a Function while that runs."""
-_given: dict[object, tuple[object, ...]] = {}
-"""The arguments that the engine holds in this way, by call."""
+Added = Callable[..., object]
 
 
-def hold(args: tuple[object, ...]) -> Callable[[], object]:
-    """Note what the engine holds while the backward of a Function runs. Returns what to call when that has ended."""
-    call = object()
-    _given[call] = args
-    return lambda: _given.pop(call, None)
+def is_of_the_engine(frame: FrameType) -> bool:
+    """Return True if the engine itself calls an operator. In its own threads the only frame is noclobber's."""
+    code = frame.f_code
+    return code.co_name == ENGINE or owner_of(code.co_filename) is Owner.NOCLOBBER
 
 
-def uses(tensor: torch.Tensor) -> int:
-    """Return how many references to a tensor there are, without those of the engine.
-
-    (tests/observe/detectors/test_gradient_writes.py)
-    """
-    return private.use_count(tensor) - sum(argument is tensor for args in list(_given.values()) for argument in args)
-
-
-def holders(tensor: torch.Tensor) -> int:
-    """Return how many tensors share the tensor's storage, this tensor included."""
-    # Minus one: the Python object of the storage, which this function makes, counts as a holder.
-    storage = private.storage(tensor)
-    return private.storage_holders(storage._cdata) - 1
-
-
-def _is_other(tensor: torch.Tensor, before: Digest) -> bool:
-    """Return True if a gradient holds other numbers than when its fingerprint was `before`; 0.0 and -0.0 are equal."""
-    now = fingerprint(tensor)
-    return now is not None and not same(now, before) and not same_but_for_zeros(tensor, before)
+ENGINE = "_engine_run_backward"
 
 
 class Spoil:
-    """A write into a gradient, while noclobber does not yet know who else gets that gradient. Keeps no memory alive."""
+    """A gradient that a node was given and whose code writes it: its bytes as they were handed over. Keeps no memory
+    alive."""
 
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        given: torch.Tensor,
-        node: Node,
-        event: GradientWrite,
-        described: Callable[[], Tensor],
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, node: Node, event: GradientWrite, described: Callable[[], Tensor]) -> None:
         self.node, self.event, self._described = node, event, described
-        self.others = 0
-        """How many others hold the gradient that the node was given, or a tensor on the same bytes."""
-        self.passed = 0
-        """How many of the `others` are gradients that the program passed to a backward call under way. The call holds
-        them until it ends."""
-        self._given = private.Weak(given)
-        self._all = given.nbytes == private.storage(given).nbytes()
-        self.counted = False
-        """True once the node has run and `others` is known."""
         self.storage = private.storage_ref(tensor)
+        self.ran = False
+        """True once the node has run past the hooks of its tensors."""
         self.told = False
         self.changed: bool | None = None
         """True if the write changed the bytes. None until the code that wrote has returned."""
         self.heirs = {following for following, _ in node.next_functions}
         """The nodes that get the changed bytes rightly: the code that wrote passed the bytes on to them."""
-        self._geometry, self._region = geometry(tensor), region(geometry(tensor))
+        self._geometry = geometry(tensor)
         self._before = fingerprint(tensor)
         self._kept: Digest = None
 
@@ -94,8 +63,7 @@ class Spoil:
             return False
         if private.storage(tensor)._cdata != self.storage.cdata:
             return False
-        other = region(geometry(tensor))
-        return other is None or self._region is None or overlap(other, self._region)
+        return clobbers.touch(geometry(tensor), self._geometry)
 
     def is_on_any(self, tensors: Iterable[object] | None) -> bool:
         """Return True if one of the tensors overlaps the bytes that were written."""
@@ -104,39 +72,18 @@ class Spoil:
     def settle(self) -> bool:
         """Return True if the write changed the bytes and somebody still holds them. Looked up once, then remembered."""
         if self.changed is None:
-            with private.aside():
-                shown = tensor_on(self.storage, self._geometry)
-                self.changed = shown is not None and _is_other(shown, self._before)
+            now = self._fingerprint()
+            self.changed = now is not None and not same(now, self._before)
         return self.changed
 
-    def count(self, held: tuple[object, ...], made: tuple[object, ...] = ()) -> None:
-        """Count the `others`, once, when the code that wrote has returned.
-
-        `held` is what the engine holds for the node itself, `made` what the node returned.
-        """
-        given = self._given()
-        if self.counted:
-            return
-        self.counted = True
-        views = sum(1 for tensor in (*held, *made) if tensor is not given and self.is_on(tensor))
-        if given is None:
-            # A tensor on other bytes of the same storage does not hold these bytes.
-            self.others = private.storage_holders(self.storage.cdata) - views if self._all else 0
-            return
-        whole = given if given._base is None else given._base
-        sharing = holders(given) - 1 - (whole is not given)
-        # Python's own reference counts as one, and each view holds its base.
-        self.others = uses(given) - 1 - sum(tensor is given for tensor in held) - sharing
-        if whole is not given:
-            self.others += uses(whole) - 2 - sharing
-        if self._all:
-            self.others = max(self.others, 0) + sharing - views
+    def _shown(self) -> torch.Tensor | None:
+        """Return a tensor on the bytes that were written; None where nobody holds them any more."""
+        with private.aside():
+            return tensor_on(self.storage, self._geometry)
 
     def _fingerprint(self) -> Digest:
-        """Return the fingerprint of the bytes as they are now; None where nobody holds them any more."""
-        with private.aside():
-            shown = tensor_on(self.storage, self._geometry)
-            return None if shown is None else fingerprint(shown)
+        shown = self._shown()
+        return None if shown is None else fingerprint(shown)
 
     def keep(self) -> bool:
         """Remember the bytes as this backward leaves them. Returns False if they did not change, or nobody holds them
@@ -148,86 +95,125 @@ class Spoil:
         """Return True if the bytes are as `keep` found them: the program has not filled them again."""
         return same(self._fingerprint(), self._kept)
 
-    def tell(self, reader: str, notice: Notice) -> None:
-        """Report the write once. `reader` is the name of the node that gets the changed bytes; empty if none does."""
-        if not self.told:
-            self.told = True
+    def tell(self, reader: Node | None, notice: Notice) -> None:
+        """Report the write once; never if zeros alone have changed, to 0.0 or -0.0. `reader` is the node that gets the
+        changed bytes; None if none does."""
+        if self.told:
+            return
+        self.told, shown = True, self._shown()
+        if shown is None or not same_but_for_zeros(shown, self._before):
             write = replace(self.event.write, tensor=self._described())
-            notice(replace(self.event, write=write, read=replace(self.event.read, node=reader)))
+            name = reader.name() if reader is not None else ""
+            notice(replace(self.event, write=write, read=replace(self.event.read, node=name)))
 
 
 class Deliveries:
-    """Where the gradients of one backward call go. After the first write that may matter, every node that runs is
-    checked."""
+    """Where the gradients of one backward call go. After the first write to one, every node that runs is checked."""
 
     def __init__(self, call: Backward, way: Way) -> None:
         self.given = call.gradients
         self.spoils: list[Spoil] = []
+        self._by_storage: dict[int, list[Spoil]] = {}
         self._outputs, self._inputs, self._way = call.outputs, call.inputs, way
         self._hooks: list[RemovableHandle] = []
         self._nodes: list[Node] = []
-        self._ran: set[Node] = set()
-        """Nodes run since the first write."""
+        self._open: list[Spoil] = []
+        """Those of nodes that have not run to their end."""
+        self._has_changed = False
+        self._passed_on: list[tuple[Spoil, Node]] = []
+        """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
         self._notice: Notice = lambda event: None
+        self._sums: Added = way.entry(self._added)
 
     def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Node]) -> None:
         """Record a gradient that is about to be written, and hook the nodes of the graph at the first one.
 
-        The node of a Function calls `ran` and needs no hook. It gets one only if the program itself has `hooked` it:
-        where there is a hook, no Function may add to the gradients that other nodes have passed on so far
+        The node of a Function calls `returned` and needs no hook. It gets one only if the program itself has `hooked`
+        it: where there is a hook, no Function may add to the gradients that other nodes have passed on so far
         (`ctx.input_grad_buffers`, torch 2.14; tests/observe/detectors/test_gradient_buffers.py).
         """
         self._notice = notice
-        if any(known.node is spoil.node and known.storage.cdata == spoil.storage.cdata for known in self.spoils):
+        if any(known.node is spoil.node and known.storage.cdata == spoil.storage.cdata for known in self._open):
             return
+        self._open.append(spoil)
         self.spoils.append(spoil)
+        self._by_storage.setdefault(spoil.storage.cdata, []).append(spoil)
         if not self._nodes:
             self._nodes = list(graph.walk(graph.roots_of(self._outputs)))
+            gets, made = self._way.entry(self._gets), self._way.entry(self.returned)
             for node in self._nodes:
-                gets, made = (self._way.entry(partial(hook, node)) for hook in (self._gets, self._made))
-                self._hooks.append(private.hook(node.register_prehook, gets))
+                self._hooks.append(private.hook(node.register_prehook, partial(gets, node)))
                 if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in hooked):
-                    self._hooks.append(private.hook(node.register_hook, made))
+                    self._hooks.append(private.hook(node.register_hook, partial(made, node)))
+
+    def _changed(self, tensor: object) -> Iterator[Spoil]:
+        """Yield the overwritten gradients that a tensor lies on."""
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            for spoil in self._by_storage.get(private.storage(tensor)._cdata, ()):
+                if spoil.settle() and spoil.is_on(tensor):
+                    yield spoil
 
     def _gets(self, node: Node, gradients: tuple[object, ...]) -> None:
         """A node is about to run, and gets these gradients."""
-        self._ran.add(node)
-        for spoil in self.spoils:
+        self._arrive()
+        for spoil in list(self._open):
             if node is spoil.node:
-                spoil.count(gradients)
-            elif node not in spoil.heirs and spoil.settle() and spoil.is_on_any(gradients):
-                spoil.tell(node.name(), self._notice)
+                spoil.ran = True
+            else:
+                self._close(spoil)
+        for spoil in {spoil for gradient in gradients for spoil in self._changed(gradient)}:
+            if node is not spoil.node and node not in spoil.heirs:
+                spoil.tell(node, self._notice)
 
-    def _made(self, node: Node, made: tuple[object, ...], gradients: tuple[object, ...]) -> None:
-        """A node has run: it was given `gradients` and returned `made`."""
-        for spoil in self.spoils:
-            if node is spoil.node and not spoil.counted:
-                spoil.count((*gradients, *made))
-            elif node is spoil.node and node not in self._ran and spoil.is_on_any(gradients):
-                # The engine kept what the node was given for the program's own hooks on it.
-                spoil.others -= 1
-        self.returned(node, made)
-
-    def ran(self, node: Node, gradients: tuple[object, ...], made: object) -> None:
-        """The backward of a Function has returned `made`."""
-        for spoil in self.spoils:
+    def returned(self, node: Node, made: Any, _: object = None) -> None:
+        """A node has run and returned `made`: a node that it passes the written bytes on to gets them rightly."""
+        self._arrive()
+        for spoil in list(self._open):
             if node is spoil.node:
-                # The engine keeps what a node is given, for the node's hooks, until the node has run.
-                spoil.count(gradients if node in self._ran else (), made if isinstance(made, tuple) else (made,))
-        self.returned(node, made)
-
-    def returned(self, node: Node, made: object) -> None:
-        """Record the heirs of a node that has run: a node that it passes the written bytes on to gets them rightly."""
+                spoil.heirs, spoil.ran = set(), True
+            self._close(spoil)
+        if not self._has_changed:
+            return
         following = [after for after, _ in node.next_functions]
         made = made if isinstance(made, (tuple, list)) else (made,)
-        for spoil in self.spoils:
-            spoil.settle()
-            if node is spoil.node:
-                spoil.heirs = set()
-            if len(made) == len(following):
-                spoil.heirs.update(after for after, each in zip(following, made, strict=True) if spoil.is_on(each))
-            elif spoil.is_on_any(made):
-                spoil.heirs.update(following)
+        handed = list(zip(following, made, strict=True)) if len(made) == len(following) else []
+        for after, each in handed or [(after, each) for after in following for each in made]:
+            self._passed_on += [(spoil, after) for spoil in self._changed(each) if after is not None]
+        to = [(after, private.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
+        private.push_mode(_Sums(partial(self._sums, following, to)))
+
+    def _close(self, spoil: Spoil) -> None:
+        """Compare the bytes: the code that wrote has returned."""
+        self._open.remove(spoil)
+        self._has_changed |= spoil.settle()
+
+    def _arrive(self) -> None:
+        """Make heirs of those that the last node passed the written bytes on to."""
+        for spoil, after in self._passed_on:
+            spoil.heirs.add(after)
+        self._passed_on.clear()
+
+    def _added(
+        self,
+        following: list[Node | None],
+        handed: list[tuple[Node | None, int]],
+        func: Any,
+        args: tuple[Any, ...],
+        frame: FrameType,
+    ) -> None:
+        """An operator was called after a node had run: the engine may add up what the `following` nodes get.
+
+        The sum has two parts: what the node was given before, and what it is given now, which tells the node.
+        """
+        if func._schema.name not in ("aten::add", "aten::add_") or not is_of_the_engine(frame):
+            return
+        part = private.identity(args[1])
+        getting = [after for after, each in handed if each == part] or following
+        for spoil in self._changed(args[0]):
+            heir = next((after for after in getting if after in spoil.heirs), None)
+            if heir is None:
+                spoil.tell(getting[0], self._notice)
+            spoil.heirs.discard(heir)
 
     def stop(self) -> None:
         """Take the hooks off: the backward has ended."""
@@ -236,36 +222,39 @@ class Deliveries:
         self._hooks.clear()
 
     def finish(self, result: Any) -> None:
-        """Check what the backward leaves: the gradients that it returns, those of leaves, and sums that it made before
-        the write. `result` is what the engine returned."""
+        """Check what the backward leaves: the gradients that it returns, and those of leaves. `result` is what the
+        engine returned."""
+        self._arrive()
         results = [(_node_of(one, self._nodes), each) for one, each in zip(self._inputs, result or (), strict=False)]
         leaves = [(node, node.variable.grad) for node in self._nodes if hasattr(node, "variable")]
-        nodes = [node for node, _ in results]
-        for spoil in self.spoils:
-            if spoil.told or not spoil.settle():
-                continue
-            # The engine puts aside what `grad` returns before any hook if the node runs, else after the node's hooks.
-            own = spoil.heirs if spoil.counted else spoil.heirs | {spoil.node}
-            wrong = [node for node, gradient in results if node not in own and spoil.is_on(gradient)]
-            own = spoil.heirs | {spoil.node}
-            wrong += [node for node, gradient in leaves if node not in own and spoil.is_on(gradient)]
-            for node in wrong:
-                spoil.tell(node.name() if node is not None else "", self._notice)
-            if spoil.others > spoil.passed and not spoil.told:
-                self._added_up(spoil, nodes)
+        for node, gradient in (*results, *leaves):
+            for spoil in self._changed(gradient):
+                # The engine puts aside what `grad` returns before any hook if the node runs, else after the node's
+                # hooks.
+                own = node is spoil.node and not (spoil.ran and (node, gradient) in results)
+                if not own and node not in spoil.heirs:
+                    spoil.tell(node, self._notice)
 
-    def _added_up(self, spoil: Spoil, results: list[Node | None]) -> None:
-        """Report a sum that holds the changed bytes: nobody was given them directly, but an unfinished sum held them.
 
-        The node of such a sum got its first part before the write and waited for another one.
-        """
-        for node in self._nodes:
-            if node not in self._ran and node is not spoil.node:
-                for following, _ in node.next_functions:
-                    reached = following in self._ran or following in results
-                    if following is not None and following is not spoil.node and reached:
-                        spoil.tell(following.name(), self._notice)
-                        return
+class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `added` with the operators that run between a node and the next one: the engine adds up what nodes get.
+
+    Nobody takes it off: the engine has each node begin with the modes of the call (torch 2.10 to 2.15;
+    tests/observe/detectors/test_gradient_writes.py).
+    """
+
+    def __init__(self, added: Added) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._added = added
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: else torch imports its compiler (`allocations.OperatorMode`)."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._added(func, args, frame_above(1))
+        return func(*args, **(kwargs or {}))
 
 
 def _node_of(tensor: torch.Tensor | GradientEdge, nodes: Iterable[Node]) -> Node | None:

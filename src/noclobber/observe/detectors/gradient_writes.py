@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 import torch
 
 from noclobber.model.events import Read, Write
 from noclobber.model.silent import GradientWrite
-from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core import interpose
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
@@ -20,27 +19,16 @@ from noclobber.observe.core.records import Backward, here, reading
 from noclobber.observe.core.sites import KINDS, USER, Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.detectors import gradient_consumers
-from noclobber.observe.detectors.gradient_consumers import Deliveries, Spoil
-from noclobber.observe.torch_api import private, self_tests
+from noclobber.observe.detectors.gradient_consumers import ENGINE, Deliveries, Spoil, is_of_the_engine
+from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
-
-_ENGINE = "_engine_run_backward"
-_ALONE = {"function": 1, "hook": 2, "module": 1}
-"""The use count of a gradient that nobody else gets, by the kind of code that writes: Python's own reference, and in a
-hook the engine's as well. The hooks of a module keep the gradient and are called later (torch 2.10 to 2.15;
-tests/observe/detectors/test_gradient_writes.py)."""
-_OURS = 2
-"""The use count of a tensor that only the code that writes and its call of the operator hold."""
 
 
 def arm(context: Context, way: Way) -> None:
     """See the hooks that the program registers. Where saves are watched, check each write of Python code in a backward
     too."""
-    if context.watching:
-        self_tests.of_use_counts()
     gradients = Gradients(context, way)
     interpose.on_backward_hooks(way, gradients.registered)
     if context.watching:
@@ -108,37 +96,26 @@ class Gradients:
 
         A custom Function may return the gradient that it was given: others then get that gradient rightly.
         """
-
-        let_go = gradient_consumers.hold(args) if gradient_consumers.HOLDS else None
-        keys = _keys(args)
-        if keys:
+        if keys := _keys(args):
             self._context.attend(self._looking, keys)
 
         def ran(result: object) -> None:
-            try:
-                if keys:
-                    self._context.ignore(self._looking, keys)
-                for run in self._under_way() if result is not None else ():
-                    if run.spoils:
-                        run.ran(function, args, result)
-            finally:
-                if let_go is not None:
-                    let_go()
+            if keys:
+                self._context.ignore(self._looking, keys)
+            for run in self._under_way() if result is not None else ():
+                if run.spoils:
+                    run.returned(function, result)
 
         return ran
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         """Check one write: the quick tests, which most writes in a backward do not pass."""
-        if _is_of_the_engine(frame.f_code) or (node := private.current_node()) is None:
-            return
-        if self._context.by_key and private.use_count(tensor) <= _OURS and gradient_consumers.holders(tensor) == 1:
-            return
-        if here() is not None:
+        if not is_of_the_engine(frame) and (node := private.current_node()) is not None and here() is not None:
             self._written(written, tensor, key, frame, node)
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
-        """Record a write if it goes to a gradient that the engine gave to `node` and that somebody else holds too."""
-        context, frames = self._context, list(_frames(frame))
+        """Record a write if it goes to a gradient that the engine gave to `node`."""
+        frames = list(_frames(frame))
         given = next(
             (argument for call in _called(frames) for argument in _arguments(call) if _is_on(argument, key)), None
         )
@@ -146,12 +123,9 @@ class Gradients:
             given = tensor  # the gradient came in a list, which the Function may have emptied by now
         if given is None:
             return
-        by = "function" if any(_runs_function(above.f_code) for above in frames) else "hook"
-        kind = "module" if any(above.f_code.co_filename == torch.utils.hooks.__file__ for above in frames) else by
-        # The call of the operator that writes holds its argument at least once.
-        alone = gradient_consumers.uses(given) <= _ALONE[kind] + (tensor is given and context.by_key)
-        if alone and gradient_consumers.holders(given) <= 1 + (tensor is not given):
-            return
+        by: Literal["function", "hook"] = (
+            "function" if any(_runs_function(above.f_code) for above in frames) else "hook"
+        )
         user = next((above for above in reversed(frames) if KINDS.get(above.f_code.co_filename) == USER), frame)
         name = node._forward_cls.__name__ if by == "function" else user.f_code.co_name
         event = GradientWrite(
@@ -162,17 +136,14 @@ class Gradients:
                 version_before=private.version_of(tensor),
                 in_forward=False,
             ),
-            "function" if by == "function" else "hook",
+            by,
             name,
             Read("", site_of(reading().place), clobbers.call_of(reading())),
             site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
-        spoil = Spoil(tensor, given, node, event, clobbers.later_of(tensor))
-        under_way = self._under_way()
-        passed = {id(gradient): gradient for run in under_way for gradient in run.given or ()}
-        spoil.passed = sum(map(spoil.is_on, passed.values()))
-        for run in under_way:
-            run.expect(spoil, context.bus.notice, self._hooked)
+        spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
+        for run in self._under_way():
+            run.expect(spoil, self._context.bus.notice, self._hooked)
 
     def _finish(self, run: Deliveries, result: object) -> None:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
@@ -185,17 +156,12 @@ class Gradients:
         again = [spoil for spoil in self.given if spoil.is_on_any(call.gradients) and spoil.is_as_kept()]
         self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.storage.expired()]
         for spoil in again:
-            spoil.tell("", self._context.bus.notice)
-
-
-def _is_of_the_engine(code: CodeType) -> bool:
-    """Return True if the engine itself writes. In the engine's own threads the only frame is noclobber's kernel."""
-    return code.co_name == _ENGINE or owner_of(code.co_filename) is Owner.NOCLOBBER
+            spoil.tell(None, self._context.bus.notice)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames from this one up to the engine, innermost first."""
-    while frame is not None and frame.f_code.co_name != _ENGINE:
+    while frame is not None and frame.f_code.co_name != ENGINE:
         yield frame
         frame = frame.f_back
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.frames import passed_over
-from noclobber.observe.torch_api.private import aside, lookup, no_modes, unlogged
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+from noclobber.observe.torch_api.private import aside, no_modes, unlogged
 
 
 class Save(Protocol):
@@ -29,10 +26,11 @@ def make(tensor: torch.Tensor) -> Save:
 
     Its `unpack` gives the tensor at its place in the graph.
     """
-    if hasattr(private.C._autograd, "_make_saved_tensor"):
-        made: Save = private.C._autograd._make_saved_tensor(tensor, is_output=False)
-        return made
-    return _SavedByNode(tensor)
+    if before_2_12.is_used():
+        with unlogged(), no_modes(), private.plain():
+            return before_2_12.SavedByNode(tensor)
+    made: Save = private.C._autograd._make_saved_tensor(tensor, is_output=False)
+    return made
 
 
 def connected(tensor: torch.Tensor) -> Save | None:
@@ -82,35 +80,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
         return private.take(tensor)
     except RuntimeError:  # a subclass that cannot be used without its mode (FunctionalTensor of torch 2.10 to 2.12)
         return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-
-
-class _SavedByNode:
-    """Used on torch 2.10 and 2.11, where only a node can make a save."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        apply = vars(lookup("_C._FunctionBase"))["apply"].__get__(None, _Saving)  # past noclobber's wrapper of `apply`
-        in_transforms = lookup("_functorch.utils.enable_single_level_autograd_function")
-        with torch.enable_grad(), unlogged(), no_modes(), private.plain(), in_transforms():
-            # Keep the result, not its node: the node lives as long as the result. The tensor goes in inside a list: of
-            # an input PyTorch wants the sizes, which a nested tensor does not have, and the tangent.
-            self._made = apply([tensor], torch.empty(0, requires_grad=True))
-
-    @property
-    def raw(self) -> object:
-        """PyTorch's SavedTensor."""
-        return self._made.grad_fn._raw_saved_tensors[0]
-
-    @passed_over
-    def unpack(self) -> torch.Tensor:
-        (tensor,) = lookup("_C._FunctionBase.saved_tensors").__get__(self._made.grad_fn)
-        return cast(torch.Tensor, tensor)
-
-
-class _Saving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, saved: list[torch.Tensor], connected: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*saved)
-        return connected.new_empty(0)
 
 
 def raw(save: Save) -> object:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from types import CodeType, FunctionType, GetSetDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -17,7 +16,7 @@ import torch.multiprocessing.reductions
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import releases
+from noclobber.observe.torch_api import before_2_12, releases
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey, DispatchKeySet, _DispatchOperatorHandle
@@ -68,7 +67,7 @@ Pair = tuple[Callable[..., object], Callable[..., object]]
 
 class Weak(weakref.ref[Thing]):
     """A weak reference that noclobber makes to a tensor of the program. The program does not notice it
-    (swapped_tensors.py)."""
+    (transparent/checks_of_swaps.py)."""
 
     __slots__ = ()
 
@@ -191,7 +190,6 @@ def current_node() -> Node | None:
 
 CALL = "noclobber: call"
 """Short, as the engine copies it for every node: C++ allocates no memory for 15 characters."""
-_PROBE = "noclobber: a probe"
 
 
 def backward_call() -> Any:
@@ -210,35 +208,11 @@ def set_backward_call(call: object) -> None:
     The entry goes then: PyTorch frees what a thread has left after Python has let go of it, and needs the interpreter
     for that. At the end of the program this waits for ever, or ends in SIGABRT (torch 2.13). torch 2.12 and older
     cannot remove it.
-
-    torch 2.10 and 2.11 take no reference to the object, but release one in the end. Python would then free an object
-    that is still in use, so the missing reference is added here (tests/observe/torch_api/test_releases.py).
     """
-    if _uncounted():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+    before_2_12.count(call, _put_aside)
     _put_aside(CALL, call)
-    if call is None:
-        _clear_aside(CALL)
-
-
-def _clear_aside(name: str) -> None:
-    """Remove what this thread has put aside, where this release can."""
-    if (remove := getattr(C, "_remove_obj_from_tls", None)) is not None:
-        remove(name)
-
-
-@cache
-def _uncounted() -> bool:
-    probe = object()
-    before = sys.getrefcount(probe)
-    _put_aside(_PROBE, probe)
-    uncounted = sys.getrefcount(probe) == before
-    if uncounted:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(None))
-    _put_aside(_PROBE, None)
-    _clear_aside(_PROBE)
-    return uncounted
+    if call is None and (remove := getattr(C, "_remove_obj_from_tls", None)) is not None:
+        remove(CALL)
 
 
 def take(tensor: torch.Tensor) -> torch.Tensor:
@@ -449,6 +423,11 @@ def unlogged() -> Iterator[None]:
 def no_modes() -> AbstractContextManager[object]:
     """Hide noclobber's own operators from the program's dispatch modes: selective checkpoints count operators."""
     return _without_modes() if _modes_on_stack() else nullcontext()
+
+
+def push_mode(mode: object) -> None:
+    """Put a mode on this thread's stack, for whoever restores the stack to take off."""
+    lookup("_C._push_on_torch_dispatch_stack")(mode)
 
 
 def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.torch_api import private
 
 
 def of_saves() -> None:
@@ -84,22 +84,6 @@ def _of_engine(x: torch.Tensor) -> None:
             "the engine gets outputs, gradients, retain_graph, create_graph and inputs, in this order",
         )
         _holds(kwargs.get("accumulate_grad") is accumulates, "the engine is told by name whether to accumulate")
-
-
-@cache
-def of_use_counts() -> None:
-    """Raise UnsupportedTorch if the use counts of tensors and storages count something else."""
-    with torch.inference_mode(False), torch.no_grad(), private.unlogged(), private.no_modes(), private.plain():
-        tensor = torch.zeros(2, device="cpu")
-        alone, storage = private.use_count(tensor), private.storage(tensor)
-        one = private.storage_holders(storage._cdata)
-        with native_saves.without_hooks():
-            saved = native_saves.make(tensor)
-        shared = tensor.detach()
-        two = private.storage_holders(storage._cdata)
-        _holds(alone == 1 and private.use_count(tensor) == 2, "Python's reference counts one, and a save another")
-        _holds(one == 2 and two == 3, "a tensor on a storage counts one, and so does Python's object of the storage")
-        del saved, shared
 
 
 @cache

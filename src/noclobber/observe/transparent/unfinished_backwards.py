@@ -21,7 +21,7 @@ def end_at_exit(context: Context) -> None:
     A backward that raises leaves the nodes that were ready to run in the queue of its thread, until the next backward
     of that thread. The queue of the main thread is destroyed after Python has ended. torch 2.15 takes the GIL to free
     a save with hooks, and the process crashes then; torch 2.13 does not free it
-    (tests/observe/core/test_unfinished.py).
+    (tests/observe/transparent/test_unfinished.py).
     """
     if CRASHES:
         atexit.register(partial(_end, context))

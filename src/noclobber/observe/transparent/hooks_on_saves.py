@@ -19,7 +19,7 @@ def arm(context: Context, way: Way) -> None:
 
     A save takes one pair of hooks only, and PyTorch does not check its version from then on. The program's hooks go on
     a second save, made by PyTorch itself, which noclobber's handle refers to (torch 2.13;
-    tests/observe/detectors/test_registered_hooks.py).
+    tests/observe/transparent/test_registered_hooks.py).
     """
     native = private.lookup("_C._autograd.SavedTensor.register_hooks")
     ours, another = way.entry(_ours, also_off=True), way.entry(_another, also_off=True)

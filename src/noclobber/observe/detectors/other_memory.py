@@ -1,4 +1,7 @@
-"""Watches `tensor.data = other`. No operator runs and no version moves, so noclobber replaces the property itself."""
+"""Sees a tensor get other memory, by `tensor.data = other` or `torch.utils.swap_tensors`.
+
+No operator runs and no version moves. The saves that read the tensor itself follow it to its new memory.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import record
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 
 _ASSIGNED = Written("data=", (), True)
+_SWAPPED = Written("swap_tensors", (), True)
+Moved = tuple[torch.Tensor, Handle]
 
 
-def arm(context: Context, way: Way) -> None:
+def arm_assignments(context: Context, way: Way) -> None:
     """Watch each assignment to `.data` and each read of it, until the recorder disarms."""
     native = private.lookup("_C.TensorBase.data")
     take, data_taken, live = native.__get__, way.entry(context.untracked.data_taken), context.live
@@ -29,14 +35,14 @@ def arm(context: Context, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        handles = way.guarded(lambda: _about_to_assign(context, tensor, value))
+        moved = way.guarded(lambda: _about_to_assign(context, tensor, value))
         try:
             native.__set__(tensor, value)
         except (RuntimeError, TypeError) as error:
             without_own_frames(error)
             raise
-        if handles:
-            way.guarded(lambda: _assigned(context, handles, tensor))
+        if moved:
+            way.guarded(lambda: _have_moved(context, moved))
         if not way.on and context.watching:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
@@ -46,16 +52,28 @@ def arm(context: Context, way: Way) -> None:
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
 
-def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[save_hooks.Handle]:
+def arm_swaps(context: Context, way: Way) -> None:
+    """Watch each swap of two tensors, until the recorder disarms."""
+    swap = private.lookup("_C._swap_tensor_impl")
+
+    def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
+        moved = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
+        swap(one, other)
+        if moved:
+            way.guarded(lambda: _have_moved(context, moved))
+
+    way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
+
+
+def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
     with private.plain():
         return _to_be_moved(context, tensor, value)
 
 
-def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[save_hooks.Handle]:
+def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
     """Return the saves whose bytes `tensor.data = value` is about to replace; no version counter moves.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
-    Returns no saves where bytes are preserved: backward then reads the old ones.
     """
     key = private.storage_key(tensor) if context.thread.watched else None
     if key is not None:
@@ -83,7 +101,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     if cuts:
         context.untracked.assigned(noted, tensor, value)
     context.meet(handles, tensor, noted)
-    return [] if context.keeping else handles
+    return [(tensor, handle) for handle in handles]
 
 
 def _is_computed(tensor: torch.Tensor) -> bool:
@@ -91,8 +109,25 @@ def _is_computed(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
 
 
-def _assigned(context: Context, handles: list[save_hooks.Handle], tensor: torch.Tensor) -> None:
-    """Let these saves follow their tensor to its new memory."""
+def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
+    """Return the handles that will read a tensor in its new memory, and note the write with each.
+
+    The tensor is about to get other memory by a swap. Saves of PyTorch keep the old memory, so they are left out.
+    """
+    key = private.storage_key(tensor) if context.thread.watched else None
+    if key is None:
+        return []
+    live = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
+    noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
+    if context.memory.is_reread(key):
+        context.memory.log(noted)
+    if live:
+        context.meet(live, tensor, noted)
+    return [(tensor, handle) for handle in live]
+
+
+def _have_moved(context: Context, moved: list[Moved]) -> None:
+    """Let the handles follow their tensors to the new memory; not where bytes are preserved, which keeps the old."""
     with private.plain():
-        for handle in handles:
+        for tensor, handle in moved if not context.keeping else ():
             save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias), context.live)

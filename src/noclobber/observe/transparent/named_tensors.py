@@ -1,7 +1,7 @@
 """Tensors whose dimensions have names. torch 2.10 to 2.12 cannot pass them to a kernel that is written in Python.
 
 It raises "Named tensors are currently unsupported in TorchScript" before it calls the kernel. So operators must bypass
-the kernels while such tensors exist (tests/observe/core/test_named.py). Later releases have no names.
+the kernels while such tensors exist (tests/observe/transparent/test_named.py). Later releases have no names.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.core import named_tensors
+from noclobber.observe.transparent import named_tensors
 from tests.observe.alike import differing
 
 HAVE_NAMES = hasattr(torch.Tensor, "refine_names")

@@ -1,0 +1,1 @@
+"""Tests of what keeps the program as it is without noclobber."""
