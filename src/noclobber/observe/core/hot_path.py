@@ -39,6 +39,12 @@ class HotPath(Protocol):
     def hand_over(self, storage: int | None, /) -> None:
         """Put a Handle into the live table for every save on a storage, or for all saves (None)."""
 
+    def meet(self, tensor: torch.Tensor, begin: int, end: int, /) -> bool:
+        """Put a Handle into the live table for every save that a write to these bytes of a tensor's storage meets.
+
+        Returns True if another save shares the tensor's version counter.
+        """
+
     def alive(self) -> int:
         """Return how many saves there are of which no Handle was made, in all threads."""
 
