@@ -17,7 +17,7 @@ FEWEST_BEFORE_SWEEP = 512
 
 Span = tuple[int, int]
 """The first byte of a storage that a tensor shows, and the byte behind the last."""
-EVERYWHERE: Span = (0, 1 << 63)
+EVERYWHERE: Span = (0, (1 << 63) - 1)
 """The span of what may show any byte."""
 
 
@@ -42,8 +42,8 @@ class Beside(Protocol):
     def hand_over(self, storage: int | None, /) -> None:
         """Append a handle of every save on a storage, or of all saves (None), to `unsorted`."""
 
-    def meet(self, tensor: Any, begin: int, end: int, /) -> bool:
-        """Append a handle of every save that a write to these bytes of a tensor's storage meets to `unsorted`.
+    def meet(self, storage: int, tensor: Any, begin: int, end: int, /) -> bool:
+        """Append a handle of every save that a write of a tensor to these bytes of a storage meets to `unsorted`.
 
         Returns True if another save shares the tensor's version counter.
         """
@@ -208,7 +208,7 @@ class LiveSaves(Generic[Handle]):
         `written` is what is written, for `beside`: the second result is True if it knows of other saves there whose
         version moves.
         """
-        beside = self.beside is not None and self.beside.meet(written, *span)
+        beside = self.beside is not None and self.beside.meet(storage, written, *span)
         met: Met[Handle] | None = self._alone(self._meeting, storage, span)
         return (Met(self._seen_at(storage), None) if met is None else met), beside
 
