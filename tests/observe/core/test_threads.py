@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.model.live_saves import LiveSaves
+from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.model.source import source_line
 from noclobber.observe.torch_api import private
 
@@ -351,7 +351,7 @@ def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent():
     """A thread that stays behind in the parent may hold any of noclobber's locks when another one forks."""
     context = torch.multiprocessing.get_context("fork")
     held, over = threading.Event(), threading.Event()
-    live = LiveSaves(lambda one: one)
+    live = LiveSaves(lambda one: one, lambda _: EVERYWHERE)
 
     def hold():
         with live._lock:

@@ -23,7 +23,7 @@ from noclobber.observe.core.custom_forwards import CustomForwards
 from noclobber.observe.core.fingerprints import Contents, Digest, fingerprint
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record
+from noclobber.observe.core.records import Backward, Record, span_of
 from noclobber.observe.core.save_hooks import Handle, Hooks
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
@@ -222,7 +222,7 @@ class Context:
         logged."""
         self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
-        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key)
+        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key, span_of)
         self.memory = Memory()
         self.thread = self.memory.thread
         self.calls = BackwardCalls()

@@ -14,8 +14,9 @@ import torch
 
 from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
-from noclobber.model.live_saves import LiveSaves
+from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core import save_hooks
+from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.hot_path import HotPath, MemoryOf
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
@@ -71,7 +72,7 @@ class Memory:
         """Returns whether a finding may need the writes to a storage, however old they are."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
-        self.rereads: LiveSaves[Reread] = LiveSaves(int)
+        self.rereads: LiveSaves[Reread] = LiveSaves(int, lambda _: EVERYWHERE)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
         self.returned: dict[int, private.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
@@ -107,8 +108,10 @@ class Memory:
     def log(self, record: Record) -> None:
         """Remember a write. The kernels of operators do this themselves (write_log.py)."""
         self.logged.append(record)
-        if len(self.logged) > self.limit:
-            self.prune()
+        if len(self.logged) > MANY:
+            leave_out(record)
+            if len(self.logged) > self.limit:
+                self.prune()
 
     @property
     def views(self) -> deque[tuple[int, str, Place | None]]:
@@ -163,7 +166,7 @@ class Memory:
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
-        return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.at(key))
+        return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.has(key))
 
     def begin(self) -> None:
         """Note that seeing begins, or goes on where nothing was dropped."""

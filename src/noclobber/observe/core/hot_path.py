@@ -39,6 +39,12 @@ class HotPath(Protocol):
     def hand_over(self, storage: int | None, /) -> None:
         """Put a Handle into the live table for every save on a storage, or for all saves (None)."""
 
+    def meet(self, storage: int, tensor: torch.Tensor, begin: int, end: int, /) -> bool:
+        """Put a Handle into the live table for every save that a write of a tensor to these bytes of a storage meets.
+
+        Returns True if another save shares the tensor's version counter.
+        """
+
     def alive(self) -> int:
         """Return how many saves there are of which no Handle was made, in all threads."""
 
@@ -104,10 +110,18 @@ class HotPath(Protocol):
     def end(self) -> None:
         """Leave everything to Python."""
 
-    def enter(self, hooks: Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
+    def enter(
+        self,
+        hooks: Pair | None,
+        handed: object,
+        *,
+        contents: bool,
+        keeping: bool = False,
+        moved: object = None,
+    ) -> None:
         """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
 
-        `contents` says that saves get fingerprints, and `moved` is that of `Contents` where it is `only_foreign`.
+        `contents` says that saves get fingerprints, `keeping` that bytes are preserved, and `moved` is that of `Contents` where it is `only_foreign`.
         """
 
     def leave(self) -> None:

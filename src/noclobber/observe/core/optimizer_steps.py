@@ -12,7 +12,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Geometry, Stepped, geometry, moment, record
+from noclobber.observe.core.records import Geometry, Stepped, geometry, moment, record, span
 from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.written import Written
@@ -171,8 +171,10 @@ def _about_to_write(
             continue
         noted = record(written, parameter, key, place, context.thread)
         context.memory.log(noted)
-        if context.watching and (handles := context.live.at(key)):
-            context.meet(handles, parameter, noted)
+        if context.watching:
+            met, _ = context.live.meeting(key, span(noted.geometry), parameter)
+            if met.handles:
+                context.meet(met.handles, parameter, noted)
 
 
 _steps: dict[tuple[object, ...], Step] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import torch
 
 from noclobber.model.events import Holder, Step
+from noclobber.model.live_saves import EVERYWHERE, Span
 from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
@@ -273,6 +274,20 @@ def region(geometry: Geometry | None) -> Region | None:
     offset, shape, strides, dtype = known
     size = dtype.itemsize
     return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
+
+
+def span(geometry: Geometry | None) -> Span:
+    """Return the first byte of a geometry and the byte behind the last; EVERYWHERE if they are not known."""
+    if (known := strided(geometry)) is None:
+        return EVERYWHERE
+    offset, shape, strides, dtype = known
+    last = offset + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
+    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """Return the span of a tensor."""
+    return span(geometry(tensor))
 
 
 def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | None:

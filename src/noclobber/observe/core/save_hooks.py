@@ -251,7 +251,7 @@ def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
     """
     old, before = handle.alias, handle.digest
     handle.alias = alias
-    live.moved(handle, private.storage_key(old))
+    live.moved(handle, old)
     if before is None:
         return
     handle.shown = shown(alias)

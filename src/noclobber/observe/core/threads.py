@@ -88,7 +88,9 @@ def _enter_native(context: Context) -> None:
         takes = save_hooks.are_ours(hooks) and not context.accounts
         handed, contents = None if foreign is None else foreign.handed, context.contents
         moved = contents.moved if contents is not None and contents.only_foreign else None
-        native.enter(hooks if takes else None, handed, contents=contents is not None, moved=moved)
+        native.enter(
+            hooks if takes else None, handed, contents=contents is not None, keeping=context.keeping, moved=moved
+        )
 
 
 @contextmanager

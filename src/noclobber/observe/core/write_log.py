@@ -9,11 +9,13 @@ from sys import getrefcount
 
 import torch
 
+from noclobber.model.live_saves import EVERYWHERE
 from noclobber.observe.core import write_kernels
 from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import MOST_LOOKS, Memory
-from noclobber.observe.core.records import record
+from noclobber.observe.core.records import Record, record, span_of
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import graph, private
@@ -80,7 +82,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
         is_new = not in_graph and getrefcount(tensor) == references and is_plain and is_inside()
-        if is_new and not (attentive or (context.keeping and written.only_moves)) and is_only_holder(tensor):
+        if is_new and not (attentive or (context.keeping and written.leaves_storage)) and is_only_holder(tensor):
             return None
         key = storage_key(tensor)
         if key is None:
@@ -98,9 +100,8 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
             for look in unseen:
                 look(written, tensor, key, frame_of(1))
         after, hidden = (None, False) if found is None else found
-        if context.keeping and written.only_moves:  # `set_` and `resize_` may move a tensor to memory elsewhere
-            moved = _moving(context, tensor, key)
-            after = moved if after is None else _both(after, moved)
+        if context.keeping and (written.resizes or written.leaves_storage):
+            after = _both(after, _moving(context, tensor, key))
         if attentive or attends:
             frame = frame_above(2)
             for look in attentive | attended.get(key, {}):  # each once
@@ -111,15 +112,20 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
                 begins(key)
             if unsorted:
                 live.sort()
-            if (beside is not None or key in live.by_storage) and (handles := live.at(key)):
-                place = place_of(frame_of(1))
-                noted = record(written, tensor, key, place, thread, hidden)
-                entered = meet(handles, tensor, noted)
-                if entered is not None:
-                    after = entered if after is None else _both(after, entered)
-                if memory.is_reread(key):
-                    recent.append(noted)
-                return after
+            if beside is not None or key in live.by_storage:
+                where = EVERYWHERE if written.resizes or written.leaves_storage else span_of(tensor)
+                (handles, other), shared = live.meeting(key, where, tensor)
+                if handles or other is not None or shared:
+                    noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
+                    if handles:
+                        after = _both(after, meet(handles, tensor, noted))
+                    # The other saves there keep their bytes. If their version moves, the log leads to this write.
+                    moves = not (written.uncounted or thread.preserving)
+                    if memory.is_reread(key) or (moves and (shared or (counted and other is not None))):
+                        memory.log(noted)
+                    elif moves and other is not None:
+                        after = _both(after, _log_if_moved(context, other, noted))
+                    return after
             if (
                 not in_graph
                 and ((off and key not in returned) or is_inside() or is_only_holder(tensor))
@@ -141,13 +147,25 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     return before
 
 
+def _log_if_moved(context: Context, save: Handle, noted: Record) -> Callable[[], object]:
+    """Return what to call after a write: it remembers the write if it has moved the version of a save."""
+    version = save.alias._version
+
+    def written() -> None:
+        if save.alias._version != version:
+            context.memory.log(noted)
+
+    return context.core.entry(written)
+
+
 def _moving(context: Context, tensor: torch.Tensor, key: int) -> Callable[[], object]:
     """Return what to call after a write that may give a tensor other memory than that of `key`, where it is now."""
     left = private.storage(tensor)
 
     def moved() -> None:
-        context.live.file_anew()
         there, elsewhere = private.storage(tensor), private.storage_key(tensor)
+        if there is left and elsewhere != key:
+            context.live.file_anew(key)
         if context.contents is not None and elsewhere is not None and there is not left:
             context.contents.moves(key, left)
             context.contents.moves(elsewhere, there)
@@ -155,7 +173,10 @@ def _moving(context: Context, tensor: torch.Tensor, key: int) -> Callable[[], ob
     return context.core.entry(moved)
 
 
-def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
+def _both(first: Callable[[], object] | None, second: Callable[[], object] | None) -> Callable[[], object] | None:
+    if first is None or second is None:
+        return first or second
+
     def both() -> None:
         first()
         second()

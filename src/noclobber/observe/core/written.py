@@ -33,6 +33,16 @@ class Written(NamedTuple):
         return self.op in ("data=", "swap_tensors") or self.op.partition("::")[2] in _MOVING
 
     @property
+    def leaves_storage(self) -> bool:
+        """Return True if it gives a tensor another storage."""
+        return self.op in ("data=", "swap_tensors", "aten::set_")
+
+    @property
+    def resizes(self) -> bool:
+        """Return True if it may give a storage other memory."""
+        return self.op in ("aten::resize_", "aten::resize_as_")
+
+    @property
     def is_statistics(self) -> bool:
         """Return True if it writes batch norm's running statistics: training saves them but does not read them."""
         return self.op.partition("::")[2].startswith(_BATCH_NORM)

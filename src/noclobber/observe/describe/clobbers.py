@@ -12,6 +12,7 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor, Via, Write
+from noclobber.model.live_saves import meet
 from noclobber.model.overlap import overlap
 from noclobber.observe.core import save_hooks, unread_saves
 from noclobber.observe.core.fingerprints import (
@@ -32,6 +33,8 @@ from noclobber.observe.core.records import (
     region,
     seen_at,
     shape_of,
+    span,
+    span_of,
     strided,
     tensor_on,
 )
@@ -54,10 +57,7 @@ CHANGED = "a tensor that backward needs holds other bytes than were saved, thoug
 
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
     """Return False if a write cannot share a byte with a save. True is not exact: it only compares the two spans."""
-    one, other = region(geometry(saved)), region(written)
-    if one is None or other is None:
-        return True
-    return one.first() < other.end() and other.first() < one.end()
+    return meet(span_of(saved), span(written))
 
 
 def touch(one: Geometry | None, other: Geometry | None) -> bool:
@@ -301,6 +301,8 @@ def _between(
             earlier = [entry for entry in recent if entry[0].moment <= handle.moment]
             moved += [one for one in earlier[-1:] if torch_messages.is_by_its_own_operator(one[0], handle)]
         # Of two writes at one version, the write to a tensor in the graph comes later: it moves the version.
+        seen = {noted.moment for noted, _ in met}
+        moved = [entry for entry in moved if entry[0].moment not in seen]
         entries = sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
     return entries
 

@@ -57,6 +57,7 @@ class Bridge:
         )
         self._moments = moments  # the buffer must not be moved while the native part has its address
         self.hand_over: Callable[[int | None], None] = native.hand_over
+        self.meet: Callable[[int, torch.Tensor, int, int], bool] = native.meet
         self.alive: Callable[[], int] = native.alive
         self.place_of: Callable[[int], Place | None] = native.place_of_node
         self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
@@ -102,7 +103,7 @@ class Bridge:
             written.uncounted,
             written.moves_no_version,
             written.detaches,
-            written.only_moves,
+            written.resizes,
             written.is_statistics,
         )
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
@@ -118,9 +119,17 @@ class Bridge:
     def end(self) -> None:
         self._native.end()
 
-    def enter(self, hooks: save_hooks.Pair | None, handed: object, *, contents: bool, moved: object = None) -> None:
+    def enter(
+        self,
+        hooks: save_hooks.Pair | None,
+        handed: object,
+        *,
+        contents: bool,
+        keeping: bool = False,
+        moved: object = None,
+    ) -> None:
         pack, unpack = hooks if hooks is not None else (None, None)
-        self._native.enter(pack, unpack, handed, contents, moved)
+        self._native.enter(pack, unpack, handed, contents, keeping, moved)
 
     def around_steps(
         self,
@@ -300,7 +309,7 @@ def _kind_of(path: str) -> tuple[int, bool]:
 
 def _is_alive(table: LiveSaves[Any], key: int | None) -> bool:
     """Return whether something on a storage is alive, or anything at all (None)."""
-    return table.any() if key is None else bool(table.at(key))
+    return table.any() if key is None else table.has(key)
 
 
 def _place_here() -> Place | None:

@@ -56,10 +56,10 @@ void connect(uintptr_t moments, const py::object &parameter, const py::object &k
 }
 
 void enroll_write(const std::string &name, const std::string &overload, const py::object &written,
-                  std::vector<int> arguments, int flag, bool uncounted, bool moves_none, bool detaches, bool moves,
+                  std::vector<int> arguments, int flag, bool uncounted, bool moves_none, bool detaches, bool resizes,
                   bool statistics) {
   auto *op = new Operator{written.inc_ref().ptr(), std::move(arguments), flag,  uncounted,
-                          moves_none,              detaches,             moves, statistics};
+                          moves_none,              detaches,             resizes, statistics};
   enroll_kernel(name, overload, new WriteKernel(op));
 }
 
@@ -116,7 +116,7 @@ bool end() {
   return !taking_saves || take_saves(false);
 }
 
-void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents,
+void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents, bool keeping,
            const py::object &moved) {
   Thread &mine = thread();
   mine.usual = true;
@@ -124,7 +124,7 @@ void enter(const py::object &pack, const py::object &unpack, const py::object &h
   mine.hooks = {};
   if (!pack.is_none()) {
     mine.hooks = c10::make_intrusive<Hooks>(pack.ptr(), unpack.ptr(), handed.is_none() ? nullptr : handed.ptr(),
-                                            contents, moved.is_none() ? nullptr : moved.ptr());
+                                            contents, keeping, moved.is_none() ? nullptr : moved.ptr());
   }
 }
 
@@ -135,9 +135,17 @@ void leave() {
 }
 
 void hand_over_at(std::optional<uintptr_t> key) {
-  if (!hand_over(key.value_or(0), !key.has_value())) {
+  if (!hand_over(key)) {
     throw py::error_already_set();
   }
+}
+
+// Hands over what a write of a tensor to some bytes of a storage meets. Returns true if another save shares its counter.
+bool meet(uintptr_t key, const at::Tensor &tensor, int64_t begin, int64_t end) {
+  if (!hand_over(key, {begin, end})) {
+    throw py::error_already_set();
+  }
+  return !tensor.is_inference() && moves_a_save(tensor.unsafeGetTensorImpl());
 }
 
 py::object shown(const Place *place) { return py::reinterpret_steal<py::object>(shown_place(place)); }
@@ -374,6 +382,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   m.def("set_careful", [](bool on) { flags.careful = on; });
   m.def("set_keeping", [](bool on) { flags.keeping = on; });
   m.def("hand_over", &hand_over_at);
+  m.def("meet", &meet);
   m.def("take_records", &take_records);
   m.def("take_views", &take_views);
   m.def("place_of_node", &place_of_node);

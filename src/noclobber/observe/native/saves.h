@@ -13,6 +13,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <compare>
+#include <map>
 #include <unordered_map>
 
 #include "fingerprints.h"
@@ -72,14 +75,36 @@ inline const void *first_byte(at::TensorImpl *tensor) {
          tensor->storage_offset() * (int64_t)tensor->itemsize();
 }
 
+// The bytes of a storage that a tensor shows, from the first to the one behind the last; as `span` of core/records.py.
+struct Span {
+  int64_t begin = 0, end = INT64_MAX;
+};
+
+inline Span span_of(const at::TensorImpl *tensor) {
+  int64_t last = tensor->storage_offset();
+  for (int64_t i = 0; i < tensor->dim(); i++) {
+    last += (tensor->size(i) - 1) * tensor->stride(i);
+  }
+  const auto size = (int64_t)tensor->itemsize();
+  return {tensor->storage_offset() * size, (last + 1) * size};
+}
+
+// Returns what is the same for tensors that share a version counter: the address of the counter.
+inline const void *counter_of(const at::TensorImpl *tensor) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void *)); // one pointer; test_identities.py
+  const void *counter;
+  std::memcpy(&counter, &tensor->version_counter(), sizeof(counter));
+  return counter;
+}
+
 inline uint32_t version_of(const at::TensorImpl *tensor) { return tensor->version_counter().current_version(); }
 
 // -- the hooks of a thread ---------------------------------------------------------------------------------------------
 
 // The pack and unpack hook that noclobber pushed on a thread's stack. Python's own hooks stand for all that is unusual.
 struct Hooks : c10::intrusive_ptr_target {
-  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents, PyObject *moved)
-      : pack(pack), unpack(unpack), handed(handed), contents(contents), moved(moved) {
+  Hooks(PyObject *pack, PyObject *unpack, PyObject *handed, bool contents, bool keeping, PyObject *moved)
+      : pack(pack), unpack(unpack), handed(handed), contents(contents), keeping(keeping), moved(moved) {
     Py_INCREF(pack);
     Py_INCREF(unpack);
     Py_XINCREF(handed);
@@ -96,7 +121,7 @@ struct Hooks : c10::intrusive_ptr_target {
   }
   PyObject *pack, *unpack;
   PyObject *handed; // the dict of storages that foreign code may hold, or null
-  bool contents;
+  bool contents, keeping; // whether saves get a fingerprint, and whether bytes are preserved
   // The dict of storages whose large tensors need a fingerprint although code outside of torch cannot write them
   // (`Contents.moved`); null where every save needs one.
   PyObject *moved;
@@ -195,6 +220,18 @@ inline bool is_of_torch(const at::Tensor &tensor) {
   return tensor.storage().data_ptr().get_deleter() == c10::GetAllocator(c10::kCPU)->raw_deleter();
 }
 
+struct Kept;
+
+// Where a save lies: sorted by storage, and there by the power of 2 that is not less than its length in bytes, and by where
+// it begins. So those that a span meets lie side by side.
+struct Filed {
+  uintptr_t storage;
+  int size;
+  int64_t begin;
+  auto operator<=>(const Filed &) const = default;
+};
+using LiveTable = std::multimap<Filed, Kept *>;
+
 enum ViewKind : int8_t { NO_VIEW = 0, VIEW = 1, MADE_ASIDE = 2, ONE_OF_SEVERAL = 3 }; // the classes of save_hooks.py
 
 // What is known of one save. All but `alias` and `handle` is written once, when the save is made.
@@ -211,6 +248,9 @@ struct Kept : c10::intrusive_ptr_target, Link {
   int64_t node = 0, moment = 0;
   const Place *place = nullptr;
   c10::intrusive_ptr<Hooks> hooks;
+  Span span;
+  const void *counter = nullptr;                // that of the version, once the save is filed
+  std::optional<LiveTable::iterator> filed;
   std::atomic<PyObject *> handle{nullptr}; // Python's Handle of this save once there is one; set with the GIL
 
   ~Kept() override {
@@ -223,21 +263,45 @@ struct Kept : c10::intrusive_ptr_target, Link {
 
 inline std::mutex table_lock; // never held while Python runs, nor while the GIL is waited for
 inline Link unsorted;
-inline std::unordered_map<uintptr_t, Link> by_storage;
+inline LiveTable live_saves;
+inline std::unordered_map<const void *, size_t> live_counters; // how many filed saves have a version counter
 inline std::atomic<size_t> alive{0};
 inline std::unordered_map<Identity, Kept *, IdentityHash> saved_digests;
+
+// A write must know of a save wherever it goes, and Python with it, if the save is of large bytes that have no fingerprint
+// yet, or of a view outside of the graph: Python notes its base.
+inline bool is_met_anywhere(const Kept &save) {
+  return (save.hooks->contents && !save.has_digest) || (save.view != NO_VIEW && !save.in_graph);
+}
 
 inline void file_saves() { // with the lock
   while (!unsorted.is_alone()) {
     auto *kept = static_cast<Kept *>(unsorted.after);
     kept->unlink();
-    kept->append_to(by_storage[storage_key(kept->alias.unsafeGetTensorImpl())]);
+    auto *alias = kept->alias.unsafeGetTensorImpl();
+    kept->span = is_met_anywhere(*kept) ? Span{} : span_of(alias);
+    kept->counter = counter_of(alias);
+    live_counters[kept->counter]++;
+    const int size = (int)std::bit_width((uint64_t)(kept->span.end - kept->span.begin));
+    kept->filed = live_saves.emplace(Filed{storage_key(alias), size, kept->span.begin}, kept);
   }
-  if (by_storage.size() > 64 && by_storage.size() > 4 * alive) {
-    for (auto at = by_storage.begin(); at != by_storage.end();) {
-      at = at->second.is_alone() ? by_storage.erase(at) : std::next(at);
+}
+
+// Calls `visit` with the saves on a storage that a span meets, until it returns true; returns whether it has. With the lock.
+template <class Visit> bool any_meeting(uintptr_t storage, Span span, Visit visit) {
+  auto at = live_saves.lower_bound({storage, 0, INT64_MIN});
+  while (at != live_saves.end() && at->first.storage == storage) {
+    const int size = at->first.size;
+    const int64_t from = size < 62 ? span.begin - (int64_t(1) << size) : INT64_MIN;
+    at = live_saves.lower_bound({storage, size, from});
+    for (; at != live_saves.end() && at->first < Filed{storage, size, span.end}; ++at) {
+      if (at->second->span.end > span.begin && visit(*at->second)) {
+        return true;
+      }
     }
+    at = live_saves.lower_bound({storage, size + 1, INT64_MIN});
   }
+  return false;
 }
 
 // Returns true if a save that is not Python's yet lies on a storage.
@@ -247,8 +311,18 @@ inline bool is_saved(uintptr_t key) {
   }
   std::lock_guard<std::mutex> guard(table_lock);
   file_saves();
-  auto at = by_storage.find(key);
-  return at != by_storage.end() && !at->second.is_alone();
+  auto at = live_saves.lower_bound({key, 0, INT64_MIN});
+  return at != live_saves.end() && at->first.storage == key;
+}
+
+// Returns true if the version of a save that is not Python's yet moves when that of a tensor does.
+inline bool moves_a_save(const at::TensorImpl *tensor) {
+  if (alive == 0) {
+    return false;
+  }
+  std::lock_guard<std::mutex> guard(table_lock);
+  file_saves();
+  return live_counters.count(counter_of(tensor)) != 0;
 }
 
 // Where the elements of a tensor lie in its storage: in rows of one length, at the same place in each.
@@ -292,30 +366,29 @@ inline bool are_apart(const at::TensorImpl *one, const at::TensorImpl *other) {
          (a + first.inner <= b || b + second.inner <= a);
 }
 
-// Returns true if a write to a tensor may concern a save that is not Python's yet: it may touch the save's bytes, or the
-// save has no fingerprint to be told by when its version moves.
+// Returns true if a write to a tensor may concern a save that is not Python's yet.
 inline bool may_clobber(uintptr_t key, const at::TensorImpl *written) {
   if (alive == 0) {
     return false;
   }
   std::lock_guard<std::mutex> guard(table_lock);
   file_saves();
-  auto at = by_storage.find(key);
-  if (at == by_storage.end()) {
-    return false;
-  }
-  for (Link *link = at->second.after; link != &at->second; link = link->after) {
-    auto *kept = static_cast<Kept *>(link);
-    if (!kept->has_digest || !are_apart(kept->alias.unsafeGetTensorImpl(), written)) {
-      return true;
-    }
-  }
-  return false;
+  return any_meeting(key, span_of(written), [written](const Kept &save) {
+    return is_met_anywhere(save) || !are_apart(save.alias.unsafeGetTensorImpl(), written);
+  });
 }
 
 inline void take_out(Kept &kept) { // with the lock
   if (!kept.is_alone()) {
     kept.unlink();
+    alive--;
+  }
+  if (kept.filed) {
+    live_saves.erase(*kept.filed);
+    kept.filed.reset();
+    if (auto known = live_counters.find(kept.counter); --known->second == 0) {
+      live_counters.erase(known);
+    }
     alive--;
   }
   if (kept.identity.begin != nullptr) {
@@ -366,27 +439,25 @@ inline PyObject *handle_of(Kept &kept) {
   return made;
 }
 
-// Makes Handles of the saves on a storage, or of all if `all`. They are in Python's live table then.
-inline bool hand_over(uintptr_t key, bool all) { // with the GIL; false with Python's error set
+// Makes Handles of the saves on a storage that a span meets, or of all if there is no storage. They are in Python's live
+// table then.
+inline bool hand_over(std::optional<uintptr_t> key, Span span = {}) { // with the GIL; false with Python's error set
   if (alive == 0) {
     return true;
   }
   std::vector<c10::intrusive_ptr<Kept>> found;
+  auto find = [&found](Kept &save) {
+    found.push_back(c10::intrusive_ptr<Kept>::unsafe_reclaim_from_nonowning(&save));
+    return false;
+  };
   {
     std::lock_guard<std::mutex> guard(table_lock);
     file_saves();
-    for (auto &[storage, list] : by_storage) {
-      if (!all) {
-        break;
-      }
-      for (Link *link = list.after; link != &list; link = link->after) {
-        found.push_back(c10::intrusive_ptr<Kept>::unsafe_reclaim_from_nonowning(static_cast<Kept *>(link)));
-      }
-    }
-    auto at = all ? by_storage.end() : by_storage.find(key);
-    if (at != by_storage.end()) {
-      for (Link *link = at->second.after; link != &at->second; link = link->after) {
-        found.push_back(c10::intrusive_ptr<Kept>::unsafe_reclaim_from_nonowning(static_cast<Kept *>(link)));
+    if (key) {
+      any_meeting(*key, span, find);
+    } else {
+      for (auto &[filed, save] : live_saves) {
+        find(*save);
       }
     }
   }
@@ -568,6 +639,14 @@ struct Save final : SavedVariableHooks {
     return node != nullptr && (int64_t)node->sequence_nr() == save.node;
   }
 
+  // Where bytes are preserved, a write to other bytes may have moved the version.
+  static bool is_unchanged(const Kept &save, const at::Tensor &alias) {
+    if (version_of(alias.unsafeGetTensorImpl()) != save.version) {
+      return save.hooks->keeping && save.has_digest && digest_at_read(alias, save.in_graph) == save.digest;
+    }
+    return !save.has_digest || is_unread(save) || digest_at_read(alias, save.in_graph) == save.digest;
+  }
+
   at::Tensor call_unpack_hook() override {
     if (python) {
       return python->call_unpack_hook();
@@ -578,8 +657,7 @@ struct Save final : SavedVariableHooks {
       std::lock_guard<std::mutex> guard(table_lock);
       alias = save.alias; // undefined once there is a handle
     }
-    if (alias.defined() && version_of(alias.unsafeGetTensorImpl()) == save.version &&
-        (!save.has_digest || is_unread(save) || digest_at_read(alias, save.in_graph) == save.digest)) {
+    if (alias.defined() && is_unchanged(save, alias)) {
       return alias;
     }
     Gil gil;

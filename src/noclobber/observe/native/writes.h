@@ -22,7 +22,7 @@ struct Operator {
   PyObject *written;
   std::vector<int> arguments;
   int flag; // the position of the flag that makes it write; -1 if it always writes
-  bool uncounted, moves_none, detaches, moves, statistics;
+  bool uncounted, moves_none, detaches, resizes, statistics;
 };
 
 // -- the log -----------------------------------------------------------------------------------------------------------
@@ -223,13 +223,10 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if (counted && !flags.careful) {
     return NOTED;
   }
-  if (op.detaches || (flags.keeping && op.moves)) {
+  if (op.detaches || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
     return FOR_PYTHON;
   }
-  if ((counted ? may_clobber(key, impl) : is_saved(key)) || python_saves.has(key)) {
-    return FOR_PYTHON;
-  }
-  if (in_graph) {
+  if (in_graph || (!op.uncounted && moves_a_save(impl))) {
     return NOTED;
   }
   // No view of the memory is there that PyTorch could refuse, or no version moves.

@@ -61,9 +61,11 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
 
 def give(context: Context, handle: Handle, suspect: Suspect, kept: torch.Tensor) -> None:
     """Let a save read a copy. It needs the old memory no more, which must be freed when the program drops it."""
-    suspect.kept = handle.alias = kept
-    handle.shown = None
-    context.live.unsorted.append(ref(handle))
+    old, suspect.kept, handle.alias, handle.shown = handle.alias, kept, kept, None
+    if handle.follows:  # it is looked for on its old memory too
+        context.live.unsorted.append(ref(handle))
+    else:
+        context.live.moved(handle, old)
 
 
 def _tell(context: Context, noted: Record, handle: Handle, size: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.fingerprints import fingerprint
-from noclobber.observe.core.records import geometry
+from noclobber.observe.core.records import geometry, span_of
 from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, version_at_save
 from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.written import Written, tensors
@@ -43,7 +43,7 @@ def before(
 
     def after() -> None:
         for (alias, kept), version in zip(copies, versions, strict=True):
-            for handle in context.live.at(private.storage_key(alias) or 0):
+            for handle in context.live.at(private.storage_key(alias) or 0, span_of(alias)):
                 if handle.version == version and handle.node >= node and not isinstance(handle, Needed):
                     _keep(context, handle, [(alias, kept)], written.op, place)
 

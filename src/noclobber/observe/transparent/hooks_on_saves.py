@@ -34,8 +34,8 @@ def arm(context: Context, way: Way) -> None:
         suspect = Suspect(_NOTHING._version)
         suspect.theirs = theirs
         # The handle lets the memory go: from now on the program's hooks decide what happens to it.
-        handle.alias, handle.version, handle.digest, handle.shown = _NOTHING, suspect, None, None
-        way.guarded(lambda: _taken_over(context))
+        old, handle.alias, handle.version, handle.digest, handle.shown = handle.alias, _NOTHING, suspect, None, None
+        way.guarded(lambda: _taken_over(context, handle, old))
 
     way.patches.put(private.lookup("_C._autograd.SavedTensor"), "register_hooks", register_hooks)
 
@@ -55,7 +55,7 @@ def _another(handle: Handle) -> Any:
         return native_saves.make(handle.alias)
 
 
-def _taken_over(context: Context) -> None:
+def _taken_over(context: Context, handle: Handle, old: torch.Tensor) -> None:
     context.python_in_backward = True
-    context.live.file_anew()
+    context.live.moved(handle, old)
     context.bus.not_seen("saves that the program registered its own hooks on")
