@@ -259,6 +259,24 @@ def test_each_thread_ends_its_own_block():
     assert [one.count for one in seen.findings] == [90]
 
 
+def test_what_a_sampled_step_writes_is_known_where_threads_share_the_object():
+    """A thread that starts in a watched step of another one goes on watched, now and then without its steps."""
+    seen = noclobber.watch(every=3)
+    for _ in range(20):
+        in_threads(seen(silent))
+    assert [one.code for one in seen.findings] == ["NC201"]
+
+
+def test_a_large_tensor_may_change_between_two_blocks_while_an_older_save_of_it_lives():
+    seen, weight, kept = noclobber.watch(), torch.ones(200, 200, requires_grad=True), []
+    for _ in range(3):
+        with seen:
+            kept.append((torch.ones(1, 200) @ weight).sum())
+            kept[-1].backward(retain_graph=True)
+        weight.data.add_(1)
+    assert seen.findings == ()
+
+
 def test_a_watch_that_is_entered_again_goes_on():
     seen = noclobber.watch()
     assert steps(seen, 5, wrong=(2, 4)) == [2]
@@ -305,6 +323,12 @@ def test_what_an_earlier_block_could_not_see_stays_in_the_report():
         torch.func.grad(lambda x: x.exp().sum())(torch.ones(3))
     with seen:
         assert "saves inside torch.func transforms" in seen.report.coverage.unseen
+
+
+def test_saves_where_the_program_disables_hooks_are_named():
+    with noclobber.watch() as seen, torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        torch.ones(3, requires_grad=True).exp().sum().backward()
+    assert seen.report.coverage.unseen == ("saves inside `disable_saved_tensors_hooks`",)
 
 
 def test_the_ledger_of_several_blocks_is_that_of_the_highest_peak():

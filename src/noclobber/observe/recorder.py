@@ -130,6 +130,7 @@ def _composed() -> Context:
     context.detached = partial(write_policy.detached, context)
     context.detached_by_number = partial(write_policy.detached_by_number, context)
     context.make_hooks = partial(_hooks, context)
+    context.late = partial(threads.saved_late, context)
     context.operator_mode = partial(allocations.enter, context)
     return context
 
@@ -139,7 +140,7 @@ def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
         return user_save_hooks.around(context, *below)
     changed = partial(changed_saves.read, context, silently=not context.keeping)
     exported, history = context.memory.foreign_writers, context.thread.history
-    hooks = save_hooks.hooks(context.live, history, changed, context.contents, exported, context.core.fail)
+    hooks = save_hooks.hooks(context, context.live, history, changed, context.contents, exported, context.core.fail)
     hooks = copy_before_write.with_sparse(hooks, context.core) if context.keeping else hooks
     return saved_bytes.counting(hooks, context) if context.accounts else hooks
 
@@ -208,6 +209,8 @@ def detach(*, forget: bool = True) -> None:
     """Stop seeing and put PyTorch back as it was. `forget` what was seen, unless seeing goes on in another mode."""
     context = CONTEXT
     guarded = context.core.guarded
+    if forget or not context.is_alone:
+        context.memory.end()
     guarded(lambda: keep(False))
     guarded(lambda: threads.leave(context))
     guarded(partial(kernel_functions.send_to, None))

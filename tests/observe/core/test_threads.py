@@ -297,6 +297,37 @@ def test_a_thread_that_ran_before_is_named_in_the_coverage():
     assert any("threads that ran before" in one for one in seen.report.coverage.unseen)
 
 
+@pytest.mark.parametrize("contents", [False, True])
+def test_a_thread_that_goes_on_between_two_blocks_is_watched_whole_in_the_second(contents):
+    """Its first write between the blocks takes the key off; its first save in the second puts it on again."""
+    turn, seen = threading.Barrier(2), noclobber.watch(contents=contents)
+
+    def goes_on():
+        turn.wait(20)  # the first block ends
+        turn.wait(20)
+        torch.ones(3).add_(1)
+        turn.wait(20)  # the second block begins
+        turn.wait(20)
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.mul_(2)  # write
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    thread = threading.Thread(target=goes_on)
+    with seen:
+        thread.start()
+        turn.wait(20)
+    turn.wait(20)
+    turn.wait(20)
+    with seen:
+        turn.wait(20)
+        thread.join()
+    (finding,) = seen.findings
+    (label,) = [one for one in finding.labels if one.role == "write"]
+    assert source_line(label.span.path, label.span.line).endswith("# write")
+
+
 @pytest.mark.usefixtures("contended")
 def test_blocks_begin_and_end_in_many_threads():
     def watch(number):

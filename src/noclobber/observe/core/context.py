@@ -156,6 +156,7 @@ class Context:
         "everywhere",
         "forwards",
         "keeping",
+        "late",
         "live",
         "look",
         "make_hooks",
@@ -181,6 +182,8 @@ class Context:
     detached_by_number: Callable[[torch.Tensor], None]
     make_hooks: Callable[[private.Pair | None], Hooks]
     """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
+    late: Callable[[torch.Tensor], Handle]
+    """Returns the handle of a save that hooks of an earlier arming are called for."""
     operator_mode: Callable[[], TorchDispatchMode]
     """Puts a mode that sees every operator on the calling thread's stack, and returns it."""
     untracked: UnseenWrites

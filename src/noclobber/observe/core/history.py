@@ -169,13 +169,16 @@ class Memory:
         return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.has(key))
 
     def begin(self) -> None:
-        """Note that seeing begins, or goes on where nothing was dropped."""
+        """Note that seeing begins, or goes on where nothing was missed."""
         if self.began is None:
             self.began = moment()
 
+    def end(self) -> None:
+        """Note that some writes will not be seen from now on. Called before that is so."""
+        self.began = None
+
     def forget(self) -> None:
         """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
-        self.began = None
         self.logged.clear()
         self.limit = RECENT
         self.steps.clear()

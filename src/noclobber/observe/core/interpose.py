@@ -116,18 +116,18 @@ def on_new_operators(way: Way, look_at: Callable[[str], None], scan: Callable[[]
 
 
 def around_disabled_hooks(
-    way: Way, withdraw: Callable[[], None], put_back: Callable[[], None], ours: Callable[[], object]
+    way: Way, withdraw: Callable[[object], None], put_back: Callable[[], None], ours: Callable[[], object]
 ) -> None:
-    """Take our hooks away before torch.func or make_fx forbids hooks, and set them again afterwards.
+    """Take our hooks away before torch.func, make_fx or the program forbids hooks, and set them again afterwards.
 
-    `ours` returns the pair of the calling thread; None if it has none.
+    `withdraw` is called with the message of the error that hooks then cause. `ours` returns the pair of the calling thread; None if it has none.
     """
     autograd = private.lookup("_C._autograd")
     disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")
     enable = private.lookup("_C._autograd._saved_tensors_hooks_enable")
 
     def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
-        way.guarded(withdraw)
+        way.guarded(lambda: withdraw(args[0] if args else ""))
         if not way.on and (pair := ours()) is not None and private.top_hooks(True) == pair:
             private.pop_hooks()  # else PyTorch refuses
         disable(*args, **kwargs)

@@ -299,6 +299,15 @@ class History:
         return next((place for number, place in rows if number == node), None)
 
 
+class Arming(Protocol):
+    """What the hooks ask of the context."""
+
+    armings: int
+    """How often noclobber has begun to see. It differs once hooks are older than what is seen now."""
+    late: Callable[[torch.Tensor], Handle]
+    """Returns the handle of a save that older hooks are called for."""
+
+
 class ForeignSaves(Protocol):
     """What is called at saves while foreign code holds some memory."""
 
@@ -331,6 +340,7 @@ def claim(pack: Callable[[torch.Tensor], Handle]) -> None:
 
 
 def hooks(
+    context: Arming,
     live: LiveSaves[Handle],
     history: History,
     changed: Callable[[Handle, Digest], torch.Tensor | None],
@@ -349,12 +359,14 @@ def hooks(
     add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of, now = private.next_node, sys._getframe, latest
     at_save = contents.at_pack if contents is not None else None
-    address = private.address
+    address, arming = private.address, context.armings
     handed = {} if watch is None else watch.handed
     views_are_visited = gc.is_tracked(STATISTIC[0])  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
+            if context.armings != arming:
+                return context.late(tensor)
             if not tensor._is_view():
                 handle = new(tensor)
             else:
@@ -408,7 +420,7 @@ def hooks(
         except Exception as failure:
             if not is_lazy(tensor):  # a parameter without memory, which refuses every question
                 failed(failure)
-            return _versioned(tensor)
+            return versioned(tensor)
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
@@ -463,7 +475,7 @@ def of_view_outside(tensor: torch.Tensor) -> OfView:
     return VIEWS_OUTSIDE.get(private.creation_of(tensor), OfView)(tensor)
 
 
-def _versioned(tensor: torch.Tensor) -> Handle:
+def versioned(tensor: torch.Tensor) -> Handle:
     """Return a handle that knows only the version."""
     with private.plain():
         handle, alias = Handle(tensor), alias_of(tensor)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import torch
 
 from noclobber.observe.core import interpose, save_hooks, write_mode
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.torch_api import native_saves, private
 
 
@@ -117,6 +122,23 @@ def push_hooks(context: Context) -> None:
     _enter_native(context)
 
 
+def saved_late(context: Context, tensor: torch.Tensor) -> Handle:
+    """Return the handle of a save in a thread that has gone on since watching ended in another thread.
+
+    Where something is watched again, the thread is entered again first: else its writes would not be seen, as a kernel
+    that finds nobody to tell takes the key off its thread.
+    """
+    if context.armed:
+        enter(context)
+    hooks = context.thread.hooks
+    if not context.armed or hooks is None or not save_hooks.are_ours(hooks):
+        return save_hooks.versioned(tensor)
+    handle = cast(Handle, hooks[0](tensor))
+    if context.contents is None:
+        handle.shown = None  # the older hooks, which read it, may compare contents
+    return handle
+
+
 def has_hooks_on_top(context: Context) -> bool:
     """Return True if the uppermost pair of this thread is noclobber's, and not one that the program pushed later."""
     top = private.top_hooks(True)
@@ -146,12 +168,16 @@ def renew_modes(context: Context) -> None:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-def withdraw(context: Context) -> None:
-    """Take noclobber's hooks off this thread's stack, if they are on top of it."""
+def withdraw(context: Context, message: object) -> None:
+    """Take noclobber's hooks off this thread's stack, if they are on top of it. `message` says why hooks are refused."""
     thread = context.thread
     if thread.withdrawn is None and has_hooks_on_top(context):
         thread.withdrawn = private.top_hooks(True)
         private.pop_hooks()
+        by_transform = str(message).startswith("torch.func.")
+        context.bus.not_seen(
+            "saves inside torch.func transforms" if by_transform else "saves inside `disable_saved_tensors_hooks`"
+        )
 
 
 def put_back(context: Context) -> None:
@@ -160,7 +186,6 @@ def put_back(context: Context) -> None:
     if thread.withdrawn is not None:
         private.push_hooks(*thread.withdrawn)
         thread.withdrawn = None
-        context.bus.not_seen("saves inside torch.func transforms")
 
 
 def rest_hooks(context: Context, call: Backward) -> None:
@@ -210,7 +235,7 @@ def arm_preserved_versions(context: Context, way: Way) -> None:
 
 
 def arm_transforms(context: Context, way: Way) -> None:
-    """Take noclobber's hooks away while torch.func forbids hooks."""
+    """Take noclobber's hooks away while torch.func or the program forbids hooks."""
     interpose.around_disabled_hooks(
-        way, lambda: withdraw(context), lambda: put_back(context), lambda: context.thread.hooks
+        way, partial(withdraw, context), partial(put_back, context), lambda: context.thread.hooks
     )

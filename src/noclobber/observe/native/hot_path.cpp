@@ -108,6 +108,11 @@ bool begin(bool watching, int64_t from, const py::object &looks, const py::objec
   flags.careful = flags.keeping = false;
   flags.watching = watching;
   flags.on = true;
+  armings++;
+  {
+    std::lock_guard<std::mutex> guard(table_lock);
+    saved_digests.clear(); // nobody has seen what was written since
+  }
   return !watching || take_saves(true);
 }
 
@@ -119,6 +124,7 @@ bool end() {
 void enter(const py::object &pack, const py::object &unpack, const py::object &handed, bool contents, bool keeping,
            const py::object &moved) {
   Thread &mine = thread();
+  mine.arming = armings;
   mine.usual = true;
   mine.muted = false;
   mine.hooks = {};

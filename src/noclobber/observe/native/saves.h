@@ -147,7 +147,10 @@ struct Overwriting {
   c10::SmallVector<Range, 4> ranges;
 };
 
+inline std::atomic<uint64_t> armings{0}; // how often noclobber has begun to see
+
 struct Thread {
+  uint64_t arming = 0; // the one in which this thread was entered
   bool usual = false; // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
   bool muted = false; // whether the key is off for an optimizer step that was taken here
   c10::intrusive_ptr<Hooks> hooks;
@@ -518,7 +521,7 @@ struct Save final : SavedVariableHooks {
   static bool takes(const Thread &mine, const at::Tensor &tensor) {
     const Hooks &hooks = *mine.hooks;
     // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
-    return !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
+    return mine.arming == armings && !c10::impl::TorchDispatchModeTLS::any_modes_set() && is_usual(tensor.unsafeGetTensorImpl()) && (!hooks.contents || tensor.is_cpu()) &&
            !is_among(hooks.handed, tensor) &&
            (!hooks.contents || mine.overwriting != nullptr || c10::impl::tls_is_dispatch_key_included(KEY));
   }
