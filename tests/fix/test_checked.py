@@ -135,6 +135,34 @@ def test_a_write_that_vmap_refuses_is_compared_with_a_loop(bench):
     assert not it.judged(("torch.zeros(2)", "row.new_ones(2) * row.detach()")).right
 
 
+TRANSFORM = """\
+import torch
+from torch.func import grad, vmap
+def one(x):
+    row = torch.zeros(3)
+    row[0] = x * x
+    return row
+def loss(w, x):
+    return torch.tanh(vmap(one)(x) @ w).square().sum()
+w, x = torch.randn(3), torch.randn(4)
+{}print(grad(loss)(w, x).norm())
+"""
+
+
+@pytest.mark.parametrize("around", ["", "with torch.no_grad(): "])
+def test_a_gradient_of_torch_func_is_the_same_with_gradients_off(bench, around):
+    """`torch.func.grad` takes its gradient under `no_grad` too, so a run with gradients off has it as well."""
+    it = bench(TRANSFORM.format(around))
+    assert it.finding.code == "NC310"
+    right = it.judged(("torch.zeros(3)", "x.new_zeros(3)"))
+    assert right.level is Level.CHECKED, (right.why, right.proof)
+    assert "each gradient that torch.func takes (1)" in right.proof
+    assert not it.judged(("torch.zeros(3)", "x.new_ones(3)")).right
+    for wrong in ("vmap(one)(x) @ w.detach()", "vmap(one)(x) @ (w + w - w.detach())"):
+        detached = it.judged(("torch.zeros(3)", "x.new_zeros(3)"), ("vmap(one)(x) @ w", wrong))
+        assert detached.level is not Level.CHECKED
+
+
 def test_an_update_after_a_backward_call_is_compared_at_the_next_one(bench):
     it = bench(programs.LEAF)
     assert it.finding.code == "NC301"

@@ -14,6 +14,7 @@ from noclobber.fix.proof import launcher
 from noclobber.fix.proof.job import Order
 from noclobber.fix.proof.launcher import Launcher, Tell, launching
 from noclobber.fix.verb import fix
+from noclobber.selection import Selection
 from tests.cli.running import noclobber
 from tests.fix import programs
 
@@ -108,7 +109,9 @@ def test_without_a_server_each_trial_is_spawned(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launcher, "FORKS", False)
     (tmp_path / "program.py").write_text(programs.STALE)
-    fixed = fix(["program.py"], writing=False, unproven=False, backwards=3, seconds=60, tell=lambda _: None)
+    fixed = fix(
+        ["program.py"], Selection(), writing=False, unproven=False, backwards=3, seconds=60, tell=lambda _: None
+    )
     assert fixed.status == 0, fixed.words
     assert "-    h += 1  # the write\n+    h = h + 1  # the write\n" in fixed.diff
     assert "  proven: 3 backward calls compared, all gradients correct to the last bit" in fixed.words

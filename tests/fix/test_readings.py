@@ -3,6 +3,7 @@
 import pytest
 
 from noclobber.fix import verb
+from noclobber.selection import Selection
 
 STRAIGHT_THROUGH = """\
 import torch
@@ -32,7 +33,9 @@ def fixed(tmp_path, monkeypatch):
 
     def fix(text, *, writing=False):
         (tmp_path / "program.py").write_text(text)
-        done = verb.fix(["program.py"], writing=writing, unproven=False, backwards=3, seconds=60, tell=lambda _: None)
+        done = verb.fix(
+            ["program.py"], Selection(), writing=writing, unproven=False, backwards=3, seconds=60, tell=lambda _: None
+        )
         return done, (tmp_path / "program.py").read_text()
 
     return fix

@@ -22,6 +22,7 @@ from noclobber.fix.proof.repairs import Repair, Repairs
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.finding import Finding, Label
 from noclobber.model.source import Span
+from noclobber.selection import Selection
 from tests.cli.running import noclobber
 from tests.fix import programs
 
@@ -160,6 +161,28 @@ def test_the_settings_of_the_project_say_what_counts(tmp_path):
         refused = noclobber(["fix", *options, "program.py"], tmp_path)
         assert (refused.status, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
         assert "`ignored` is unknown" in refused.stderr
+
+
+def test_the_options_say_what_counts_and_what_fails(tmp_path):
+    (tmp_path / "program.py").write_text(TWO.replace("ignore[NC201]", "ignore[NC202]"))
+    for options in (["--ignore", "NC101"], ["--select", "NC2"]):
+        done = noclobber(["fix", *options, "program.py"], tmp_path)
+        assert "NC201 program.py:5" in done.stderr
+        assert "NC101" not in done.stderr
+    (tmp_path / "stale.py").write_text(programs.STALE)
+    done = noclobber(["fix", "--select", "NC1", "stale.py"], tmp_path)
+    assert done.stderr.splitlines()[-1] == "next: noclobber fix --write --select NC1 stale.py"
+    missing = noclobber(["fix", "--baseline", "known.json", "program.py"], tmp_path)
+    assert (missing.status, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("noclobber: error: there is no baseline `known.json`")
+    noclobber(["run", "--baseline", "known.json", "--update-baseline", "--select", "NC201", "program.py"], tmp_path)
+    done = noclobber(["fix", "--baseline", "known.json", "program.py"], tmp_path)
+    assert "NC101 program.py:9" in done.stderr
+    assert "NC201" not in done.stderr
+    finding = Finding("NC101", "stale-save", "error", "it is left", ())
+    for policy, status in (("error", 1), ("never", 0)):
+        left = Repairs(left=[(finding, [])])
+        assert told(left, ["a.py"], writing=False, unproven=False, selection=Selection(fail_on=policy)).status == status
 
 
 @pytest.mark.parametrize(

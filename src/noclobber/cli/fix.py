@@ -13,6 +13,7 @@ from functools import partial
 from noclobber.cli.output import file_name, real, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
+from noclobber.cli.selecting import add_selection, given_of, require_baseline, selection_of
 from noclobber.render.color import wanted, width_of
 from noclobber.render.text import visible
 
@@ -22,7 +23,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "fix",
         usage="noclobber fix [--hints] [--diff | --write [--unproven]] [-o PATCH] [--backwards N] [--seconds S] "
-        "SCRIPT [ARGS...] | -m MODULE",
+        "[--select CODES] [--ignore CODES] [--baseline FILE] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE",
         help="fix a program's in-place writes, with proof",
         description="Run a program, fix each in-place write that breaks a gradient, and show the patch as a diff. "
         "noclobber runs the program several times: a fix is proven if the program gives the right gradients with it, "
@@ -55,12 +56,14 @@ def add(verbs: Verbs) -> None:
         "--hints", action="store_true",
         help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
     )  # fmt: skip
+    add_selection(parser, updating=False)
     parser.set_defaults(carry_out=carry_out, parser=parser)
 
 
 def carry_out(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix, fix_hints
+    from noclobber.selection import SelectionError
 
     if options.unproven and options.hints:
         options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
@@ -73,10 +76,19 @@ def carry_out(options: argparse.Namespace) -> int:
         return refuse(f"cannot write `{options.output}`: {why}")
 
     try:
+        selection = selection_of(options)
+        require_baseline(selection, updating=False)
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
         with _progress() as tell:
-            fixed = what(options.program, writing=options.write, seconds=options.seconds, tell=tell)
-    except CannotFix as reason:
+            fixed = what(
+                options.program,
+                selection,
+                writing=options.write,
+                seconds=options.seconds,
+                tell=tell,
+                given=given_of(options),
+            )
+    except (CannotFix, SelectionError) as reason:
         return refuse(str(reason))
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")

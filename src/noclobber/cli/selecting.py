@@ -21,8 +21,8 @@ from noclobber.selection import (
 )
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose what counts."""
+def add_selection(parser: argparse.ArgumentParser, *, updating: bool = True) -> None:
+    """Add the options that choose what counts, and if `updating` the one that writes a baseline."""
     parser.add_argument(
         "--select", metavar="CODES", help="show only these codes: NC101,NC2 is NC101 and all that begin with NC2"
     )
@@ -30,9 +30,11 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", metavar="FILE", help="leave out the findings that FILE holds; only new findings count"
     )
-    parser.add_argument(
-        "--update-baseline", action="store_true", help="write the findings of this run to the FILE of --baseline"
-    )
+    parser.set_defaults(update_baseline=False)
+    if updating:
+        parser.add_argument(
+            "--update-baseline", action="store_true", help="write the findings of this run to the FILE of --baseline"
+        )
     parser.add_argument(
         "--fail-on", choices=FAIL_ON, metavar="SEVERITY",
         help="end with status 1 if a finding counts that is an error (default: error), or a warning too (warning); or "
@@ -55,6 +57,13 @@ def selection_of(options: argparse.Namespace) -> Selection:
     if options.update_baseline and not chosen.baseline:
         options.parser.error("`--update-baseline` needs `--baseline FILE`, or `baseline` in [tool.noclobber]")
     return chosen
+
+
+def given_of(options: argparse.Namespace) -> list[str]:
+    """Return the options that chose what counts, as words of a command."""
+    found = {"--select": options.select, "--ignore": options.ignore, "--baseline": options.baseline}
+    found["--fail-on"] = options.fail_on
+    return [word for option, value in found.items() if value is not None for word in (option, value)]
 
 
 def require_baseline(selection: Selection, *, updating: bool) -> None:

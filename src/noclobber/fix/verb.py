@@ -22,10 +22,11 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import size
 from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
-from noclobber.selection import Selection, SelectionError, from_project, require
+from noclobber.selection import Selection
 
 PATCH = "fix.patch"
 """The file that the summary proposes where a patch is not for `--write`."""
+_ALL = Selection()
 NEXT, CHANGED = "next:", " " * 6
 """How a command and a line of a patch begin in the summary."""
 
@@ -57,19 +58,21 @@ class Fixed:
 
 def fix(
     words: Sequence[str],
+    selection: Selection,
     *,
     writing: bool,
     unproven: bool,
     backwards: int,
     seconds: float,
     tell: Tell,
+    given: Sequence[str] = (),
 ) -> Fixed:
     """Fix the program that `python WORDS...` would run. Raises CannotFix; files change only where `writing`.
 
-    `unproven`: also write patches whose gradients could not be compared with the right ones.
+    `selection` says which findings count, and which make the exit status 1 if they are left. `unproven`: also write
+    patches whose gradients could not be compared with the right ones. `given`: the options that chose `selection`.
     """
     _require(words)
-    selection = _selection()
 
     def repaired(
         program: Sequence[str], environment: Mapping[str, str] | None = None, done: Repairs | None = None
@@ -95,21 +98,29 @@ def fix(
             about.append(f"noclobber: the other ranks could not be looked at: {reason}")
     else:
         found = done
-    fixed = found if isinstance(found, Fixed) else told(found, words, writing, unproven)
+    fixed = found if isinstance(found, Fixed) else told(found, [*given, *words], writing, unproven, selection)
     fixed.words[:0] = about
     return fixed
 
 
-def fix_hints(words: Sequence[str], *, writing: bool, seconds: float, tell: Tell) -> Fixed:
+def fix_hints(
+    words: Sequence[str],
+    selection: Selection,
+    *,
+    writing: bool,
+    seconds: float,
+    tell: Tell,
+    given: Sequence[str] = (),
+) -> Fixed:
     """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`.
 
     Each run goes to the program's own end: any later line may read what would be overwritten.
     """
     _require(words)
-    with launching(words, selection=_selection()) as launcher:
+    with launching(words, selection=selection) as launcher:
         work = partial(_applied, words, seconds)
         done = launcher.call(work, tell, "looking for in-place writes that lower the peak of memory")
-    return done if isinstance(done, Fixed) else told_of_hints(done, words, writing)
+    return done if isinstance(done, Fixed) else told_of_hints(done, [*given, *words], writing)
 
 
 def _repaired(
@@ -211,17 +222,6 @@ def _require(words: Sequence[str]) -> None:
         raise CannotFix("`noclobber fix` changes files, and stdin is not a file: put the code into a script")
 
 
-def _selection() -> Selection:
-    """Return which findings count, by [tool.noclobber]. Raises CannotFix if the settings cannot be used."""
-    try:
-        selection = from_project(os.getcwd())
-        if selection.baseline:
-            require(selection.baseline, must_exist=True)
-    except SelectionError as reason:
-        raise CannotFix(str(reason)) from None
-    return selection
-
-
 def _nothing(search: Result, seconds: float) -> Fixed | None:
     """Return the report if there is nothing to fix, else None. Raises CannotFix if the program cannot be watched."""
     if search.crash:
@@ -253,9 +253,9 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
     return Fixed(0, words=[f"noclobber: nothing to fix: {what}{told}"])
 
 
-def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> Fixed:
+def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, selection: Selection = _ALL) -> Fixed:
     """Return the report of a search for fixes. Write the patch if `writing`."""
-    fixed = Fixed(1 if done.left else 0)
+    fixed = Fixed(int(any(selection.is_severe(finding) for finding, _ in done.left)))
     fixed.words += [f"noclobber: searched and proven in {one}" for one in done.processes]
     for one in _together(done.repairs):
         extra = (
@@ -282,13 +282,14 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool) -> 
         fixed.words += [f"    {title}: {why}" for title, why in tried]
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
     if done.elsewhere:
-        fixed.status = 1
+        fixed.status = int(selection.fail_on != "never")
         fixed.words.append(f"another process has one more write that breaks a gradient: {done.elsewhere}")
     sure = all(one.level is not Level.UNPROVEN for one in done.repairs)
     if sure:
         fixed.diff = "".join(_diffs(done.patch))
     else:
-        fixed.status = 0 if unproven and not done.left else 1
+        severe = any(selection.is_severe(one.finding) for one in done.repairs)
+        fixed.status = int(bool(fixed.status) or (severe and not unproven))
         fixed.words += ["the patch, unproven:", *_indented(_diffs(done.patch))]
     fixed.words += ["", _summary(done)]
     if writing and done.patch.after:

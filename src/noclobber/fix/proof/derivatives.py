@@ -120,7 +120,9 @@ def _without_a_call(
     if differing := differing or printed.difference(reference.result, result):
         return Verdict(False, why=differing, differs=True, result=result)
     ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"
-    if not said:
+    if taken := comparison.transforms(reference.events, found):
+        ends += f", and so is each gradient that torch.func takes ({taken})"
+    elif not said:
         return without_gradients(result, said, f"{ends}; {NO_BACKWARD}")
     return Verdict(True, not result.findings, proof=f"{said}{ends}", level=Level.CHECKED, result=result)
 

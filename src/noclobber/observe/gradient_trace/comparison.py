@@ -212,6 +212,16 @@ def same_before(right: Event, found: Event, which: str = "") -> tuple[str, bool]
     return kept, all(same)
 
 
+def transforms(right: list[Event], found: list[Event]) -> int:
+    """Return how many gradients torch.func has taken in two runs, if all are equal up to rounding and not all zero;
+    else 0."""
+    wanted, got = (
+        [seen for one in run if one["kind"] == "transform" for seen in one["returned"]] for run in (right, found)
+    )
+    same = len(wanted) == len(got) and all(map(_alike, wanted, got)) and None not in wanted
+    return 0 if not same or all(map(_is_zero, wanted)) else len(wanted)
+
+
 def lost_leaf(right: list[Event], found: list[Event]) -> str:
     """Return the name of a leaf that gets a gradient in the first backward call of `right` and none in that of `found`.
 

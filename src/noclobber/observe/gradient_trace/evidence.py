@@ -52,8 +52,8 @@ class Sketch(NamedTuple):
 Seen = torch.Tensor | Sketch | None
 """A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
 Event = dict[str, Any]
-"""One event of a run. Its "kind" is "backward", "grad", "failed", "step", "stepped" or "end"; the other keys depend on
-the kind."""
+"""One event of a run. Its "kind" is "backward", "grad", "transform", "failed", "step", "stepped" or "end"; the other keys
+depend on the kind. A "transform" is a gradient that torch.func has taken."""
 _AT_ONCE = 1 << 22
 """How many numbers are converted to double precision at a time."""
 _WEIGHED = 1 << 16
@@ -235,12 +235,21 @@ class Evidence:
             or private.lookup("_guards.detect_fake_mode")(list(outputs)) is not None
         )
 
+    def _transformed(self, given: Any) -> None:
+        """Record the gradients that a transform of this process has taken."""
+        if os.getpid() == self._process and private.transforms_active():
+            taken = [private.unwrapped(one) for one in given or () if one is not None]
+            with private.lookup("_functorch.pyfunctorch.temporarily_clear_interpreter_stack")(), torch.no_grad():
+                self.events.append({"kind": "transform", "returned": list(map(_sketch_or_none, taken))})
+
     def _recording(self, engine: Callable[..., object]) -> Callable[..., object]:
         """Return an engine that records the gradients of each call."""
 
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: object) -> object:
             if self._is_other(t_outputs):
-                return engine(t_outputs, *args, **kwargs)
+                given = engine(t_outputs, *args, **kwargs)
+                self._transformed(given)
+                return given
             if self._retaining:
                 args = (args[0], True, *args[2:])
             if self._before is not None:
@@ -253,7 +262,7 @@ class Evidence:
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
-                if not self.events and self.begun > self._after:
+                if not any("roots" in event for event in self.events) and self.begun > self._after:
                     call = _Call(t_outputs, [], copied)
                     if self._forward is not None:
                         call.along = [forward_mode.along_roots(t_outputs, args[0])]

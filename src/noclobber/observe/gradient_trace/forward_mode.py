@@ -56,6 +56,7 @@ class ForwardMode(TorchFunctionMode):
         self._inside = 0
         self._leaves: dict[int, tuple[torch.Tensor, int]] = {}
         self._set_recording = private.lookup("_C._set_grad_enabled")
+        self._is_on = torch.is_grad_enabled
         self._without_tangents = private.lookup("autograd.forward_ad._set_fwd_grad_enabled")
         self._patches = Patches()
 
@@ -78,6 +79,8 @@ class ForwardMode(TorchFunctionMode):
 
     def _answer(self) -> bool:
         """Return what `torch.is_grad_enabled` must tell the program. Inside PyTorch's own functions it is False."""
+        if private.transforms_active():
+            return self._is_on()
         return not self._inside and self._is_recording()
 
     def __torch_function__(
@@ -94,7 +97,13 @@ class ForwardMode(TorchFunctionMode):
             self._inside -= 1
 
     def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Call a torch function: give new leaves among its arguments their tangent, and see if it writes to a leaf."""
+        """Call a torch function: give new leaves among its arguments their tangent, and see if it writes to a leaf.
+
+        Inside a transform of torch.func reverse mode stays on: the gradient is then a value that the program computes
+        with (torch 2.13; tests/observe/gradient_trace/test_tangents.py).
+        """
+        if private.transforms_active():
+            return func(*args, **kwargs)
         if func is self._set_recording:
             self._recording = bool(args[0])
             return None
