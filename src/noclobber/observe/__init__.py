@@ -13,6 +13,7 @@ describe/       from records to the model: clobbers, refusals, names of tensors 
 detectors/      the ways of going wrong, one file each
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
+fake/           a run without values: shapes, storages and versions, and stand-ins for what is asked
 preserve/       keeps the bytes that backward needs, before a write changes them
 gradient_trace/ the gradients that `fix` compares, and what the program keeps
 
