@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from noclobber import program
+from noclobber.model.fake import Enough, FakeOrder
 from noclobber.model.report import Coverage, Report, ReportError
 from noclobber.model.source import Owner, owner_of
 from noclobber.processes.leftover import new_folder, runs
@@ -44,6 +45,7 @@ class Run:
         ledger: bool = False,
         hints: bool = False,
         first: int = 0,
+        fake: FakeOrder | None = None,
     ) -> None:
         self.stderr = sys.stderr
         self.status = 0
@@ -56,6 +58,7 @@ class Run:
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
         self._ledger, self._hints, self._first = ledger, hints, first
+        self._fake = fake
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -81,6 +84,7 @@ class Run:
                 hints=self._hints,
                 everywhere=True,
                 first=self._first,
+                fake=self._fake,
             )
             order = Order(self._kept or new_folder(self.runs), self._contents, self._on_write, first=self._first)
             self._member = Member(order, session, self.crashes)
@@ -92,6 +96,8 @@ class Run:
         except program.NotAProgram:
             self.close()
             raise
+        if isinstance(error, Enough):
+            error = None
         if error is not None and self._member is not None:
             self._member.escaped(error)
         self.status = program.show(error)

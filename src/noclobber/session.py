@@ -25,7 +25,9 @@ from noclobber.model.silent import Event
 from noclobber.model.tracebacks import shown_with, without_own_frames
 
 if TYPE_CHECKING:
+    from noclobber.model.fake import FakeOrder
     from noclobber.observe.allocations import Allocations
+    from noclobber.observe.fake.run import FakeRun
     from noclobber.observe.saved_bytes import SavedBytes
 
 OnWrite = Literal["record", "raise"]
@@ -59,6 +61,7 @@ class Session:
         hints: bool = False,
         everywhere: bool = False,
         first: int = 0,
+        fake: FakeOrder | None = None,
     ) -> None:
         self.on_write: OnWrite = on_write
         self.watching = watching
@@ -69,6 +72,9 @@ class Session:
         """After how many backward calls it stops; 0 for never."""
         self.at_stop: Callable[[], object] = lambda: None
         """Called when it has stopped after the first backward calls."""
+        self.fake = fake
+        """What is asked of a run without values, if it is one."""
+        self._faked: FakeRun | None = None
         self.journal: Journal | None = None
         self.account: SavedBytes | None = None
         """What counts the bytes of saves, once it has started."""
@@ -116,12 +122,19 @@ class Session:
             subscription.subscribe(self)
             with self._counting:
                 self._armed += 1
+        if self.fake is not None and self._faked is None:
+            from noclobber.observe.fake.run import FakeRun
+
+            self._faked = FakeRun(self.fake)
+            self._faked.begin()
 
     def stop(self) -> None:
         """Undo one `start`, in the thread in which it was; a no-op when not started."""
         if self._armed:
             from noclobber.observe import subscription
 
+            if self._faked is not None and self._armed == 1:
+                self._faked.end()
             covered = subscription.unsubscribe(self)
             with self._counting:
                 self._coverage = _after(self._coverage, covered)
@@ -174,6 +187,10 @@ class Session:
                 self._backwards += 1
             if self.journal is not None:
                 self.journal.checked(self._backwards, self._raised)
+        if self._faked is not None and self._faked.steps.are_enough(self._backwards + self._raised):
+            from noclobber.observe import subscription
+
+            subscription.before_next_backward(self._faked.steps.stop)
         if self.first and self._backwards + self._raised == self.first:
             from noclobber.observe import subscription
 
@@ -321,6 +338,8 @@ class Session:
 
             coverage = _after(coverage, subscription.coverage())
         lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
+        if self._faked is not None:
+            coverage = replace(coverage, contents=False, fake=True, notes=(*coverage.notes, *self._faked.notes()))
         return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 
     def begin_again(self) -> None:
@@ -328,6 +347,7 @@ class Session:
         for known in (self._found, self._counts, self._lost, self._kept, self._copies):
             known.clear()
         self._backwards = self._raised = 0
+        self._faked = None  # a child that loads data has real tensors
         if self._armed:
             from noclobber.observe import subscription
 

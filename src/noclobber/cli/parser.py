@@ -21,6 +21,10 @@ _WITH_VALUE = (
     "--ignore",
     "--baseline",
     "--fail-on",
+    "--steps",
+    "--device",
+    "--world-size",
+    "--rank",
 )
 """Options whose value is the next word."""
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.faking import add_fake, order_of
 from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
@@ -28,6 +29,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
+        "[--fake [--steps N] [--device DEVICE] [--world-size N --rank N]] "
         "[--ledger] [--hints] [--watch-first N] [--select CODES] [--ignore CODES] "
         "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
@@ -62,6 +64,7 @@ def add(verbs: Verbs) -> None:
         help="watch only the first N backward calls of each process, and report then too: the rest of a long training "
         "costs nothing",
     )  # fmt: skip
+    add_fake(parser)
     add_selection(parser)
     parser.set_defaults(parser=parser)
 
@@ -79,6 +82,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
+    fake = order_of(options)
     try:
         selection = selection_of(options)
         require_baseline(selection, updating=options.update_baseline)
@@ -86,11 +90,12 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         return refuse(str(reason))
     run = Run(
         options.on_write,
-        options.contents,
+        options.contents and fake is None,
         folder,
         ledger=options.ledger,
         hints=options.hints,
         first=options.watch_first,
+        fake=fake,
     )
     try:
         run.carry_out(

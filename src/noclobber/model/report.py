@@ -67,6 +67,9 @@ class Coverage:
     raised: int = 0
     """The backward calls that were checked until they raised an error."""
 
+    fake: bool = False
+    """Whether tensors had no values (`--fake`)."""
+
     @property
     def not_watched(self) -> tuple[str, ...]:
         """All that was not seen, in words: also where noclobber itself failed."""
@@ -200,6 +203,7 @@ def coverage_out(coverage: Coverage) -> dict[str, Any]:
         "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in coverage.lost],
         "backwards": coverage.backwards,
         "raised": coverage.raised,
+        **({"fake": True} if coverage.fake else {}),
     }
 
 
@@ -210,7 +214,9 @@ def coverage_in(data: dict[str, Any]) -> Coverage:
     calls = data["backwards"], data["raised"]
     if min(calls) < 0:
         raise ReportError("a number of backward calls in it is below 0")
-    return Coverage(data["writes"], data["saves"], data["contents"], unseen, notes, lost, *calls)
+    return Coverage(
+        data["writes"], data["saves"], data["contents"], unseen, notes, lost, *calls, data.get("fake", False)
+    )
 
 
 def _process_in(data: dict[str, Any]) -> Process:

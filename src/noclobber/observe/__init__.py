@@ -14,6 +14,7 @@ detectors/      the ways of going wrong, one file each
 transparent/    keeps the program as it is, and finds nothing: named dimensions, jit, swaps, hooks on saves
 checkpoint/     regions of torch.utils.checkpoint, which backward runs again
 foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
+fake/           a run without values: shapes, storages and versions, and stand-ins for what is asked
 preserve/       keeps the bytes that backward needs, before a write changes them
 gradient_trace/ the gradients that `fix` compares, and what the program keeps
 

@@ -372,6 +372,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(lost),
         sum(coverage.backwards for coverage in covered),
         sum(coverage.raised for coverage in covered),
+        any(coverage.fake for coverage in covered),
     )
 
 

@@ -65,6 +65,8 @@ def nothing_found(report: Report) -> str:
     found = f"nothing found{' that counts' if report.suppressed else ''} in {calls}{processes}{_until(report)}"
     if coverage.raised and not failure(report):
         found += f"; {coverage.raised:,} more raised an error"
+    if coverage.fake:
+        return f"{found}, in a run without values"
     return found if coverage.contents else f"{found}: versions were compared, but not bytes"
 
 

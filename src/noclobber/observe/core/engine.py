@@ -22,7 +22,7 @@ from noclobber.observe.torch_api import graph, private
 
 _COMPILED = "CompiledFunctionBackward"
 """The node that AOTAutograd makes for a whole graph (torch 2.13; tests/observe/core/test_checked_calls.py)."""
-_TRACED = "torch._subclasses."
+_TRACED = "torch._subclasses.functional_tensor"
 """Where the classes of tensors without bytes are, of which torch.compile asks gradients itself to trace a backward."""
 _LINES = 64
 """The number of lines for which `Thread.boundaries` holds when they last ran a backward."""

@@ -1,0 +1,49 @@
+"""The options of a run without values: `--fake`, and what is played."""
+
+from __future__ import annotations
+
+import argparse
+
+from noclobber.cli.parser import whole
+from noclobber.model.fake import STEPS, FakeOrder, Gpu, gpu_of
+
+
+def add_fake(parser: argparse.ArgumentParser) -> None:
+    """Add `--fake` and the options that need it."""
+    how = parser.add_argument_group("a run without values")
+    how.add_argument(
+        "--fake", action="store_true",
+        help="run with tensors that have shapes, dtypes and devices but no values: a step of any size in seconds, on "
+        "this machine. No bytes are compared",
+    )  # fmt: skip
+    how.add_argument(
+        "--steps", type=whole, metavar="N", help=f"with --fake: stop after N optimizer steps ({STEPS} by default)"
+    )
+    how.add_argument(
+        "--device", type=_gpu, metavar="DEVICE", help="with --fake: what to play, such as cuda:8xH100; cuda by default"
+    )
+    how.add_argument("--world-size", type=whole, metavar="N", help="with --fake: run as one rank of N")
+    how.add_argument("--rank", type=int, metavar="N", help="with --world-size: which rank; 0 by default")
+
+
+def _gpu(text: str) -> Gpu:
+    try:
+        return gpu_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def order_of(options: argparse.Namespace) -> FakeOrder | None:
+    """Return what a fake run is asked for; None without `--fake`."""
+    if not options.fake:
+        for name in ("steps", "device", "world_size", "rank"):
+            if getattr(options, name) is not None:
+                options.parser.error(f"--{name.replace('_', '-')} needs --fake")
+        return None
+    for name in ("watch_first", "hints"):
+        if getattr(options, name):
+            options.parser.error(f"--fake and --{name.replace('_', '-')} do not go together")
+    world, rank = options.world_size or 0, options.rank or 0
+    if not 0 <= rank < max(world, 1):
+        options.parser.error(f"--rank {rank} is none of --world-size {world}")
+    return FakeOrder(options.steps or STEPS, options.device or Gpu(), world, rank, is_program=True)

@@ -1,0 +1,13 @@
+"""A run without values: tensors have shapes, dtypes, devices, storages and versions, and no bytes.
+
+run         begins and ends it: what is put in place, in which order, and what the report says
+mode        every operator comes through here: it is run on shapes, and the other files are told of it
+values      values that are known (small tensors that no parameter reaches), and stand-ins for all others
+devices     plays the device that the program asks for on one that exists
+cuda        what `torch.cuda` answers then
+autocasts   `torch.autocast` for the played device
+outside     what stays real: data loaders, files
+steps       stops the program after some optimizer steps
+ranks       a process group of which this process is one rank
+memory      the bytes of all storages, and what they are at the peak
+"""

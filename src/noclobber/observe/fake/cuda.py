@@ -1,0 +1,164 @@
+"""What `torch.cuda` answers in a fake run: that of a machine with the GPUs that are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from noclobber.model.fake import Gpu
+from noclobber.observe.fake.devices import Devices
+from noclobber.observe.fake.memory import Memory
+from noclobber.observe.torch_api.patches import Patches
+
+
+class Stream:
+    """A stream, or an event, on which everything has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+        self.stream_id = self.cuda_stream = 0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def query(self) -> bool:
+        """Return True: all is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: no graph is captured."""
+        return False
+
+    def elapsed_time(self, _: object) -> float:
+        """Return a millisecond."""
+        return 1.0
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event if event is not None else Stream()
+
+    def record(self, *_: Any) -> None:
+        """Do nothing, as nothing is under way."""
+
+    synchronize = wait = wait_stream = wait_event = record
+
+
+def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
+    """Put answers in the place of the functions of `torch.cuda`."""
+    module = torch.cuda if gpu.kind == "cuda" else torch.xpu
+
+    def index_of(device: Any) -> int:
+        if device is None:
+            return devices.current
+        if isinstance(device, int):
+            return device
+        index = torch.device(device).index
+        return devices.current if index is None else index
+
+    def set_device(device: Any) -> None:
+        devices.current = index_of(device)
+
+    class Using(contextlib.ContextDecorator):
+        """`with torch.cuda.device(1):`."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx, self.prev_idx = index_of(device), -1
+
+        def __enter__(self) -> None:
+            self.prev_idx, devices.current = devices.current, self.idx
+
+        def __exit__(self, *_: object) -> None:
+            devices.current = self.prev_idx
+
+    def properties(device: Any = None) -> Any:
+        major, minor = gpu.capability
+        return SimpleNamespace(
+            name=f"NVIDIA {gpu.name}", total_memory=gpu.bytes, major=major, minor=minor, is_integrated=0,
+            multi_processor_count=gpu.multiprocessors, warp_size=32, regs_per_multiprocessor=65536,
+            max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20, gcnArchName="", is_multi_gpu_board=0,
+            shared_memory_per_block=49152, shared_memory_per_multiprocessor=228 * 1024, uuid="",
+        )  # fmt: skip
+
+    def now(device: Any = None) -> int:
+        return memory.now(torch.device("cpu", index_of(device) + 1))
+
+    def most(device: Any = None) -> int:
+        return memory.most(torch.device("cpu", index_of(device) + 1))
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: gpu.count > 0,
+        "device_count": lambda: gpu.count,
+        "is_initialized": lambda: True,
+        "init": _none,
+        "_lazy_init": _none,
+        "current_device": lambda: devices.current,
+        "set_device": set_device,
+        "device": Using,
+        "get_device_name": lambda device=None: f"NVIDIA {gpu.name}",
+        "get_device_properties": properties,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "is_bf16_supported": lambda including_emulation=True: gpu.capability >= (8, 0) or including_emulation,
+        "memory_allocated": now,
+        "memory_reserved": now,
+        "max_memory_allocated": most,
+        "max_memory_reserved": most,
+        "mem_get_info": lambda device=None: (max(gpu.bytes - now(device), 0), gpu.bytes),
+        "memory_stats": lambda device=None: dict.fromkeys(("allocated_bytes.all.current",), now(device)),
+        "memory_summary": lambda *_, **__: "",
+        "reset_peak_memory_stats": _none,
+        "reset_max_memory_allocated": _none,
+        "empty_cache": _none,
+        "ipc_collect": _none,
+        "synchronize": _none,
+        "manual_seed": _none,
+        "manual_seed_all": _none,
+        "seed": _none,
+        "seed_all": _none,
+        "initial_seed": lambda: 0,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * gpu.count,
+        "set_rng_state": _none,
+        "set_rng_state_all": _none,
+        "set_per_process_memory_fraction": _none,
+        "can_device_access_peer": lambda device, peer: True,
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": Stream,
+        "default_stream": Stream,
+        "set_stream": _none,
+        "stream": lambda stream: stream if stream is not None else Stream(),
+        "Stream": Stream,
+        "Event": Stream,
+    }
+    for name, answer in answers.items():
+        if hasattr(module, name):
+            patches.put(module, name, answer)
+    accelerator = torch.device(gpu.kind)
+    generic: dict[str, Any] = {
+        "is_available": lambda: gpu.count > 0,
+        "device_count": lambda: gpu.count,
+        "current_accelerator": lambda check_available=False: accelerator,
+        "current_device_index": lambda: devices.current,
+        "set_device_index": set_device,
+        "synchronize": _none,
+        "current_stream": Stream,
+        "set_stream": _none,
+        "memory_allocated": now,
+        "max_memory_allocated": most,
+        "empty_cache": _none,
+    }
+    for name, answer in generic.items():
+        if hasattr(torch.accelerator, name):
+            patches.put(torch.accelerator, name, answer)
+    if hasattr(module, "nvtx"):
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            patches.put(module.nvtx, name, _none)
+
+
+def _none(*_: Any, **__: Any) -> None:
+    return None

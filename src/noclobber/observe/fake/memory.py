@@ -1,0 +1,100 @@
+"""The bytes of all storages of fake tensors, device by device, and what they belong to when they are the most."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.fake_tensors import FakeTensor
+
+KINDS = ("parameters", "gradients", "optimizer state", "activations")
+
+
+class _Live:
+    """A storage that is there. `kind` is learned later, and then also the peak knows it."""
+
+    __slots__ = ("bytes", "device", "kind", "reference")
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.bytes, self.device = size, device
+        self.kind = "activations"
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Memory:
+    """Follows each storage from its first tensor to its end."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, _Live] = {}
+        self._now: dict[torch.device, int] = {}
+        self._most: dict[torch.device, int] = {}
+        self._peaks: dict[torch.device, list[_Live]] = {}
+        self._rising: set[torch.device] = set()
+
+    def now(self, device: torch.device) -> int:
+        """Return the bytes on a device at present."""
+        return self._now.get(device, 0)
+
+    def most(self, device: torch.device) -> int:
+        """Return the most bytes that were on a device."""
+        return self._most.get(device, 0)
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor, if it is new."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return
+        storage = private.storage(tensor)
+        key = storage._cdata
+        known = self._live.get(key)
+        size = storage.nbytes()
+        if known is not None:
+            if known.bytes != size:  # it was resized, as FSDP does
+                self._add(known.device, size - known.bytes)
+                known.bytes = size
+            return
+        one = _Live(size, tensor.fake_device)
+        one.reference = weakref.ref(storage, lambda _: self._gone(key))
+        self._live[key] = one
+        self._add(one.device, size)
+
+    def _add(self, device: torch.device, size: int) -> None:
+        if size < 0 and device in self._rising:
+            self._write_down(device)
+        self._now[device] = now = self._now.get(device, 0) + size
+        if now > self._most.get(device, 0):
+            self._most[device] = now
+            self._rising.add(device)
+
+    def _gone(self, key: int) -> None:
+        one = self._live.get(key)
+        if one is not None:
+            self._add(one.device, -one.bytes)
+            del self._live[key]
+
+    def _write_down(self, device: torch.device) -> None:
+        self._peaks[device] = [one for one in self._live.values() if one.device == device]
+        self._rising.discard(device)
+
+    def learn(self, kind: str, tensors: Iterable[Any]) -> None:
+        """Learn what the storages of tensors belong to."""
+        for tensor in tensors:
+            if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+                continue
+            if (one := self._live.get(private.storage(tensor)._cdata)) is not None:
+                one.kind = kind
+
+    def peaks(self) -> dict[torch.device, dict[str, int]]:
+        """Return for each device the bytes of each kind when they were the most."""
+        for device in list(self._rising):
+            self._write_down(device)
+        found: dict[torch.device, dict[str, int]] = {}
+        for device, storages in self._peaks.items():
+            sums = dict.fromkeys(KINDS, 0)
+            for one in storages:
+                sums[one.kind] += one.bytes
+            found[device] = sums
+        return found

@@ -1,0 +1,117 @@
+"""Every operator of a fake run comes through here: it runs on shapes, and values and memory are followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from noclobber.observe.core.sites import caller, site_of
+from noclobber.observe.fake.devices import Devices, in_words, is_played
+from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
+from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
+
+aten = torch.ops.aten
+
+
+class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """PyTorch's mode, which asks nobody for values.
+
+    `is_program`: the program began inside, so that a real tensor is data of its own. Operators on data alone run as
+    they are.
+    """
+
+    def __init__(self, devices: Devices, memory: Memory, asked: Asked, *, is_program: bool) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.fake_tensor_converter = Converter(copy_data=False, export=False)
+        self.devices = devices
+        self.stopped: list[str] = []
+        """The operators that could not run without values, in words, with the line."""
+        self._memory = memory
+        self._is_program = is_program
+        self._answers = Answers(asked, self._fresh).of
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """True, as no device is there: `torch.tensor` makes its numbers on the CPU."""
+        return True
+
+    def _fresh(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with self:
+            return make()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator on shapes. What it returns is known where all that it read is."""
+        options = dict(kwargs or {})
+        devices = self.devices
+        if (device := options.get("device")) is not None:
+            options["device"] = devices.lies_on(device)
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._on_shapes(func, types, args, options)
+        if self._is_program and not devices.inside and self._is_data(func, args, options):
+            return func(*args, **options)
+        if (answer := self._answers.get(func)) is not None:
+            result = answer(*args, **options)
+        elif func in self.lift_fns and not isinstance(args[0], FakeTensor):
+            result = self._lifted(args[0])
+        else:
+            result = self._on_shapes(func, types, args, options)
+            if result is NotImplemented:
+                return result
+        if not devices.inside:
+            follow(func, args, options, result)
+            for one in (*pytree.tree_leaves(result), *written(func, args, options)):
+                self._memory.made(one)
+        return result
+
+    def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake tensor for a tensor that was made of numbers in Python."""
+        made = self.fake_tensor_converter.from_real_tensor(self, tensor)
+        return made if known(tensor) is None else know(made, tensor.clone())
+
+    def _is_data(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
+        """Return True for an operator on real tensors that hold data, and not on parameters."""
+        tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+        if not tensors or func in self.lift_fns:
+            return False
+        if any(isinstance(one, FakeTensor) or one.requires_grad or one.is_meta for one in tensors):
+            return False
+        device = options.get("device")
+        return not (isinstance(device, torch.device) and (is_played(device) or device.type != "cpu"))
+
+    def _on_shapes(self, func: Any, types: Sequence[type], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        self.devices.inside += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, options)
+        except WITHOUT_VALUES as error:
+            self._explain(func, error)
+            raise
+        except RuntimeError as error:
+            if error.args and isinstance(error.args[0], str):
+                error.args = (in_words(self.devices, error.args[0]), *error.args[1:])
+            raise
+        finally:
+            self.devices.inside -= 1
+
+    def _explain(self, func: Any, error: BaseException) -> None:
+        """Say in a note which operator needs values, where, and what to do."""
+        if self.devices.inside > 1 or getattr(error, "__notes__", None):
+            return
+        name = func._schema.name if isinstance(func, torch._ops.OpOverload) else str(func)
+        site = site_of(caller())
+        span = site.span() if site is not None else None
+        where = f" at {span.path}:{span.line}" if span is not None else ""
+        is_own = not name.startswith(("aten::", "prims::"))
+        what = (
+            f"register how its result looks: `@torch.library.register_fake({name!r})`"
+            if is_own
+            else "run the program without `--fake`, at a small size; or leave this part out"
+        )
+        text = f"`{name}` cannot run without values{where}"
+        self.stopped.append(text)
+        error.add_note(f"noclobber: {text}; {what}")

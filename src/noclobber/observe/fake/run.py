@@ -1,0 +1,102 @@
+"""Begins and ends a fake run: what is put in place, in which order, and what the report says of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from noclobber.model.fake import FakeOrder
+from noclobber.model.source import Site
+from noclobber.observe import subscription
+from noclobber.observe.fake import autocasts, cuda, devices, ranks
+from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.mode import Mode
+from noclobber.observe.fake.outside import Outside
+from noclobber.observe.fake.steps import Steps
+from noclobber.observe.fake.values import Asked
+from noclobber.observe.torch_api import fake_tensors, private
+from noclobber.observe.torch_api.patches import Patches
+
+MOST_NAMED = 5
+"""Places that the report names one by one."""
+
+
+class FakeRun:
+    """The state of one fake run. `begin` and `end` belong to one thread."""
+
+    def __init__(self, order: FakeOrder) -> None:
+        if not subscription.is_armed():  # else the names stand for noclobber's own functions by now
+            private.require()
+        fake_tensors.self_test()
+        self._order = order
+        self._asked = Asked()
+        self.memory = Memory()
+        self.devices = devices.Devices(order.gpu)
+        self.steps = Steps(order.steps, self.memory)
+        self._mode = Mode(self.devices, self.memory, self._asked, is_program=order.is_program)
+        self._playing = devices.Playing(self.devices)
+        self._outside = Outside(self._away, self.devices)
+        self._patches = Patches()
+        self._at_end = contextlib.ExitStack()
+        self._is_on = False
+
+    def begin(self) -> None:
+        """Make all that comes fake, in this thread."""
+        patches, gpu = self._patches, self._order.gpu
+        devices.patch(patches, self.devices, self._asked)
+        if gpu.count:
+            cuda.patch(patches, gpu, self.devices, self.memory)
+            autocasts.patch(patches, gpu.kind)
+        self._at_end.callback(self.steps.patch(patches))
+        self._outside.patch(patches)
+        self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
+        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.kind))
+        self._enter()
+
+    def end(self) -> None:
+        """Undo `begin`."""
+        self._leave()
+        self._at_end.close()
+        self._patches.undo()
+
+    def _enter(self) -> None:
+        if not self._is_on:
+            self._is_on = True
+            self._mode.__enter__()
+            self._playing.__enter__()  # type: ignore[no-untyped-call]
+
+    def _leave(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._playing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def _away(self) -> Iterator[None]:
+        """Run a block of the program on real tensors."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            yield
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of the report must know, in words."""
+        said = [f"the program was stopped after {self.steps.in_words()} (`--steps`)"] * self.steps.stopped
+        if places := self._asked.sites():
+            shown = [f"{_place(site)} (`{what}`)" for site, what in places[:MOST_NAMED]]
+            more = [f"{len(places) - MOST_NAMED} more"] * (len(places) > MOST_NAMED)
+            asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
+            said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
+        said += self._mode.stopped
+        if self._outside.not_written:
+            said.append(f"nothing was written to {', '.join(sorted(self._outside.not_written))}: there are no values")
+        return tuple(said)
+
+
+def _place(site: Site | None) -> str:
+    if site is None:
+        return "a line that is not known"
+    span = site.span()
+    return f"{span.path}:{span.line}"

@@ -1,0 +1,306 @@
+"""Values in a run that has none. Small tensors that no parameter reaches are known: data, lengths, counters. Everything
+else gets a stand-in when the program asks for it, and the place is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from noclobber.model.source import Site
+from noclobber.observe.core.sites import Place, caller, identity, site_of
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.fake_tensors import FakeTensor
+
+MOST = 65536
+"""Elements that a known tensor may have."""
+_KNOWN, _GUESS = "_noclobber_known", "_noclobber_guess"
+aten = torch.ops.aten
+
+
+class Known:
+    """The values of a fake tensor, on the CPU. `fate` is shared with all that lies on the same memory."""
+
+    __slots__ = ("fate", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, fate: list[bool]) -> None:
+        self.tensor = tensor
+        self.fate = fate
+
+
+def known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor, as a real tensor on the CPU; None if they are not known."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.detach() if tensor.numel() <= MOST and tensor.is_cpu and not tensor.requires_grad else None
+    held: Known | None = vars(tensor).get(_KNOWN)
+    return held.tensor if held is not None and held.fate[0] else None
+
+
+def know(tensor: FakeTensor, values: torch.Tensor, fate: list[bool] | None = None) -> FakeTensor:
+    """Note the values of a fake tensor."""
+    setattr(tensor, _KNOWN, Known(values, fate or [True]))
+    return tensor
+
+
+def _forget(tensors: Iterable[torch.Tensor]) -> None:
+    """Forget the values of memory that an operator has written, as what it wrote is not known."""
+    for one in tensors:
+        if (held := vars(one).get(_KNOWN)) is not None:
+            held.fate[0] = False
+        vars(one).pop(_GUESS, None)
+
+
+def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the fake tensors that an operator writes."""
+    given = [
+        kwargs.get(one.name, args[at] if at < len(args) else None)
+        for at, one in enumerate(func._schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+    return [one for one in pytree.tree_leaves(given) if isinstance(one, FakeTensor)]
+
+
+def _on_cpu(argument: Any) -> Any:
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
+_FACTS = ("_amp_foreach_non_finite_check_and_unscale_",)
+"""Operators that find no infinite number here: what they write stays known."""
+
+
+def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    """Work out the values of what an operator returned, where all that it read is known."""
+    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, FakeTensor)]
+    inputs = [one for one in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(one, torch.Tensor)]
+    writes = written(func, args, kwargs) if func._schema.is_mutable else []
+    if func._schema.name.partition("::")[2] in _FACTS:
+        return
+    if not _computed(func, args, kwargs, inputs, outputs):
+        _forget(writes)
+        for one in outputs:
+            if one.numel() == 1 or one.dtype is torch.bool:
+                setattr(one, _GUESS, _guessed(func, args, inputs, one))
+
+
+def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], outputs: list[FakeTensor]) -> bool:
+    """Compute an operator on known values; return True if that could be done."""
+    if not outputs or sum(one.numel() for one in outputs) > MOST:
+        return False
+    if not inputs and any(one.dtype.is_floating_point and one.numel() > 1 for one in outputs):
+        return False  # a new tensor of random numbers, or of numbers that a parameter begins with
+    if any(one.requires_grad for one in inputs) or any(known(one) is None for one in inputs):
+        return False
+    if any(one.layout is not torch.strided for one in (*inputs, *outputs)):
+        return False
+    real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, known, (tuple(args), dict(kwargs)))
+    real_args, real_kwargs = pytree.tree_map(_on_cpu, (real_args, real_kwargs))
+    try:
+        with torch.no_grad():
+            made = func(*real_args, **real_kwargs)
+    except Exception:
+        return False
+    values = [one for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]
+    if [one.shape for one in values] != [one.shape for one in outputs]:
+        return False
+    fates = {}
+    for one in inputs:
+        if isinstance(one, FakeTensor):
+            held = vars(one)[_KNOWN]
+            fates[private.storage_key(held.tensor)] = held.fate
+    for output, value in zip(outputs, values, strict=True):
+        know(output, value, fates.get(private.storage_key(value)))
+    return True
+
+
+_FIRST = {"argmax", "argmin", "multinomial", "bernoulli", "searchsorted", "bucketize"}
+"""Operators whose result is an index: 0 is one everywhere."""
+_THROUGH = {
+    "any", "all", "max", "min", "amax", "amin", "mean", "detach", "alias", "clone", "view", "_unsafe_view", "squeeze",
+    "unsqueeze", "select", "slice", "expand", "_to_copy", "index", "reshape", "lift_fresh", "copy_", "fill_",
+}  # fmt: skip
+"""Operators whose result is like what they read."""
+_ELEMENT = {
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or",
+    "logical_xor", "bitwise_not", "bitwise_and", "bitwise_or", "add", "sub", "mul", "div", "neg", "abs", "sqrt",
+    "rsqrt", "exp", "log", "pow", "minimum", "maximum", "clamp", "where", "reciprocal", "rsub", "round", "floor",
+    "ceil",
+}  # fmt: skip
+"""Operators that are computed element by element: a stand-in of each element gives one of the result."""
+
+
+def guess(tensor: torch.Tensor) -> bool | int | float | complex:
+    """Return a plausible value for each element of a tensor."""
+    guessed: bool | int | float | complex | None = vars(tensor).get(_GUESS)
+    if guessed is not None:
+        return guessed
+    if tensor.dtype is torch.bool:
+        return True
+    return 1.0 if tensor.is_floating_point() or tensor.is_complex() else 1
+
+
+def _guessed(func: Any, args: Sequence[Any], inputs: list[torch.Tensor], output: torch.Tensor) -> Any:
+    name = func._schema.name.partition("::")[2].rstrip("_")
+    if name in _FIRST:
+        return 0
+    if name == "sum" and inputs and inputs[0].dtype is torch.bool:
+        return half(inputs[0].numel())
+    if name in _THROUGH and inputs:
+        return _as(output, guess(inputs[-1] if name == "copy" else inputs[0]))
+    if name in _ELEMENT and not output.is_floating_point():
+        small = pytree.tree_map_only(torch.Tensor, _one, tuple(args))
+        try:
+            return _as(output, func(*small).item())
+        except Exception:
+            return None
+    return None
+
+
+def _one(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(guess(tensor), dtype=tensor.dtype, device="cpu")
+
+
+def _as(output: torch.Tensor, value: Any) -> Any:
+    """Return a value as one of a dtype."""
+    if output.dtype is torch.bool:
+        return bool(value)
+    return value if output.is_floating_point() or output.is_complex() else int(value)
+
+
+def half(count: int) -> int:
+    """Return how many elements of a mask are taken to be set."""
+    return (count + 1) // 2
+
+
+class Asked:
+    """The places that asked for values that nobody knows, and how often."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[object, ...], tuple[Place | None, str]] = {}
+        self.counts: dict[tuple[object, ...], int] = {}
+
+    def note(self, what: str) -> None:
+        """Note that the program asks for a value here."""
+        place = caller()
+        key = (*identity(place), what)
+        self._places.setdefault(key, (place, what))
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def sites(self) -> list[tuple[Site | None, str]]:
+        """Return each place with what it asked for, in the order in which they came."""
+        found = [(site_of(place), what) for place, what in self._places.values()]
+        lines = {(site and (site.span().path, site.line), what): (site, what) for site, what in found}
+        return list(lines.values())
+
+
+Answer = Callable[..., Any]
+
+
+class Answers:
+    """What is answered to the operators whose result depends on values. `fresh` makes a fake tensor."""
+
+    def __init__(self, asked: Asked, fresh: Callable[[Callable[[], torch.Tensor]], torch.Tensor]) -> None:
+        self._asked = asked
+        self._fresh = fresh
+        self.of: dict[Any, Answer] = {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.equal.default: self._equal,
+            aten.nonzero.default: self._nonzero,
+            aten.masked_select.default: self._masked_select,
+            aten.repeat_interleave.Tensor: self._repeats,
+            aten.bincount.default: self._bincount,
+            aten._unique2.default: self._unique,
+            aten.unique_dim.default: self._unique_dim,
+            aten.unique_consecutive.default: self._unique_consecutive,
+        }
+
+    def _real(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what an operator returns for known values; None if they are not."""
+        tensors = [one for one in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(one, torch.Tensor)]
+        if any(known(one) is None for one in tensors):
+            return None
+        args, kwargs = pytree.tree_map_only(torch.Tensor, known, (args, kwargs))
+        made = func(*args, **kwargs)
+        device = tensors[0].device
+        return pytree.tree_map_only(torch.Tensor, lambda value: self._like(value, device), made)
+
+    def _like(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        made = self._new(values.shape, values.dtype, device)
+        return know(made, values) if isinstance(made, FakeTensor) else made
+
+    def _new(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._fresh(lambda: torch.empty(shape, dtype=dtype, device=device))
+
+    def _scalar(self, tensor: torch.Tensor) -> Any:
+        if (values := known(tensor)) is not None:
+            return values.item()
+        self._asked.note("item")
+        return guess(tensor)
+
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        values, others = known(one), known(other)
+        if values is not None and others is not None:
+            return torch.equal(values, others)
+        if one.shape == other.shape:
+            self._asked.note("equal")
+        return one.shape == other.shape
+
+    def _nonzero(self, tensor: torch.Tensor) -> Any:
+        if (made := self._real(aten.nonzero.default, tensor)) is not None:
+            return made
+        self._asked.note("nonzero")
+        return self._new((half(tensor.numel()), tensor.dim()), torch.int64, tensor.device)
+
+    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+        if (made := self._real(aten.masked_select.default, tensor, mask)) is not None:
+            return made
+        selected = known(mask)
+        shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+        if selected is None:
+            self._asked.note("masked_select")
+        count = half(shape.numel()) if selected is None else int(selected.expand(shape).sum())
+        return self._new((count,), tensor.dtype, tensor.device)
+
+    def _repeats(self, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+        if (made := self._real(aten.repeat_interleave.Tensor, repeats, output_size=output_size)) is not None:
+            return made
+        if output_size is None:
+            self._asked.note("repeat_interleave")
+        size = output_size if output_size is not None else repeats.numel()
+        return self._new((size,), repeats.dtype, repeats.device)
+
+    def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+        if (made := self._real(aten.bincount.default, tensor, weights, minlength)) is not None:
+            return made
+        self._asked.note("bincount")
+        dtype = torch.int64 if weights is None else weights.dtype
+        return self._new((max(minlength, 2),), dtype, tensor.device)
+
+    def _unique(self, tensor: torch.Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+        return self._distinct(aten._unique2.default, tensor, (tensor.numel(),), sorted, inverse, counts)
+
+    def _unique_dim(
+        self, tensor: torch.Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False
+    ) -> Any:
+        return self._distinct(aten.unique_dim.default, tensor, tuple(tensor.shape), dim, sorted, inverse, counts)
+
+    def _unique_consecutive(
+        self, tensor: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+    ) -> Any:
+        shape = (tensor.numel(),) if dim is None else tuple(tensor.shape)
+        return self._distinct(aten.unique_consecutive.default, tensor, shape, inverse, counts, dim)
+
+    def _distinct(self, func: Any, tensor: torch.Tensor, shape: tuple[int, ...], *rest: Any) -> Any:
+        if (made := self._real(func, tensor, *rest)) is not None:
+            return made
+        self._asked.note("unique")
+        at = rest[0] if func is aten.unique_dim.default else rest[2] if len(shape) > 1 else 0
+        count = half(shape[at])
+        taken = (*shape[:at], count, *shape[at:][1:])
+        of_each = tuple(tensor.shape) if len(shape) == 1 else (shape[at],)
+        return (
+            self._new(taken, tensor.dtype, tensor.device),
+            self._new(of_each, torch.int64, tensor.device),
+            self._new((count,), torch.int64, tensor.device),
+        )

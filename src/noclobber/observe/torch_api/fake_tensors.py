@@ -1,0 +1,60 @@
+"""PyTorch's fake tensors: shapes, dtypes, devices, storages and versions, but no values. Imported only by a fake run.
+
+`self_test` says whether this release still makes them as noclobber needs it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from noclobber.model.error import UnsupportedTorch
+
+__all__ = ["DEVICE", "WITHOUT_VALUES", "Converter", "FakeTensor", "FakeTensorMode", "self_test"]
+
+DEVICE = vars(FakeTensor)["device"]
+"""The property that tells the device of a fake tensor."""
+WITHOUT_VALUES: tuple[type[RuntimeError], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+"""What an operator raises that needs values."""
+
+
+class Converter(fake_tensor.FakeTensorConverter):
+    """PyTorch's converter, which refers to no new tensor weakly here: `Module.to` swaps parameters, and refuses to swap
+    what has weak references (torch 2.13; tests/observe/fake/test_devices.py)."""
+
+    def from_meta_and_device(
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device, *args: Any, **options: Any
+    ) -> FakeTensor:
+        """Return a fake tensor on the memory of a meta tensor."""
+        if isinstance(t, FakeTensor):
+            return t
+        given = {**dict(zip(("pytype", "dispatch_keys"), args, strict=False)), **options}
+        return FakeTensor(fake_mode, t, device, **given)
+
+
+@cache
+def self_test() -> None:
+    """Raise UnsupportedTorch if fake tensors cannot lie on another CPU than the first, count no versions, or have no
+    storage of their own."""
+    try:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            one = torch.empty(3, device="cpu:1")
+            other = one.view(3)
+            other.add_(1)
+        moved = one.device == torch.device("cpu", 1) and one.device != torch.device("cpu")
+        holds = moved and one._version == 1 and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        holds = holds and one.untyped_storage().nbytes() == 12
+    except Exception as failure:
+        raise UnsupportedTorch(f"torch {torch.__version__} makes no fake tensors: {failure}") from failure
+    if not holds:
+        raise UnsupportedTorch(f"torch {torch.__version__} has changed its fake tensors: device, version or storage")
