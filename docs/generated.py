@@ -1,22 +1,70 @@
-"""The pages that are made from the source when the documentation is built: each rule, and the table of operators."""
+"""The pages that are made from the code when the documentation is built, and the links of codes to their pages."""
 
 from __future__ import annotations
 
+import re
+from posixpath import relpath
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from reference import names_page, options_page
 
 from noclobber import rules
 from noclobber.ops.explaining import names, page_of
 from noclobber.render.operator import operators
 
+_CODE = re.compile(r"(?<![\w`\[/])NC\d{3}(?![\w\]`])")
+_FENCED = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`|^#.*?$|\[[^\]]*\]\([^)]*\))", re.MULTILINE | re.DOTALL)
+"""Where a code stays as it is: in blocks and pieces of code, in headings, in links."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     pages = {f"rules/{rule.CODE}.md": rules.page(rule).markdown for rule in rules.catalogue()}
-    pages |= {"rules/index.md": rule_index(), "operators.md": operator_page()}
+    pages |= {
+        "rules/index.md": rule_index(),
+        "operators.md": operator_page(),
+        "command-line.md": "# Command line\n\n" + STATUS + options_page(),
+        "api.md": "# API\n\n" + NAMES + names_page(),
+    }
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link each code to its page."""
+    folder = page.file.src_uri.rpartition("/")[0] or "."
+    own = page.file.src_uri.rpartition("/")[2].removesuffix(".md")
+    known = {rule.CODE for rule in rules.catalogue()} - {own}
+
+    def linked(found: re.Match[str]) -> str:
+        code = found[0]
+        return f"[{code}]({relpath(f'rules/{code}.md', folder)})" if code in known else code
+
+    parts = _FENCED.split(markdown)
+    return "".join(part if at % 2 else _CODE.sub(linked, part) for at, part in enumerate(parts))
+
+
+STATUS = """\
+The exit status of `run` is the program's own. All others end with:
+
+| status | `run` | `report` | `fix` | `explain` | `doctor` |
+|---|---|---|---|---|---|
+| 0 | the program ended well, and no finding counts | no finding counts | everything is fixed | it is explained | a small silent error is found |
+| 1 | the program ended well, but a finding counts | a finding counts | something is left, unproven or not written | it is no error of PyTorch | it is not found |
+| 2 | the command itself is wrong | as for `run` | the program cannot be run | there is no such rule or operator | the native part is not built |
+| 130 | the program was interrupted (Ctrl-C), as a shell counts it | interrupted | interrupted | interrupted | interrupted |
+
+Which findings count is a matter of [settings](settings.md).
+
+"""
+NAMES = """\
+A program needs `import noclobber` and the names in the first part of this page. The records below are what they give.
+`noclobber.__version__` is the version. Everything else is internal and may change.
+
+"""
 
 
 def rule_index() -> str:
