@@ -15,7 +15,7 @@ from noclobber.ops.explaining import names, page_of
 from noclobber.render.operator import operators
 
 _CODE = re.compile(r"(?<![\w`\[/])NC\d{3}(?![\w\]`])")
-_FENCED = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`|^#.*?$|\[[^\]]*\]\([^)]*\))", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"(^ *```.*?^ *```|^    [^\n]*|`[^`\n]+`|^#[^\n]*|\[[^\]]*\]\([^)]*\))", re.MULTILINE | re.DOTALL)
 """Where a code stays as it is: in blocks and pieces of code, in headings, in links."""
 
 
@@ -48,12 +48,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 STATUS = """\
-The exit status of `run` is the program's own. All others end with:
+`run` ends with the status of the program. Where noclobber itself decides, these are the statuses:
 
 | status | `run` | `report` | `fix` | `explain` | `doctor` |
 |---|---|---|---|---|---|
-| 0 | the program ended well, and no finding counts | no finding counts | everything is fixed | it is explained | a small silent error is found |
-| 1 | the program ended well, but a finding counts | a finding counts | something is left, unproven or not written | it is no error of PyTorch | it is not found |
+| 0 | the program ended with 0, and no finding counts | no finding counts | everything is fixed | it is explained | a small silent error is found |
+| 1 | the program ended with 0, but a finding counts | a finding counts | something is left, unproven or not written | it is no error of PyTorch | it is not found |
 | 2 | the command itself is wrong | as for `run` | the program cannot be run | there is no such rule or operator | the native part is not built |
 | 130 | the program was interrupted (Ctrl-C), as a shell counts it | interrupted | interrupted | interrupted | interrupted |
 

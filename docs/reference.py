@@ -54,7 +54,7 @@ def _text(words: str) -> str:
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(_text(cell).replace('|', chr(92) + '|') for cell in one)} |\n" for one in lines) + "\n"
+    return "".join(f"| {' | '.join(map(_text, one))} |\n" for one in lines) + "\n"
 
 
 def names_page() -> str:
@@ -89,7 +89,13 @@ def _signature(one: Any) -> str:
         default = "" if part.default is part.empty else f" = {part.default!r}"
         given.append(f"{stars}{part.name}: {part.annotation}{default}")
     returned = "" if isinstance(one, type) else f" -> {known.return_annotation}"
-    return f"noclobber.{one.__name__}({', '.join(given)}){returned}"
+    lines = "".join(f"\n    {part}," for part in given) + "\n" if len(given) > 3 else ", ".join(given)
+    return _type(f"noclobber.{one.__name__}({lines}){returned}")
+
+
+def _type(text: object) -> str:
+    """Return a type as a reader knows it."""
+    return str(text).replace("Printed", "").replace("OnWrite", 'Literal["record", "raise"]')
 
 
 def _attributes(one: type) -> Iterator[tuple[str, str, str]]:
@@ -102,7 +108,7 @@ def _attributes(one: type) -> Iterator[tuple[str, str, str]]:
         known = inspect.signature(function)
         given = "" if isinstance(held, property) else f"({', '.join(list(known.parameters)[1:])})"
         first = (inspect.getdoc(function) or "").partition("\n\n")[0]
-        yield f"`{name}{given}`", f"`{known.return_annotation}`".replace("'", ""), first
+        yield f"`{name}{given}`", f"`{_type(known.return_annotation)}`", first
 
 
 def _record(one: type) -> str:
