@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 from reference import names_page, options_page
 
 from noclobber import rules
-from noclobber.ops.explaining import names, page_of
+from noclobber.ops.explaining import cases_of_all
 from noclobber.render.operator import operators
 
 _CODE = re.compile(r"(?<![\w`\[/])NC\d{3}(?![\w\]`])")
@@ -50,12 +50,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 STATUS = """\
 `run` ends with the status of the program. Where noclobber itself decides, these are the statuses:
 
-| status | `run` | `report` | `fix` | `explain` | `doctor` |
-|---|---|---|---|---|---|
-| 0 | the program ended with 0, and no finding counts | no finding counts | everything is fixed | it is explained | a small silent error is found |
-| 1 | the program ended with 0, but a finding counts | a finding counts | something is left, unproven or not written | it is no error of PyTorch | it is not found |
-| 2 | the command itself is wrong | as for `run` | the program cannot be run | there is no such rule or operator | the native part is not built |
-| 130 | the program was interrupted (Ctrl-C), as a shell counts it | interrupted | interrupted | interrupted | interrupted |
+| command | 0 | 1 | 2 |
+|---|---|---|---|
+| `run` | the program ended with 0, and no finding counts | it did, but a finding counts | the command is wrong |
+| `report` | no finding counts | a finding counts | the report cannot be read |
+| `fix` | everything is fixed | something is left, unproven or not written | the program cannot be run |
+| `explain` | it is explained | it is no error of PyTorch | there is no such rule or operator |
+| `doctor` | a small silent error is found | it is not found | the native part is not built |
+
+Ctrl-C gives 130, as a shell counts it.
 
 Which findings count is a matter of [settings](settings.md).
 
@@ -78,6 +81,5 @@ def rule_index() -> str:
 
 def operator_page() -> str:
     """What backward keeps of each operator, as noclobber finds out by trying."""
-    pages = [page for name in names() if (page := page_of(name)) is not None]
     about = "What backward keeps of each operator, found out by trying it. `noclobber explain NAME` says more."
-    return f"# Operators\n\n{about}\n\n{operators(pages, markdown=True)}"
+    return f"# Operators\n\n{about}\n\n{operators(cases_of_all(), markdown=True)}"
