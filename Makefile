@@ -97,7 +97,7 @@ conformance: $(if $(TORCH),,$(READY))  ## an hour for all of it; fails on anythi
 	$(RUN) -m tests.conformance.drive --only "$(ONLY)" --part $(PART) --seed "$(or $(SEED),today)" --jobs $(JOBS)
 
 docs: $(READY)  ## the documentation, as a site in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lock:
 	$(FOUND) requirements/lock.py

@@ -146,7 +146,9 @@ def _children() -> str:
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     if any((Path(folder) / _PTH).exists() for folder in folders if folder):
         return "forked ones and new Pythons are watched"
-    return f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed (pip install noclobber)"
+    return (
+        f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed: install noclobber with pip"
+    )
 
 
 def _version(package: str) -> str:

@@ -11,9 +11,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
+import noclobber
 from noclobber import program
 from noclobber.model.fake import Enough, FakeOrder
 from noclobber.model.report import Coverage, Report, ReportError
@@ -63,6 +65,7 @@ class Run:
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
         self._argv: list[str] = []
+        self._date = datetime.now().astimezone().isoformat(timespec="seconds")
         self._member: Member | None = None
         self._interrupt: BaseException | None = None
 
@@ -143,6 +146,8 @@ class Run:
             "status": self.status & 0xFF,
             "torch": None,
             "python": "{}.{}.{}".format(*sys.version_info),
+            "noclobber": noclobber.__version__,
+            "date": self._date,
         }
         if member is None:
             return Report(coverage=Coverage(writes="nothing", saves=False), program=about)

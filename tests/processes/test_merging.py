@@ -23,6 +23,7 @@ from noclobber.render import FORMATS, render
 
 COVERED = coverage_out(Coverage(contents=True, unseen=("the inside of compiled regions (2 compiled frames)",)))
 HERE = platform.node()
+DATE = "2026-11-26T12:05:00+00:00"
 
 
 def finding(line: int, field: str = "result") -> Finding:
@@ -48,7 +49,7 @@ class Written:
             "above": [],
             "command": ["python", "w"],
         }
-        self.journal.write(format=FORMAT, id=self.id, host=host, python="3.11.2", **{**given, **first})
+        self.journal.write(format=FORMAT, id=self.id, host=host, python="3.11.2", date=DATE, **{**given, **first})
 
     def watched(self) -> Written:
         """It has imported torch."""

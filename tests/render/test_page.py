@@ -11,18 +11,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Finding, Severity
+from noclobber.model.page import Page
 from noclobber.model.process import Process
 from noclobber.model.report import Coverage, Report
 from noclobber.render import part, render
+from noclobber.render.html.page import NARROW
 
 from . import awkward
 from .browser import CHROMIUM, shown
 from .strategies import findings, reports
 
 EVIL = "</pre><script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">'\" \u202e\x1b[31m"
-OURS = {"html", "head", "meta", "title", "style", "body", "main", "h1", "form", "label", "select", "option", "button",
-        "output", "div", "details", "summary", "code", "pre", "span", "script"}  # fmt: skip
+OURS = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "h1", "h2", "p", "b", "dl", "dt",
+        "dd", "table", "thead", "tbody", "tr", "th", "td", "form", "label", "select", "option", "button", "output",
+        "div", "details", "summary", "code", "pre", "span", "script"}  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -116,25 +119,65 @@ def test_a_browser_runs_nothing_of_a_hostile_program(tmp_path: Path) -> None:
     assert "<img" not in dom
 
 
-def test_a_page_says_what_was_run() -> None:
+def words(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+def test_a_page_begins_with_the_verdict_and_says_what_was_run() -> None:
     program = {"argv": ["train.py", "<b>", "two words"], "torch": "2.13.0", "python": "3.11.7", "status": 1}
-    page = render(Report(program=program), "html")
-    title = "noclobber: train.py &#x27;&lt;b&gt;&#x27; &#x27;two words&#x27;"
-    assert f"<title>{title}</title>" in page
-    assert f"<h1>{title}</h1><div>torch 2.13.0, Python 3.11.7, exit status 1</div>" in page
-    assert "<h1>noclobber</h1><div></div>" in render(Report(program={"argv": 3, "torch": None}), "html")
+    page = render(Report(program={**program, "date": "2026-11-26T12:05:00+01:00", "noclobber": "1.2"}), "html")
+    assert "<title>noclobber: train.py &#x27;&lt;b&gt;&#x27; &#x27;two words&#x27;</title>" in page
+    head = re.search(r"<header class='none'>(.*?)</header>", page, re.DOTALL)
+    assert head
+    assert words(head[1]) == (
+        "noclobber no backward ran: nothing was checked train.py '<b>' 'two words' "
+        "date 2026-11-26 12:05 torch 2.13.0 Python 3.11.7 noclobber 1.2 exit status 1"
+    )
+    assert "<title>noclobber</title>" in render(Report(program={"argv": 3, "torch": None}), "html")
 
 
-def test_words_may_be_broken_and_windows_may_not() -> None:
-    one = replace(awkward.tabs, notes=("a note " * 40,))
-    page = render(Report((one,)), "html")
-    windows = re.findall(r"<pre class='window'>(.*?)</pre>", page, re.DOTALL)
-    words = re.findall(r"<pre class='words'>(.*?)</pre>", page, re.DOTALL)
-    assert any("^^^" in part for part in windows)
-    assert not any("a note" in part for part in windows)
-    assert "a note a note" in "".join(words)
-    assert "pre.words { white-space: pre-wrap" in page
-    assert page.count("pre-wrap") == 2, "that of the words and that of the headline"
+@pytest.mark.parametrize(
+    ("severities", "coverage", "tone"),
+    [
+        (["hint", "error"], Coverage(backwards=1), "error"),
+        (["hint", "warning"], Coverage(backwards=1), "warning"),
+        (["hint"], Coverage(backwards=1), "hint"),
+        ([], Coverage(backwards=1), "right"),
+        ([], Coverage(backwards=1, unseen=("a part",)), "none"),
+        ([], Coverage(), "none"),
+    ],
+)
+def test_the_verdict_is_green_only_where_all_was_seen(
+    severities: list[Severity], coverage: Coverage, tone: str
+) -> None:
+    found = tuple(replace(awkward.tabs, severity=one) for one in severities)
+    assert f"<header class='{tone}'>" in render(Report(found, coverage), "html")
+
+
+def test_a_code_leads_to_the_text_of_its_rule() -> None:
+    known = Page("NC101", "stale-save", "error", "NC101 stale-save: a headline\n\nWhy\n    A reason.\n    - a `thing`")
+    page = render(replace(report(), pages=(known,)), "html")
+    assert page.count("href='#NC101'") == 3, "in the table and at two findings"
+    assert "<div id='NC101'><h3>Why</h3><p>A reason.\n</p><ul><li>a <code>thing</code></li></ul></div>" in page
+    assert "<span class='code warning'>NC201</span>" in page, "whose page is not known"
+
+
+def test_a_folded_finding_says_where_and_how_often() -> None:
+    one = replace(awkward.tabs, count=3)
+    fold = re.search(r"<summary>(.*?)</summary>", render(Report((one,)), "html"))
+    assert fold
+    assert words(
+        fold[1]
+    ) == f"{one.code} {one.message} for x in data: y = x.exp(); y.neg_() tabs.py:12 3 times".replace(
+        "for x in data: ", ""
+    )
+
+
+def test_a_window_has_a_form_for_narrow_screens() -> None:
+    page = render(Report((awkward.three_on_a_line,)), "html")
+    narrow = re.search(r"<pre class='window narrow'>(.*?)</pre>", page, re.DOTALL)
+    assert narrow
+    assert max(map(len, html.unescape(re.sub(r"<[^>]+>", "", narrow[1])).splitlines())) <= NARROW
 
 
 def contrast(color: str, ground: str) -> float:
@@ -149,12 +192,28 @@ def contrast(color: str, ground: str) -> float:
     return (bright + 0.05) / (dark + 0.05)
 
 
-def test_the_colours_of_a_dark_page_are_light() -> None:
-    page = render(report(), "html")
-    dark = re.search(r"prefers-color-scheme: dark\) \{ :root \{ (.*?) \}", page)
-    assert dark is not None
-    colors = re.findall(r"--(\w+): (#[0-9a-f]{6})", dark[1])
-    assert [name for name, _ in colors] == ["red", "amber", "blue", "teal", "green"]
-    assert min(contrast(color, "#121212") for _, color in colors) >= 7
-    assert "style='color:var(--red);font-weight:bold'" in page
-    assert "var(" not in part(report())
+@pytest.mark.parametrize("ground", ["page", "card"])
+def test_all_colours_can_be_read(ground: str) -> None:
+    light, dark = re.findall(r":root \{\s+(?:color-scheme: light dark;)?(.*?)\}", render(report(), "html"), re.DOTALL)[
+        :2
+    ]
+    for theme in (light, dark):
+        colors = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme))
+        for name in ("text", "soft", "red", "amber", "blue", "teal", "green"):
+            assert contrast(colors[name], colors[ground]) >= 4.5, (name, colors)
+
+
+def test_a_cell_brings_its_own_font() -> None:
+    """An exported notebook has no style sheet for `pre`."""
+    made = part(Report((awkward.tabs,)))
+    assert made.count("<pre") == made.count("monospace;") == 2
+    assert "var(" not in made
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_opens_the_rule_behind_a_code(tmp_path: Path) -> None:
+    known = Page("NC101", "stale-save", "error", "NC101 stale-save: a headline\n\nWhy\n    A reason.")
+    page = render(replace(report(), pages=(known,)), "html")
+    assert not re.search(r"<details[^>]*class=.rule.[^>]* open", page)
+    click = "document.querySelector('summary a.code').click()"
+    assert re.search(r'<details[^>]*class="rule"[^>]* open', shown(page, tmp_path, click))

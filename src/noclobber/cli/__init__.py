@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import warnings
 from collections.abc import Sequence
 
 from noclobber.cli import doctor, explain, fix, report, run
@@ -36,7 +37,7 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
     program: list[str] = []
     if words[:1] in (["run"], ["fix"]):
         words, program = split(words)
-    parser = _parser()
+    parser = command_line()
     options, unknown = parser.parse_known_args(words)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -55,6 +56,8 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
         return run.carry_out(options, program, at_end)
     options.program = program
     keep_closed()
+    # A torch without numpy says so when it is imported. Of a program, that is the program's; here it is noise.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     status: int = options.carry_out(options)
     if getattr(options, "format", "full") == "full":
         from noclobber.processes.leftover import runs
@@ -64,7 +67,7 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     parser = Parser(
         prog="noclobber",

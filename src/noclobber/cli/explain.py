@@ -116,11 +116,11 @@ def _error(words: list[str], width: int | None) -> int | None:
 def _operators(options: argparse.Namespace) -> int:
     """`noclobber explain --operators`: the table of all. Raises NoTorch."""
     with torch_needed():
-        from noclobber.ops.explaining import names, page_of
+        from noclobber.ops.explaining import cases_of_all
+    from noclobber.render.color import width_of
     from noclobber.render.operator import operators
 
-    pages = [page for name in names() if (page := page_of(name)) is not None]
-    out(operators(pages, markdown=options.markdown))
+    out(operators(cases_of_all(), width_of(sys.stdout, os.environ), markdown=options.markdown))
     return 0
 
 

@@ -29,13 +29,13 @@ class Page:
     @property
     def summary(self) -> str:
         """What happens, on one line."""
-        return " ".join(dict(self._parts()).get("What happens", self.headline).partition("\n\n")[0].split())
+        return " ".join(dict(self.parts()).get("What happens", self.headline).partition("\n\n")[0].split())
 
     @property
     def markdown(self) -> str:
         """The page as Markdown."""
         found = [f"# {self._first}", f"Severity: {self.severity}."]
-        for name, body in self._parts():
+        for name, body in self.parts():
             found += [f"## {name}", f"```python\n{body}\n```" if name in PROGRAMS else body]
         return "\n\n".join(found) + "\n"
 
@@ -43,7 +43,8 @@ class Page:
     def _first(self) -> str:
         return self.text.partition("\n")[0]
 
-    def _parts(self) -> list[tuple[str, str]]:
+    def parts(self) -> list[tuple[str, str]]:
+        """Return the parts: the name of each, and its text."""
         below = self.text.partition("\n")[2].strip()
         parts = re.split(r"^(?=\S)", below, flags=re.MULTILINE)[1:]  # the first one ends before the first character
         return [(name, dedent(body).strip()) for name, _, body in (part.partition("\n") for part in parts)]

@@ -87,12 +87,46 @@ def _found(name: str) -> Iterator[tuple[str, Any]]:
                 yield f"{prefix}.{each}", function
 
 
+def cases_of_all() -> Iterator[Case]:
+    """Yield what each function of torch and of torch.nn.functional keeps, for the table of all."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
+    try:
+        with _quiet():
+            for name in names():
+                tried = (_tried(shown, function) for shown, function in _found(name))
+                yield from _merged(next((cases for cases, _ in tried if cases), []))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _page(shown: str, function: Any) -> OperatorPage | None:
-    name = shown.rpartition(".")[2] if "::" not in shown else shown
+    name = _own_name(shown)
+    cases, seen = _tried(shown, function)
+    if not cases:
+        return None
+    probed: dict[str, set[str]] = {}
+    for node, _, kept in (by.partition(".") for one in seen for by in one.fields):
+        probed.setdefault(node, set()).add(kept)
+    rows = dict.fromkeys(row for node in probed if _is_of(node, name) and (row := row_of(node)) is not None)
+    why = tuple(f"{row.why}; {row.free}" if row.free else row.why for row in rows)
+    found = [Formula(node, text, tuple(sorted(formulas.kept_by_formula(text))), tuple(sorted(probed[node])))
+             for node in probed if (text := formulas.formula_of(node))]  # fmt: skip
+    notes = dict.fromkeys(note for one in seen for note in one.notes if one.differentiable)
+    return OperatorPage(
+        shown, torch.__version__, why, _merged(cases), _in_place(name, function), tuple(found), tuple(notes)
+    )
+
+
+def _own_name(shown: str) -> str:
+    return shown.rpartition(".")[2] if "::" not in shown else shown
+
+
+def _tried(shown: str, function: Any) -> tuple[list[Case], list[Probe]]:
+    """Return what each way of calling a function keeps, and what was seen of it."""
     cases: list[Case] = []
     seen: list[Probe] = []
-    probed: dict[str, set[str]] = {}
-    for sample in samples_of(name, function):
+    for sample in samples_of(_own_name(shown), function):
         for needs, call in _needing(sample):
             try:
                 result = probe(call.function, call.args, {})
@@ -101,20 +135,8 @@ def _page(shown: str, function: Any) -> OperatorPage | None:
             if not result.differentiable and len(needs) == 1 and cases:
                 continue
             seen.append(result)
-            for node, _, kept in (by.partition(".") for by in result.fields):
-                probed.setdefault(node, set()).add(kept)
             cases.append(_case(sample.call, needs, result))
-    if not cases:
-        return None
-    nodes = list(probed)
-    rows = dict.fromkeys(row for node in nodes if _is_of(node, name) and (row := row_of(node)) is not None)
-    why = tuple(f"{row.why}; {row.free}" if row.free else row.why for row in rows)
-    found = [Formula(node, text, tuple(sorted(formulas.kept_by_formula(text))), tuple(sorted(probed[node])))
-             for node in nodes if (text := formulas.formula_of(node))]  # fmt: skip
-    notes = dict.fromkeys(note for one in seen for note in one.notes if one.differentiable)
-    return OperatorPage(
-        shown, torch.__version__, why, _merged(cases), _in_place(name, function), tuple(found), tuple(notes)
-    )
+    return cases, seen
 
 
 def _is_of(node: str, name: str) -> bool:

@@ -8,11 +8,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from noclobber.observe.torch_api import private
+from noclobber.ops.probing import signature_of
 
 SIZE = 4
 """The length of each side of a tensor, and the number of channels and features."""
@@ -34,6 +36,11 @@ class Sample:
 
 def real(*shape: int) -> torch.Tensor:
     """Return numbers between 0 and 1; the matrices among them are symmetric, and far from singular."""
+    return _numbers(shape).clone()
+
+
+@cache
+def _numbers(shape: tuple[int, ...]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     made = torch.rand(shape, generator=generator) * 0.5 + 0.2
     if len(shape) >= 2 and shape[-1] == shape[-2]:
@@ -86,7 +93,7 @@ PARTICULAR: Mapping[str, tuple[Any, ...]] = {
     "index_put": (real(4, 4), [torch.tensor([0, 1])], real(2, 4)),
     "take": (real(4, 4), whole(3)),
     "take_along_dim": (real(4, 4), whole(4, 4), 0),
-    "einsum": ("ij,jk->ik", real(4, 4), real(4, 4).clone()),
+    "einsum": ("ij,jk->ik", [real(4, 4), real(4, 4).clone()]),
     "cat": ([real(4, 4), real(4, 4).clone()],),
     "stack": ([real(4, 4), real(4, 4).clone()],),
     "permute": (real(4, 4), [1, 0]),
@@ -208,7 +215,7 @@ def samples_of(name: str, function: Any) -> Iterator[Sample]:
 
 def _overloads(function: Any) -> list[Any]:
     """Return the operators of PyTorch, or of a library, behind a function; none for one written in Python."""
-    if inspect.isfunction(function):
+    if inspect.isfunction(function) and list(_parameters(function)) != ["args"]:  # not `torch.einsum(*args)`
         return []
     known: list[Any] = private.overloads_of(function)
     return known or private.overloads_of(getattr(torch.ops.aten, getattr(function, "__name__", ""), None))
@@ -250,7 +257,8 @@ def _fits(args: tuple[Any, ...], arguments: Any) -> bool:
 
 
 def _signature(name: str, arguments: Any) -> str:
-    return f"{name}({', '.join(f'{_type(one)} {one.name}' for one in arguments)})"
+    """Return a call in the words of the schema, without the type where it is a tensor."""
+    return f"{name}({', '.join(f'{_type(one)} {one.name}'.removeprefix('Tensor ') for one in arguments)})"
 
 
 def _type(argument: Any) -> str:
@@ -313,7 +321,7 @@ def _required(function: Any) -> list[str]:
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of a function; one if nothing is known of it."""
     try:
-        return inspect.signature(function).parameters
+        return signature_of(function).parameters
     except (ValueError, TypeError):
         return {"input": inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)}
 

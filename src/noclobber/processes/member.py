@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
+from datetime import datetime
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -136,6 +137,7 @@ class Member:
             host=platform.node(),
             command=[os.path.basename(word) for word in sys.orig_argv[:1]] + sys.orig_argv[1:],
             python="{}.{}.{}".format(*sys.version_info),
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
         )
         os.putenv(RUN, self.order.to_text())
         if self.watched:

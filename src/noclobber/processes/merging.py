@@ -65,6 +65,7 @@ class First:
     host: str
     command: tuple[str, ...]
     python: str
+    date: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ def report_of(folder: str, run: str = "") -> Report:
         "status": next((one.status for one in processes if one.status), None if processes[0].state == "lost" else 0),
         "torch": next((one.torch for one in read if one.torch), None),
         "python": first.first.python,
+        "date": first.first.date,
     }
     return Report(tuple(merged), _coverage(read, shown), program, shown)
 

@@ -99,24 +99,30 @@ def _scene(finding: Finding) -> str:
 
 def footer(report: Report, width: int | None) -> Iterable[Row]:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
-    summary = _counts(report) if report.findings else nothing_found(report)
-    if out := left_out(report):
-        summary += f" (left out: {out})"
-    if report.findings and (why := unchecked(report)):
-        summary += f"; {why}"
-    rows = [*_words("noclobber", summary, width, style="headline")]
+    rows = [*_words("noclobber", summary(report), width, style="headline")]
     for unseen in report.coverage.not_watched:
         rows += _words("not watched", one_line(unseen), width, style="note")
     for note in report.coverage.notes:
         rows += _words("note", one_line(note), width)
+    return [*rows, *([("help", what), ("", f": {command}")] for what, command in commands(report))]
+
+
+def summary(report: Report) -> str:
+    """Return the counts and how many findings were left out; where nothing was found, what was watched."""
+    text = _counts(report) if report.findings else nothing_found(report)
+    if out := left_out(report):
+        text += f" (left out: {out})"
+    return f"{text}; {why}" if report.findings and (why := unchecked(report)) else text
+
+
+def commands(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield what to type next, and what for; nothing where nothing was found."""
     if report.findings:
         ranked = sorted(report.findings, key=lambda one: _rank(one.severity))
         codes = dict.fromkeys(visible(finding.code) for finding in ranked)
-        rows.append([("help", "next"), ("", f": noclobber explain {' '.join(codes)}")])
+        yield "next", f"noclobber explain {' '.join(codes)}"
         if command := fix_command(report.program):
-            what = APPLYING if ranked[0].severity == "hint" else FIXING
-            rows.append([("help", what), ("", f": {command}")])
-    return rows
+            yield (APPLYING if ranked[0].severity == "hint" else FIXING), command
 
 
 def _gutter(finding: Finding, changes: list[diff.Change]) -> int:

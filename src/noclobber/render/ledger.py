@@ -25,15 +25,8 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 
     With a width, words are broken there, and rows have shorter columns, or fewer.
     """
-    if not ledger.entries:
-        return "kept for backward: nothing was saved\n"
     kept = [one for one in ledger.entries if not one.lives_anyway]
-    storages = sum(one.storages for one in kept)
-    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
-    if ledger.path:
-        lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
-    if living := living_anyway(ledger):
-        lines.append(f"{living} among the saves: {size(ledger.parameters + ledger.buffers)}, which live anyway")
+    lines = summary(ledger)
     if width is not None:
         lines = [part for line in lines for part in filled(line, width, below="  ")]
     if not kept:
@@ -47,9 +40,19 @@ def table(ledger: Ledger, width: int | None = None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def living_anyway(ledger: Ledger) -> str:
-    """Return what is saved and lives anyway: "parameters and buffers"; empty for nothing."""
-    return " and ".join(["parameters"] * (ledger.parameters > 0) + ["buffers"] * (ledger.buffers > 0))
+def summary(ledger: Ledger) -> list[str]:
+    """Return how much is kept, and when it was; then what is saved and lives anyway, if anything does."""
+    if not ledger.entries:
+        return ["kept for backward: nothing was saved"]
+    storages = sum(one.storages for one in ledger.entries if not one.lives_anyway)
+    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
+    if ledger.path:
+        lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
+    living = ["parameters"] * (ledger.parameters > 0) + ["buffers"] * (ledger.buffers > 0)
+    if living:
+        bytes = size(ledger.parameters + ledger.buffers)
+        lines.append(f"{' and '.join(living)} among the saves: {bytes}, which live anyway")
+    return lines
 
 
 def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from noclobber.model.finding import Finding, Label, Suggestion
@@ -35,17 +34,24 @@ def _concise(finding: Finding) -> str:
 
 def statistics(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`12  NC101  stale-save  3 files`: how many findings of each code there are, the most first, and their files."""
-    counts = Counter((visible(one.code), visible(one.rule)) for one in report.findings).most_common()
-    digits, longest = (
-        max((len(str(text)) for text in texts), default=0)
-        for texts in ((count for _, count in counts), (rule for (_, rule), _ in counts))
+    counts = by_code(report)
+    digits = max((len(str(count)) for _, count, _ in counts), default=0)
+    longest = max((len(visible(one.rule)) for one, _, _ in counts), default=0)
+    return "".join(
+        f"{count:>{digits}}  {visible(one.code)}  {visible(one.rule):<{longest}}  {files} file{'s' * (files != 1)}\n"
+        for one, count, files in counts
     )
-    lines = []
-    for (code, rule), count in counts:
-        paths = {one.primary.span.path for one in report.findings if one.primary and visible(one.code) == code}
-        files = f"{len(paths)} file{'s' * (len(paths) != 1)}"
-        lines.append(f"{count:>{digits}}  {code}  {rule:<{longest}}  {files}\n")
-    return "".join(lines)
+
+
+def by_code(report: Report) -> list[tuple[Finding, int, int]]:
+    """Return a finding of each code, how many there are, and in how many files; the most first."""
+    found: dict[str, list[Finding]] = {}
+    for one in report.findings:
+        found.setdefault(one.code, []).append(one)
+    counts = [
+        (same[0], len(same), len({one.primary.span.path for one in same if one.primary})) for same in found.values()
+    ]
+    return sorted(counts, key=lambda one: -one[1])
 
 
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:

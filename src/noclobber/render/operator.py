@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 
 from noclobber.model.probe import Case, OperatorPage
-from noclobber.render.text import filled
+from noclobber.render.text import NARROWEST, filled
 
 WIDTH = 100
+_HEADS = ("call", "requires grad", "kept", "free")
+_PARTS, _GAP = (0.4, 0.19, 0.19, 0.22), "  "
+"""The parts of the width that the columns of a terminal have, and what stands between them."""
 
 
 def page(one: OperatorPage, width: int | None = None) -> str:
@@ -16,7 +21,7 @@ def page(one: OperatorPage, width: int | None = None) -> str:
     lines = [*_filled(title, width), ""]
     most = WIDTH if width is None else min(width, WIDTH)
     lines += [*(line for sentence in one.why for line in filled(sentence, most)), ""] if one.why else []
-    rows = [("call", "requires grad", "kept", "free"), *(_row(case) for case in one.cases)]
+    rows = [_HEADS, *(_row(case) for case in one.cases)]
     rows += [_row_in_place(case) for case in one.in_place]
     lines += _table(rows, width)
     if any(case.copied for case in one.cases):
@@ -38,14 +43,29 @@ def page(one: OperatorPage, width: int | None = None) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def operators(pages: Iterable[OperatorPage], *, markdown: bool = False) -> str:
-    """A row for each call of each operator: what it keeps and what is free."""
-    rows = [("call", "requires grad", "kept", "free")]
-    rows += [_row(case) for one in pages for case in one.cases]
+def operators(cases: Iterable[Case], width: int | None = None, *, markdown: bool = False) -> str:
+    """A row for each call of each operator: what it keeps and what is free. With a width, cells are broken there.
+
+    A row that another one equals, as of an overload, is left out.
+    """
+    rows = dict.fromkeys([_HEADS, *map(_row, cases)])
     if not markdown:
-        return "".join(f"{line}\n" for line in _aligned(rows))
+        return "".join(f"{line}\n" for line in (_aligned([*rows]) if width is None else _broken(rows, width)))
     table = [f"| {' | '.join(_cell(one) for one in row)} |" for row in rows]
     return "".join(f"{line}\n" for line in [table[0], "|---|---|---|---|", *table[1:]])
+
+
+def _broken(rows: Iterable[tuple[str, ...]], width: int) -> list[str]:
+    """Return rows as lines of a width, cells broken there. A call is shown once, above all that may require grad."""
+    room = max(width, NARROWEST * len(_HEADS)) - len(_GAP) * (len(_HEADS) - 1)
+    widths = [int(room * part) for part in _PARTS]
+    lines, last = [], ""
+    for call, *others in rows:
+        shown = ["" if call == last else call, *others]
+        cells = [wrap(text, most, subsequent_indent="  ") for text, most in zip(shown, widths, strict=True)]
+        lines += [_joined(parts, widths) for parts in zip_longest(*cells, fillvalue="")]
+        last = call
+    return lines
 
 
 def _cell(text: str) -> str:
@@ -65,7 +85,11 @@ def _row_in_place(case: Case) -> tuple[str, str, str, str]:
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [_joined(row, widths) for row in rows]
+
+
+def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
+    return _GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
