@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.core import fingerprints
-from noclobber.observe.core.fingerprints import OnDevice, all_known, differ, differs, fingerprint, same
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness import digests
+from noclobber.observe.witness.digests import OnDevice, all_known, differ, differs, fingerprint, same
 from tests.device import sham
 from tests.observe.core.test_contents import LAYOUTS, TYPES, WIDE
 
@@ -140,7 +140,7 @@ def test_nothing_can_be_read_while_a_graph_of_the_device_is_captured(monkeypatch
 
 
 def test_no_two_weights_are_near(device):
-    weights = fingerprints._weights(torch.device(device)).cpu().sort().values
+    weights = digests._weights(torch.device(device)).cpu().sort().values
     assert weights.min() < -(2**62)
     assert weights.max() > 2**62
     assert bool((weights.diff() != 0).all())
@@ -157,5 +157,5 @@ def test_a_fingerprint_takes_few_operators(device):
 
     tensor = torch.ones(32, 64, device=device)
     with Mode():
-        fingerprints.weighted(tensor)
+        digests.weighted(tensor)
     assert sum(not one.is_view for one in seen) == 5

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from noclobber.observe.core import fingerprints
+from noclobber.observe.witness import digests
 
 
 @contextmanager
 def as_large() -> Iterator[None]:
     """Treat every tensor as large. Enter it before a block: the native part asks when a block begins."""
-    with patch.object(fingerprints, "LARGE", 1), patch.object(fingerprints, "_small", {}):
+    with patch.object(digests, "LARGE", 1), patch.object(digests, "_small", {}):
         yield

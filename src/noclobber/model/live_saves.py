@@ -29,7 +29,8 @@ def meet(one: Span, other: Span) -> bool:
 class Aliased(Protocol):
     """What a handle must have: something that stands for the storage it keeps alive."""
 
-    alias: Any
+    @property
+    def alias(self) -> Any: ...
 
 
 Handle = TypeVar("Handle", bound=Aliased)

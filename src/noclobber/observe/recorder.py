@@ -23,7 +23,6 @@ from noclobber.observe.core import (
 )
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Account, Context, Operators
-from noclobber.observe.core.fingerprints import Contents
 from noclobber.observe.describe import holders, refusals
 from noclobber.observe.detectors import (
     changed_saves,
@@ -49,6 +48,7 @@ from noclobber.observe.transparent import (
     traced_graphs,
     unfinished_backwards,
 )
+from noclobber.observe.witness.digests import Contents
 
 
 class Seen(NamedTuple):

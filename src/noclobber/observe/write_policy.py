@@ -11,13 +11,14 @@ import torch
 from noclobber.model.error import ClobberError
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import fingerprint
-from noclobber.observe.core.records import Record, geometry
+from noclobber.observe.core.records import Record
 from noclobber.observe.core.save_hooks import Handle, OfView, Suspect, is_result
 from noclobber.observe.core.sites import caller
 from noclobber.observe.describe import clobbers, refusals
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.layout import geometry, may_touch, touch
 
 MOST_WRITES = 16
 """How many writes are kept for one save: the first ones, and the last."""
@@ -44,7 +45,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         if not isinstance(marked, Suspect):
             marked = handle.version = Suspect(marked)
         marked.of_function |= of_function and isinstance(handle, OfView)
-        if apart and handle.digest is None and clobbers.may_touch(handle.alias, noted.geometry):
+        if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
             with private.no_modes():
                 handle.digest = fingerprint(handle.alias)
         written = marked.writes
@@ -122,7 +123,7 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
 
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
     """Raise ClobberError if a write is about to change bytes of these saves."""
-    struck = [handle for handle in handles if clobbers.touch(geometry(handle.alias), noted.geometry)]
+    struck = [handle for handle in handles if touch(geometry(handle.alias), noted.geometry)]
     # What a policy keeps is left to the second run of its region, which may compute the same from changed bytes.
     found = [clobbers.clobber_to_come(one, tensor, noted) for one in struck if one.unchecked != "policy"]
     if found:

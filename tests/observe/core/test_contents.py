@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import noclobber
-from noclobber.observe.core import fingerprints
-from noclobber.observe.core.fingerprints import BLOCK, LARGE, Contents, OnDevice, fingerprint, weighted
+from noclobber.observe.witness import digests
+from noclobber.observe.witness.digests import BLOCK, LARGE, Contents, OnDevice, fingerprint, weighted
 
 WIDE = torch.arange(3 * 4 * 5, dtype=torch.float32).reshape(3, 4, 5)
 LAYOUTS = {
@@ -40,7 +40,7 @@ def test_tells_a_changed_element(layout, dtype):
 
 
 def test_a_large_tensor_that_is_not_dense_is_read_in_blocks(monkeypatch):
-    monkeypatch.setattr(fingerprints, "BLOCK", 64)
+    monkeypatch.setattr(digests, "BLOCK", 64)
     tensor = torch.randn(9, 7, 6)[:, 1:5, ::2]
     before = fingerprint(tensor)
     tensor[8, 3, 2] += 1
@@ -155,8 +155,8 @@ def test_the_fingerprint_of_devices_may_pass_over_the_signs_of_zeros(size):
 
 def test_a_large_tensor_saved_twice_is_read_once(monkeypatch):
     read = []
-    original = fingerprints.fingerprint
-    monkeypatch.setattr(fingerprints, "fingerprint", lambda tensor: read.append(1) or original(tensor))
+    original = digests.fingerprint
+    monkeypatch.setattr(digests, "fingerprint", lambda tensor: read.append(1) or original(tensor))
     seen, tensor = Contents(), torch.zeros(LARGE)
     first, second = tensor.detach(), tensor.detach()
     assert seen.at_save(first) == seen.at_save(second)

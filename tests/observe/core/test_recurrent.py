@@ -12,11 +12,12 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
-from noclobber.observe.core import fingerprints, written
+from noclobber.observe.core import written
 from noclobber.observe.core.records import moment
 from noclobber.observe.describe.write_history import since
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness import digests
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
 
@@ -135,8 +136,8 @@ def test_their_writes_are_not_logged(name: str) -> None:
 
 def test_a_large_weight_is_read_once_for_the_saves_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = fingerprints.fingerprint
-    monkeypatch.setattr(fingerprints, "fingerprint", lambda tensor: read.append(tensor.nbytes) or original(tensor))
+    original = digests.fingerprint
+    monkeypatch.setattr(digests, "fingerprint", lambda tensor: read.append(tensor.nbytes) or original(tensor))
     layer, x = nn.GRU(4, 128), torch.ones(20, 2, 4)
 
     def program() -> list[int]:
@@ -144,7 +145,7 @@ def test_a_large_weight_is_read_once_for_the_saves_of_all_steps(monkeypatch: pyt
         for _ in range(2):
             read.clear()
             result = layer(x)[0].sum()
-            counts.append(len([size for size in read if size >= fingerprints.LARGE]))
+            counts.append(len([size for size in read if size >= digests.LARGE]))
             result.backward()
             with torch.no_grad():
                 for parameter in layer.parameters():

@@ -5,9 +5,9 @@ import torch
 
 import noclobber
 from noclobber.observe.core.history import RECENT
-from noclobber.observe.core.records import geometry
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import geometry
 
 
 @pytest.fixture

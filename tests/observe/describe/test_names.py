@@ -9,12 +9,12 @@ from torch import nn
 import noclobber
 from noclobber.observe.checkpoint.regions import CheckpointRegion
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.history import Reread
 from noclobber.observe.core.reads import Reads
 from noclobber.observe.describe import clobbers, tensor_names, write_history
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.saved_bytes import SavedBytes
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.witness import Witness
 from tests.observe.programs import RIGHT
 from tests.observe.used_again import until_used_again
 
@@ -181,7 +181,7 @@ def test_parameters_of_one_memory_are_told_apart():
 def test_writes_to_an_address_are_no_writes_to_the_memory_before():
     with noclobber.watch():
         tensor = torch.ones(5000)
-        reread, begin = Reread(private.storage_key(tensor), tensor), 0
+        reread, begin = Witness(private.storage_key(tensor), tensor), 0
         CONTEXT.memory.expect(reread)
         known = clobbers.unnamed(tensor)
         del tensor

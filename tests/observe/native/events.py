@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import noclobber
 from noclobber.model.report import finding_out
-from noclobber.observe.core.records import geometry
 from noclobber.observe.core.save_hooks import version_at_save
 from noclobber.observe.native import bridge
 from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.witness.layout import geometry
 
 Look = Callable[[], None]
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.observe.core.fingerprints import LARGE
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import LARGE
 
 pytestmark = pytest.mark.usefixtures("either_size")
 

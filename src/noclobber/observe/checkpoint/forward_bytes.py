@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_map
 from noclobber.observe.checkpoint import taint
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Record, geometry, latest
+from noclobber.observe.core.records import Record, latest
 from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, alias_of, handle_of
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
 from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.witness.layout import geometry
 
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
 

@@ -20,13 +20,13 @@ from noclobber.observe.checkpoint.regions import CheckpointRegion, Holder, Regio
 from noclobber.observe.core import engine, reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import OnDevice
 from noclobber.observe.core.records import here
 from noclobber.observe.core.save_hooks import Suspect
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.witness.digests import OnDevice
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node, saved_tensors_hooks

@@ -23,19 +23,18 @@ from noclobber.observe.checkpoint import forward_bytes
 from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import (
-    Digest,
-    all_known,
-    differ,
-    is_on_device,
-    same_but_for_zeros,
-)
-from noclobber.observe.core.history import Reread
 from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, moment, reading, second_runs
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.digests import (
+    Digest,
+    all_known,
+    is_on_device,
+    same_but_for_zeros,
+)
+from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -86,13 +85,13 @@ class CheckpointRegion:
         self.place = place
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
-        self.outside: dict[int, Reread] = {}
+        self.outside: dict[int, Witness] = {}
         native = context.native
         for tensor in (*read.tensors, *read.given):
             known = native.memory_of(tensor) if native is not None else None
             key = private.storage_key(tensor) if known is None else known[0]
             if key is not None and key not in self.outside:
-                self.outside[key] = reread = Reread(key, tensor, known)
+                self.outside[key] = reread = Witness(key, tensor, known)
                 self.memory.expect(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
@@ -190,7 +189,7 @@ class CheckpointRegion:
         storage, or if the region itself moved it by writes that noclobber does not know.
         """
         if packed.digest is not None:
-            return differ(self.digest(tensor), packed.digest)
+            return change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
         current, key = private.version_of(tensor) or 0, private.storage_key(tensor)
         if current <= packed.version or key is None or key in self.count_on:
             return False
@@ -198,9 +197,9 @@ class CheckpointRegion:
         if reread is not None:
             writes = self._writes_to(reread, tensor, packed.version)
             return not writes or any(write.overlaps for write in writes)
-        return any(write.overlaps for write in self._writes_to(Reread(key, tensor), tensor, packed.version))
+        return any(write.overlaps for write in self._writes_to(Witness(key, tensor), tensor, packed.version))
 
-    def source(self, tensor: torch.Tensor) -> Reread | None:
+    def source(self, tensor: torch.Tensor) -> Witness | None:
         """Return the outside memory that a recomputed tensor is on; None where the region computed the tensor."""
         key = private.storage_key(tensor)
         if key is None:
@@ -208,20 +207,20 @@ class CheckpointRegion:
         moved = (known for known in self.outside.values() if _is_now_at(known, key))
         return self._outside_at(key) or next(moved, None)
 
-    def _outside_at(self, key: int) -> Reread | None:
+    def _outside_at(self, key: int) -> Witness | None:
         """Return the outside memory that still has this key. Once it is gone, the region itself may get the address."""
         known = self.outside.get(key)
         return None if known is None or known.storage.expired() else known
 
-    def _writes_to(self, reread: Reread, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
+    def _writes_to(self, reread: Witness, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.unnamed(tensor)
-        begin = self.again if reread.alias not in self.outside else self.begin
+        begin = self.again if reread.key not in self.outside else self.begin
         reread.version = version
         return write_history.writes_to(
             reread, write_history.since(self.memory, begin), known, private.version_of(tensor) or 0
         )
 
-    def _kept_again(self) -> Iterator[tuple[Reread, torch.Tensor]]:
+    def _kept_again(self) -> Iterator[tuple[Witness, torch.Tensor]]:
         """Yield what the second run of a reentrant region saved of outside memory: the memory and the save's alias."""
         for key, reread in self.outside.items():
             for handle in self.context.live.at(key):
@@ -264,7 +263,7 @@ class CheckpointRegion:
             return all_known([far(packed.rough, tensor)])[0]
         if packed.digest is None:
             return self.past is None and self._was_written()
-        if not differ(self.digest(tensor), packed.digest) or same_but_for_zeros(tensor, packed.digest):
+        if not self.differs(packed, tensor) or same_but_for_zeros(tensor, packed.digest):
             return False
         return bool(self.causes(tensor)) or packed.rough is None or all_known([far(packed.rough, tensor)])[0]
 
@@ -273,7 +272,7 @@ class CheckpointRegion:
         that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
         if there are no others (`_repeats`)."""
         own = self.source(tensor)
-        used = self.used | {reread.alias for reread, _ in self._kept_again()}
+        used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
@@ -332,7 +331,7 @@ class CheckpointRegion:
         is_output = graph.output_of(node, field) is not None
         save = Save(name, field, known, packed.version, site_of(packed.place), is_output, "hooks" if clobbered else "")
         if clobbered and key is not None:
-            writes = self._writes_to(Reread(key, tensor), tensor, packed.version)
+            writes = self._writes_to(Witness(key, tensor), tensor, packed.version)
             self.context.bus.tell([Clobber(save, writes or (Write("", via="foreign"),), read, current)], None)
         elif unfilled:
             self.context.bus.notice(Drift(site_of(self.place), save, (), read, reentrant, unfilled))
@@ -389,7 +388,7 @@ def _sources(place: Place | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if owner_of(path) is Owner.USER))
 
 
-def _is_now_at(reread: Reread, key: int) -> bool:
+def _is_now_at(reread: Witness, key: int) -> bool:
     """Return True if the tensor was given other memory since (`t.data = u`), and `key` is that memory's storage."""
     tensor = reread.tensor()
     return tensor is not None and private.storage_key(tensor) == key

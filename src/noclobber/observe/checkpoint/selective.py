@@ -14,12 +14,13 @@ import torch
 from noclobber.observe.checkpoint.regions import CheckpointRegion
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import OnDevice, fingerprint, same
 from noclobber.observe.core.records import latest, reading
 from noclobber.observe.core.save_hooks import Aside, Suspect, version_at_save
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.witness import Change, change
 
 
 class PolicySave(Aside):
@@ -122,11 +123,9 @@ def _compare(context: Context, save: PolicySave) -> None:
         return
     if save.alias._version != version_at_save(save):
         regions[-1].count_on.add(private.storage_key(save.alias))
-    if save.digest is None:
-        return
     with private.no_modes():
-        digest = fingerprint(save.alias)
-    if isinstance(digest, OnDevice) or not same(digest, save.digest):
+        digest = None if save.digest is None else fingerprint(save.alias)
+    if change(save.digest, digest) is not Change.NO:
         if save.alias._version == version_at_save(save):
             _note_writes(context, save)
         regions[-1].changed.append(clobbers.later(save, None, digest, reading(), context.memory))

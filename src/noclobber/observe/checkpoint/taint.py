@@ -11,7 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.fingerprints import (
+from noclobber.observe.core.reads import Reads
+from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.written import Written, tensors, written_by
+from noclobber.observe.describe import clobbers
+from noclobber.observe.detectors.user_save_hooks import UserSave
+from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.digests import (
     Digest,
     all_known,
     differ,
@@ -20,14 +27,7 @@ from noclobber.observe.core.fingerprints import (
     numbers,
     same_but_for_zeros,
 )
-from noclobber.observe.core.reads import Reads
-from noclobber.observe.core.records import Geometry, geometry
-from noclobber.observe.core.save_hooks import Handle
-from noclobber.observe.core.write_mode import move_versions, versions_of_lists
-from noclobber.observe.core.written import Written, tensors, written_by
-from noclobber.observe.describe import clobbers
-from noclobber.observe.detectors.user_save_hooks import UserSave
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -218,7 +218,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._changed or (key is None and not self._moved):
             return True
         if key in self._found:
-            return any(clobbers.touch(geometry(tensor), part) for part in self._found[key])
+            return any(touch(geometry(tensor), part) for part in self._found[key])
         return not self._moved and key not in self._known and not _is_list_of_indices(tensor)
 
     def explains(self, output: torch.Tensor) -> bool:
@@ -276,7 +276,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(saved, torch.Tensor):  # a number: PyTorch passes it to no hook
             return private.storage_key(saved) in self._known and self._is(saved)
         if isinstance(saved, UserSave):
-            return saved.memory is None or (original := saved.memory.tensor()) is None or self._is(original)
+            return saved.is_copy or (original := saved.tensor()) is None or self._is(original)
         return True
 
     def _keeps(self, node: Any) -> bool:

@@ -20,13 +20,14 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
-from noclobber.observe.core.fingerprints import Contents, Digest, fingerprint
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record, span_of
+from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle, Hooks
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import Contents, Digest, fingerprint
+from noclobber.observe.witness.layout import span_of
 
 State = TypeVar("State")
 Look = Callable[[Written, torch.Tensor, int, FrameType], object]

@@ -17,11 +17,12 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.collector import MANY, leave_out
-from noclobber.observe.core.hot_path import HotPath, MemoryOf
+from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.witness import Witness
 
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
@@ -30,20 +31,6 @@ MOST_LOOKS = 16
 """How often a line that writes to tensors in the graph is asked whether it meets a live save."""
 _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
-
-
-class Reread:
-    """Memory that the program's own hooks or a checkpoint will read again.
-
-    It keeps the storage's key (`alias`), which says nothing once the `storage` is gone, the version, and a weak
-    reference to the tensor, which returns None once the program has dropped the tensor.
-    """
-
-    __slots__ = ("__weakref__", "alias", "storage", "tensor", "version")
-
-    def __init__(self, key: int, tensor: torch.Tensor, known: MemoryOf | None = None) -> None:
-        _, self.storage, self.version = known or (key, private.storage_ref(tensor), private.version_of(tensor) or 0)
-        self.alias, self.tensor = key, private.Weak(tensor)
 
 
 class ForeignWriters(save_hooks.ForeignSaves, Protocol):
@@ -72,7 +59,7 @@ class Memory:
         """Returns whether a finding may need the writes to a storage, however old they are."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
-        self.rereads: LiveSaves[Reread] = LiveSaves(int, lambda _: EVERYWHERE)
+        self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
         self.returned: dict[int, private.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
@@ -150,7 +137,7 @@ class Memory:
         finally:
             self._pruning.release()
 
-    def expect(self, reread: Reread) -> None:
+    def expect(self, reread: Witness) -> None:
         """Remember the writes to this memory as long as `reread` lives."""
         self.rereads.unsorted.append(ref(reread))
         if len(self.rereads.unsorted) > self.rereads.limit:

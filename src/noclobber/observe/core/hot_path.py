@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from noclobber.model.events import Step
-from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api.private import Pair
+from noclobber.observe.witness.digests import Digest
 
 if TYPE_CHECKING:
     from noclobber.observe.core.records import Backward, Record
     from noclobber.observe.core.written import Written
-    from noclobber.observe.torch_api.private import StorageRef
+    from noclobber.observe.witness.witness import MemoryOf
 
 
 SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
 """What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
 place, and the fingerprint if bytes are compared."""
-
-
-MemoryOf = tuple[int, "StorageRef", int]
-"""The key of a tensor's storage, a reference to the storage, and the tensor's version."""
 
 
 Looks = tuple[Sized, Mapping[int, object]]
@@ -121,7 +117,8 @@ class HotPath(Protocol):
     ) -> None:
         """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
 
-        `contents` says that saves get fingerprints, `keeping` that bytes are preserved, and `moved` is that of `Contents` where it is `only_foreign`.
+        `contents` says that saves get fingerprints, `keeping` that bytes are preserved, and `moved` is that of
+        `Contents` where it is `only_foreign`.
         """
 
     def leave(self) -> None:

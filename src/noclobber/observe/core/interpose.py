@@ -120,7 +120,8 @@ def around_disabled_hooks(
 ) -> None:
     """Take our hooks away before torch.func, make_fx or the program forbids hooks, and set them again afterwards.
 
-    `withdraw` is called with the message of the error that hooks then cause. `ours` returns the pair of the calling thread; None if it has none.
+    `withdraw` is called with the message of the error that hooks then cause. `ours` returns the pair of the
+    calling thread; None if it has none.
     """
     autograd = private.lookup("_C._autograd")
     disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")

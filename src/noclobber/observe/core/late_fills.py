@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, fingerprint
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import Digest, fingerprint
 
 COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied it (backward reads the copy)"
 

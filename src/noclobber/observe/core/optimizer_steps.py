@@ -12,11 +12,12 @@ from noclobber.model.error import ClobberError
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Geometry, Stepped, geometry, moment, record, span
+from noclobber.observe.core.records import Stepped, moment, record
 from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import Geometry, geometry, span
 
 Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
 """Called with the optimizer and what its `step` was called with."""

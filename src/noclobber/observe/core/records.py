@@ -9,20 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from noclobber.model.events import Holder, Step
-from noclobber.model.live_saves import EVERYWHERE, Span
-from noclobber.model.overlap import Region
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
-
-if TYPE_CHECKING:
-    from torch.multiprocessing.reductions import StorageWeakRef
+from noclobber.observe.witness.layout import Geometry, geometry
 
 latest = array("q", [0])
 """The newest moment, as the only item. A save reuses it, which costs less; later writes get a higher number. The native
@@ -82,15 +78,6 @@ def in_second_run(record: Record) -> bool:
 def moment() -> int:
     """Return a number higher than all before it, in all threads. The numbers of nodes only count within a thread."""
     return _next()
-
-
-Geometry = tuple[int | None, tuple[int, ...], tuple[int, ...] | None, torch.dtype]
-"""Where a tensor's bytes are: offset, shape and strides in elements, and the dtype. None: the tensor has no strides.
-
-The shape is a plain tuple: the garbage collector soon passes over those that hold numbers only, but never over a
-torch.Size (CPython 3.11)."""
-Strided = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
-"""A geometry that has strides."""
 
 
 class Record(NamedTuple):
@@ -220,89 +207,6 @@ class Counting(Protocol):
 
 
 _new = tuple.__new__
-
-
-def geometry(tensor: torch.Tensor) -> Geometry:
-    """Return the geometry of a tensor."""
-    offset: Any
-    try:
-        offset = tensor.storage_offset()
-        return (offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    except Exception:  # sparse and nested tensors, lazy parameters, subclasses that compute their sizes
-        return _without_strides(tensor)
-
-
-def _without_strides(tensor: torch.Tensor) -> Geometry:
-    """Return the geometry of a tensor without strides; of a nested tensor without gaps, that of its elements."""
-    with private.plain():
-        if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
-            offset: Any = tensor.storage_offset()
-            return (offset, (tensor.numel(),), (1,), tensor.dtype)
-        return (None, shape_of(tensor), None, tensor.dtype)
-
-
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape; empty if it is not made of numbers, as in nested tensors and those traced with symbols.
-
-    (torch 2.13; tests/observe/core/test_nested.py, test_unreadable.py)
-    """
-    try:
-        with private.plain():
-            sizes = tuple(_shape.__get__(tensor))
-    except Exception:  # a subclass computes its sizes itself
-        return ()
-    return sizes if all(type(size) is int for size in sizes) else ()
-
-
-_shape: Any = torch.Tensor.shape
-
-
-def strided(geometry: Geometry | None) -> Strided | None:
-    """Return the geometry in plain numbers; None without strides or with symbolic sizes, which must stay symbols."""
-    if geometry is None:
-        return None
-    offset, shape, strides, dtype = geometry
-    if offset is None or strides is None or not all(type(number) is int for number in (offset, *shape, *strides)):
-        return None
-    return (offset, shape, strides, dtype)
-
-
-def region(geometry: Geometry | None) -> Region | None:
-    """Return the bytes of a geometry; None for a layout without strides or with symbolic sizes."""
-    if (known := strided(geometry)) is None:
-        return None
-    offset, shape, strides, dtype = known
-    size = dtype.itemsize
-    return Region(offset * size, tuple(shape), tuple(stride * size for stride in strides), size)
-
-
-def span(geometry: Geometry | None) -> Span:
-    """Return the first byte of a geometry and the byte behind the last; EVERYWHERE if they are not known."""
-    if (known := strided(geometry)) is None:
-        return EVERYWHERE
-    offset, shape, strides, dtype = known
-    last = offset + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
-    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
-
-
-def span_of(tensor: torch.Tensor) -> Span:
-    """Return the span of a tensor."""
-    return span(geometry(tensor))
-
-
-def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | None:
-    """Return a tensor of this geometry on a storage from `private.storage_ref`; None once its bytes are gone."""
-    memory: torch.UntypedStorage | None = private.storage_at(storage.cdata)
-    where = region(geometry)
-    if memory is None or (where is not None and where.end() > memory.nbytes()):  # `set_` would make the storage larger
-        return None
-    offset, shape, strides, dtype = geometry
-    shown: Any = torch.empty(0, dtype=dtype, device=memory.device)
-    try:
-        shown.set_(memory, offset, shape, strides)
-    except RuntimeError:  # the lazy device puts no tensor on another storage (torch 2.13; test_kinds.py)
-        return None
-    return cast(torch.Tensor, shown)
 
 
 def _elsewhere() -> tuple[int, int]:

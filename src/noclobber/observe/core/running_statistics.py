@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from noclobber.observe.core.fingerprints import Shown, shown
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import Shown, shown
 
 STATISTIC: Shown = ((ctypes.c_char * 0)(), -1, None)
 """What is `shown` of a save that the node's own backward does not read (unread_saves.py), though its bytes change."""

@@ -16,7 +16,12 @@ from torch.nn.parameter import is_lazy
 from noclobber.model.error import ClobberError
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.collector import MANY, leave_out
-from noclobber.observe.core.fingerprints import (
+from noclobber.observe.core.records import Record, latest
+from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
+from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
+from noclobber.observe.torch_api import graph, native_saves, private
+from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.witness.digests import (
     NEVER,
     OUTSIDE,
     Contents,
@@ -30,11 +35,7 @@ from noclobber.observe.core.fingerprints import (
     shown,
     stored_like,
 )
-from noclobber.observe.core.records import Geometry, Record, latest
-from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
-from noclobber.observe.core.sites import KINDS, SKIP, USER, Place, place_of
-from noclobber.observe.torch_api import graph, native_saves, private
-from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.witness.layout import Geometry
 
 if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction

@@ -10,21 +10,24 @@ from weakref import ref
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Step
-from noclobber.observe.core.fingerprints import Digest
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.save_hooks import History, Pair
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.write_mode import WriteMode
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import Digest
 
 
 class PackedSave(Protocol):
-    """A save that the program's hooks packed: the key of its storage, its node's number, its fingerprint."""
+    """A save that the program's hooks packed: its node's number, its fingerprint."""
 
-    key: int | None
     node: int
     digest: Digest
     filled_last: bool
+
+    @property
+    def key(self) -> int | None:
+        """Return the key of its storage."""
 
     @property
     def is_copy(self) -> bool:

@@ -169,7 +169,7 @@ def renew_modes(context: Context) -> None:
 
 
 def withdraw(context: Context, message: object) -> None:
-    """Take noclobber's hooks off this thread's stack, if they are on top of it. `message` says why hooks are refused."""
+    """Take noclobber's hooks off this thread's stack, if they are on top of it; `message` says why they are refused."""
     thread = context.thread
     if thread.withdrawn is None and has_hooks_on_top(context):
         thread.withdrawn = private.top_hooks(True)

@@ -14,12 +14,13 @@ from noclobber.observe.core import write_kernels
 from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import MOST_LOOKS, Memory
-from noclobber.observe.core.records import Record, record, span_of
+from noclobber.observe.core.records import Record, record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.witness.layout import span_of
 
 WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Via, Write
-from noclobber.model.live_saves import meet
 from noclobber.model.overlap import overlap
 from noclobber.observe.core import save_hooks, unread_saves
-from noclobber.observe.core.fingerprints import (
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.history import Memory
+from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
+from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.sites import Place, site_of
+from noclobber.observe.core.written import Written
+from noclobber.observe.describe import torch_messages
+from noclobber.observe.describe.tensor_names import name_of
+from noclobber.observe.torch_api import graph, private, shards
+from noclobber.observe.witness.digests import (
     Digest,
     differs,
     differs_in_numbers,
@@ -23,56 +31,13 @@ from noclobber.observe.core.fingerprints import (
     same,
     same_but_for_zeros,
 )
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import (
-    Backward,
-    Geometry,
-    Record,
-    geometry,
-    in_second_run,
-    region,
-    seen_at,
-    shape_of,
-    span,
-    span_of,
-    strided,
-    tensor_on,
-)
-from noclobber.observe.core.save_hooks import Handle, Suspect
-from noclobber.observe.core.sites import Place, site_of
-from noclobber.observe.core.written import Written
-from noclobber.observe.describe import torch_messages
-from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import graph, private, shards
+from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""A geometry without its offset."""
-
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"
-
-
-def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
-    """Return False if a write cannot share a byte with a save. True is not exact: it only compares the two spans."""
-    return meet(span_of(saved), span(written))
-
-
-def touch(one: Geometry | None, other: Geometry | None) -> bool:
-    """Return True if two tensors of one storage share a byte. Exact for strided tensors; True if that is not known."""
-    first, second = strided(one), strided(other)
-    if first is None or second is None:
-        return True
-    return _touch(second[0] * second[3].itemsize - first[0] * first[3].itemsize, first[1:], second[1:])
-
-
-@lru_cache(maxsize=4096)
-def _touch(apart: int, one: Layout, other: Layout) -> bool:
-    """Return True if two layouts share a byte; the second begins `apart` bytes after the first."""
-    first, second = (region((0, *layout)) for layout in (one, other))
-    return first is None or second is None or overlap(first, replace(second, offset=apart))
 
 
 def unnamed(alias: torch.Tensor) -> Tensor:
@@ -225,6 +190,15 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     save = _save(handle, node, save_hooks.version_at_save(handle), known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
+
+
+def report(context: Context, found: list[Clobber]) -> None:
+    """Report reads that got other bytes. Raises ClobberError where noclobber stops writes or preserves bytes, and could
+    do neither."""
+    stopped = ClobberError(CHANGED) if context.strict and found else None
+    context.bus.tell(found, stopped)
+    if stopped is not None:
+        raise stopped
 
 
 class Later(NamedTuple):

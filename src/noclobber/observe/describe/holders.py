@@ -24,13 +24,13 @@ import torch
 from noclobber.model.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Geometry, Looked, Record, geometry, looked_at
+from noclobber.observe.core.records import Looked, Record, looked_at
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
-from noclobber.observe.describe.clobbers import touch
 from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _MOST_TIMES = MOST_MODULES
 """How often the holders of what one line writes are looked for; it takes some 0.1 s."""

@@ -17,7 +17,7 @@ from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Record, seen_at, shape_of
+from noclobber.observe.core.records import Backward, Record, seen_at
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
@@ -25,6 +25,7 @@ from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.witness.layout import shape_of
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

@@ -12,9 +12,9 @@ import torch
 from noclobber.model.events import Kind
 from noclobber.model.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.core.records import geometry, region, strided
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.private import backward_call, storage_key
+from noclobber.observe.witness.layout import geometry, region, strided
 
 _MOST_FRAMES = 40
 _MOST_VALUES = 400

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from noclobber.model.events import Tensor, Write
-from noclobber.observe.core.history import Memory, Reread
+from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Record
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.witness import Witness
 
 MOST_CAUSES = 8
 """Writes that are reported for one region; the first are kept."""
@@ -25,12 +26,12 @@ def since(memory: Memory, begin: int, until: int | None = None) -> list[Record]:
     return found[::-1]
 
 
-def writes_to(reread: Reread, records: Iterable[Record], tensor: Tensor, current: int) -> tuple[Write, ...]:
+def writes_to(reread: Witness, records: Iterable[Record], tensor: Tensor, current: int) -> tuple[Write, ...]:
     """Return the model's writes to memory that was read as `tensor`; `current` is the version now."""
     return clobbers.writes_of(entries_of(reread, records, current), current, tensor)
 
 
-def entries_of(reread: Reread, records: Iterable[Record], current: int) -> list[tuple[Record, int]]:
+def entries_of(reread: Witness, records: Iterable[Record], current: int) -> list[tuple[Record, int]]:
     """Return the records of writes to memory, each with the version before it; `current` is the version now.
 
     A write through `.data` or another alias moves another version counter, so the version before it is taken from the
@@ -44,20 +45,20 @@ def entries_of(reread: Reread, records: Iterable[Record], current: int) -> list[
     return entries
 
 
-def _of(reread: Reread, records: Iterable[Record]) -> list[Record]:
+def _of(reread: Witness, records: Iterable[Record]) -> list[Record]:
     """Return the records of writes to this memory. The last is where the tensor got other memory (`t.data = u`): after
     that the address may belong to another tensor, as after the memory is gone."""
-    found = [record for record in records if record.key == reread.alias]
+    found = [record for record in records if record.key == reread.key]
     tensor = reread.tensor()
     if tensor is None and reread.storage.expired():
         return []
-    if tensor is not None and private.storage_key(tensor) != reread.alias:
+    if tensor is not None and private.storage_key(tensor) != reread.key:
         moves = [index for index, record in enumerate(found) if record.written.only_moves]
         return found[: moves[-1] + 1] if moves else found
     return found
 
 
-def writes_to_any(rereads: Iterable[Reread], records: list[Record]) -> tuple[Write, ...]:
+def writes_to_any(rereads: Iterable[Witness], records: list[Record]) -> tuple[Write, ...]:
     """Return the model's writes to several memories, oldest first: one per line that wrote, at most MOST_CAUSES."""
     found: dict[object, tuple[int, Write]] = {}
     for reread in rereads:

@@ -14,11 +14,12 @@ from noclobber.model.events import Refusal
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, OnDevice, all_known, fingerprint, same
 from noclobber.observe.core.records import Backward, here, reading
 from noclobber.observe.core.save_hooks import Argument, Handle, Suspect
 from noclobber.observe.describe import clobbers, refusals, torch_messages
 from noclobber.observe.torch_api import before_2_12, graph, private
+from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
+from noclobber.observe.witness.witness import Change, change
 
 
 def arm(context: Context, way: Way) -> None:
@@ -78,18 +79,15 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
             refusals.remember(error, clobber)
             guarded(partial(context.bus.tell, [clobber], error))
         raise error
-    if handle.digest is None:
-        return alias
-    if digest is None:
+    if handle.digest is not None and digest is None:
         digest = fingerprint(alias)
-    if digest is None and isinstance(handle.digest, OnDevice):
-        return alias  # the bytes on the device cannot be read now
     call = here()
-    if isinstance(digest, OnDevice) and silently and call is not None:
+    what = change(handle.digest, digest, waits=not silently or call is None)
+    if what is Change.LATER and call is not None:
         if clobbers.is_read(handle, node):
             later = clobbers.later(handle, node, digest, call, context.memory)
             call.later.append(later._replace(tell=partial(_watched, context, handle.moment, later.tell)))
-    elif not same(digest, handle.digest) and clobbers.is_other(handle, node, alias, handle.digest):
+    elif what is Change.BYTES and clobbers.is_other(handle, node, alias, handle.digest):
 
         def found() -> Clobber:
             return clobbers.clobber_of(handle, node, reading(), context.memory)

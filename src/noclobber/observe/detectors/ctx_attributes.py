@@ -18,13 +18,14 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import ForwardCall
-from noclobber.observe.core.fingerprints import OnDevice, fingerprint, same
 from noclobber.observe.core.records import latest, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.witness import Change, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -184,14 +185,12 @@ class CtxSaves:
                 continue
             elsewhere &= not _is_spared(stash)  # a spared stash gets its old memory back (`_old`)
             moved = stash.alias._version != save_hooks.version_at_save(stash)
-            if stash.digest is not None:
-                digest = fingerprint(value if elsewhere else stash.alias)
-                if isinstance(digest, OnDevice) and backward.call != "access":
-                    found.append((stash, clobbers.later(stash, ctx, digest, backward, context.memory)))
-                    continue
-                if same(digest, stash.digest) and (context.contents is not None or not moved):
-                    continue
-            elif not moved:
+            digest = None if stash.digest is None else fingerprint(value if elsewhere else stash.alias)
+            what = change(stash.digest, digest, moved=moved, waits=backward.call == "access")
+            if what is Change.LATER:
+                found.append((stash, clobbers.later(stash, ctx, digest, backward, context.memory)))
+                continue
+            if what is Change.NO and (context.contents is not None or not moved):
                 continue
             # PyTorch raises nothing for a stash, even if its version moved.
             clobber = replace(clobbers.clobber_of(stash, ctx, backward, context.memory), message=None)
@@ -331,11 +330,7 @@ def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Cl
     # Backward may have set the attribute again before this read.
     read = [result for stash, result in asked if stash in held]
     reading().later += [result for result in read if isinstance(result, Later)]
-    clobbered = [result for result in read if isinstance(result, Clobber)]
-    stopped = ClobberError(clobbers.CHANGED) if context.strict and clobbered else None
-    context.bus.tell(clobbered, stopped)
-    if stopped is not None:
-        raise stopped
+    clobbers.report(context, [result for result in read if isinstance(result, Clobber)])
 
 
 @contextmanager

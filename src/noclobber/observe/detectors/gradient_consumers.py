@@ -16,11 +16,12 @@ from noclobber.model.events import Tensor
 from noclobber.model.silent import GradientWrite
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.fingerprints import Digest, fingerprint, same, same_but_for_zeros
-from noclobber.observe.core.records import Backward, geometry, tensor_on
-from noclobber.observe.describe import clobbers
+from noclobber.observe.core.records import Backward
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.witness.digests import Digest, fingerprint, same, same_but_for_zeros
+from noclobber.observe.witness.layout import geometry, touch
+from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge, Node
@@ -45,7 +46,7 @@ class Spoil:
 
     def __init__(self, tensor: torch.Tensor, node: Node, event: GradientWrite, described: Callable[[], Tensor]) -> None:
         self.node, self.event, self._described = node, event, described
-        self.storage = private.storage_ref(tensor)
+        self.handed = Witness(private.storage_key(tensor) or 0, tensor, None, fingerprint(tensor), geometry(tensor))
         self.ran = False
         """True once the node has run past the hooks of its tensors."""
         self.told = False
@@ -53,17 +54,15 @@ class Spoil:
         """True if the write changed the bytes. None until the code that wrote has returned."""
         self.heirs = {following for following, _ in node.next_functions}
         """The nodes that get the changed bytes rightly: the code that wrote passed the bytes on to them."""
-        self._geometry = geometry(tensor)
-        self._before = fingerprint(tensor)
         self._kept: Digest = None
 
     def is_on(self, tensor: object) -> bool:
         """Return True if a tensor overlaps the bytes that were written."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
-        if private.storage(tensor)._cdata != self.storage.cdata:
+        if private.storage(tensor)._cdata != self.handed.storage.cdata:
             return False
-        return clobbers.touch(geometry(tensor), self._geometry)
+        return touch(geometry(tensor), self.handed.where)
 
     def is_on_any(self, tensors: Iterable[object] | None) -> bool:
         """Return True if one of the tensors overlaps the bytes that were written."""
@@ -72,36 +71,27 @@ class Spoil:
     def settle(self) -> bool:
         """Return True if the write changed the bytes and somebody still holds them. Looked up once, then remembered."""
         if self.changed is None:
-            now = self._fingerprint()
-            self.changed = now is not None and not same(now, self._before)
+            now = self.handed.digest_now()
+            self.changed = now is not None and change(self.handed.digest, now, waits=True) is Change.BYTES
         return self.changed
-
-    def _shown(self) -> torch.Tensor | None:
-        """Return a tensor on the bytes that were written; None where nobody holds them any more."""
-        with private.aside():
-            return tensor_on(self.storage, self._geometry)
-
-    def _fingerprint(self) -> Digest:
-        shown = self._shown()
-        return None if shown is None else fingerprint(shown)
 
     def keep(self) -> bool:
         """Remember the bytes as this backward leaves them. Returns False if they did not change, or nobody holds them
         any more."""
-        self._kept, self.told = self._fingerprint(), False
+        self._kept, self.told = self.handed.digest_now(), False
         return bool(self.changed) and self._kept is not None
 
     def is_as_kept(self) -> bool:
         """Return True if the bytes are as `keep` found them: the program has not filled them again."""
-        return same(self._fingerprint(), self._kept)
+        return same(self.handed.digest_now(), self._kept)
 
     def tell(self, reader: Node | None, notice: Notice) -> None:
         """Report the write once; never if zeros alone have changed, to 0.0 or -0.0. `reader` is the node that gets the
         changed bytes; None if none does."""
         if self.told:
             return
-        self.told, shown = True, self._shown()
-        if shown is None or not same_but_for_zeros(shown, self._before):
+        self.told, shown = True, self.handed.now()
+        if shown is None or not same_but_for_zeros(shown, self.handed.digest):
             write = replace(self.event.write, tensor=self._described())
             name = reader.name() if reader is not None else ""
             notice(replace(self.event, write=write, read=replace(self.event.read, node=name)))
@@ -133,11 +123,14 @@ class Deliveries:
         (`ctx.input_grad_buffers`, torch 2.14; tests/observe/detectors/test_gradient_buffers.py).
         """
         self._notice = notice
-        if any(known.node is spoil.node and known.storage.cdata == spoil.storage.cdata for known in self._open):
+        if any(
+            known.node is spoil.node and known.handed.storage.cdata == spoil.handed.storage.cdata
+            for known in self._open
+        ):
             return
         self._open.append(spoil)
         self.spoils.append(spoil)
-        self._by_storage.setdefault(spoil.storage.cdata, []).append(spoil)
+        self._by_storage.setdefault(spoil.handed.storage.cdata, []).append(spoil)
         if not self._nodes:
             self._nodes = list(graph.walk(graph.roots_of(self._outputs)))
             gets, made = self._way.entry(self._gets), self._way.entry(self.returned)

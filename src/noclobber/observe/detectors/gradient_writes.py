@@ -154,7 +154,7 @@ class Gradients:
     def given_again(self, call: Backward) -> None:
         """Report each gradient that the program passes to a backward after an earlier backward overwrote it."""
         again = [spoil for spoil in self.given if spoil.is_on_any(call.gradients) and spoil.is_as_kept()]
-        self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.storage.expired()]
+        self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.handed.storage.expired()]
         for spoil in again:
             spoil.tell(None, self._context.bus.notice)
 

@@ -26,12 +26,13 @@ from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.reads import tensors_held
-from noclobber.observe.core.records import Backward, Geometry, Record, geometry, record
+from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
 _NODES = ("Mul", *("".join(word.capitalize() for word in name.split("_")) for name in ACTIVATIONS))
@@ -196,7 +197,7 @@ def _of_all_modules() -> list[object]:
 
 def _lies_in(tensor: torch.Tensor, key: int, where: Geometry) -> bool:
     """Return True if a write to this memory changes bytes of a tensor."""
-    return private.storage_key(tensor) == key and clobbers.touch(where, geometry(tensor))
+    return private.storage_key(tensor) == key and touch(where, geometry(tensor))
 
 
 def _stack(frame: FrameType | None) -> int:

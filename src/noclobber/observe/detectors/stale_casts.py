@@ -22,12 +22,12 @@ from noclobber.observe.core import optimizer_steps
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import all_known
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.digests import all_known
 
 _MOST = 4096
 """Weights that are followed in one region, and stale casts that are remembered."""

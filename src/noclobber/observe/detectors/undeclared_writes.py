@@ -22,13 +22,14 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
-from noclobber.observe.core.fingerprints import differ, fingerprint, fingerprint_and_memory, fingerprint_at
 from noclobber.observe.core.records import Backward, record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.digests import fingerprint, fingerprint_and_memory, fingerprint_at
+from noclobber.observe.witness.witness import Change, change
 
 KEPT = 256
 """How many inputs that Functions overwrote are remembered until a backward goes through them, and how many results."""
@@ -208,11 +209,8 @@ class Writers:
         moved = argument.tensor._version != argument.version
         if isinstance(argument, Beside) and moved:
             return False
-        if argument.digest is None:
-            return moved
-        if argument.memory is None:
-            return differ(argument.digest, self._context.fingerprint(argument.tensor))
-        return differ(argument.digest, fingerprint_at(argument.tensor, argument.memory))
+        now = None if argument.digest is None else fingerprint_at(argument.tensor, argument.memory)
+        return change(argument.digest, now, moved=moved, waits=True) is not Change.NO
 
     def backward_begins(self, call: Backward) -> End | None:
         """Find gradients that will skip an undeclared write, and report them once the call has ended.
@@ -359,7 +357,9 @@ class Operators:
             for key, tensor in tensors.items():
                 for handle in live.at(key):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))
-                    if version == handle.alias._version and differ(digest, fingerprint(handle.alias)):
+                    if version != handle.alias._version:
+                        continue
+                    if change(digest, fingerprint(handle.alias), waits=True) is Change.BYTES:
                         self._note(op, handle, tensor, key)
 
         return self._way.entry(after) if tensors else None

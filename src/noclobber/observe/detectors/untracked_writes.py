@@ -20,12 +20,12 @@ from noclobber.model.silent import Untracked
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import numbers
 from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.witness.digests import numbers
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

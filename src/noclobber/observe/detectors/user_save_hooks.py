@@ -19,15 +19,16 @@ from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, OnDevice, differs, fingerprint, same, stored_like
-from noclobber.observe.core.history import Reread
 from noclobber.observe.core.reads import read_by
-from noclobber.observe.core.records import Geometry, geometry, here, moment, reading
+from noclobber.observe.core.records import here, moment, reading
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.witness.digests import Digest, OnDevice, differs, fingerprint, same, stored_like
+from noclobber.observe.witness.layout import geometry
+from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -39,46 +40,30 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
 
-class _Packed:
-    """Memory that the program's pack hook returned in place of that of the saved tensor, as it was then."""
+class _Packed(Witness):
+    """Memory that the program's pack hook returned in place of that of the saved tensor.
 
-    __slots__ = ("digest", "geometry", "memory", "original", "spare")
-
-    def __init__(self, tensor: torch.Tensor, key: int) -> None:
-        self.memory, self.geometry = Reread(key, tensor), geometry(tensor)
-        self.digest: Digest = None
-        """None where only the version tells: contents are not watched, or a device may still be copying."""
-        self.original: Digest = None
-        """The fingerprint of the saved tensor, where the memory may be a copy of it that another thread fills."""
-        self.spare: Handle | None = None
-        """The handle that gets the copy, where bytes are preserved."""
-
-    def tensor(self) -> torch.Tensor | None:
-        """Return the tensor that was returned; None if it is gone, or shows other memory now."""
-        tensor = self.memory.tensor()
-        if tensor is None or self.memory.storage.expired() or private.storage_key(tensor) != self.memory.alias:
-            return None
-        return tensor if geometry(tensor) == self.geometry else None
-
-
-class UserSave:
-    """A save under the program's hooks: `value`, which the program's pack hook returned, and what the tensor was like.
-
-    It holds no tensor itself, because hooks that move the data elsewhere do so to free its memory. The weak reference
-    to the storage tells whether an address that appears again still belongs to the same memory.
+    It has no fingerprint where only the version tells: contents are not watched, or a device may still be copying.
     """
 
-    __slots__ = (
-        "__weakref__", "digest", "filled_last", "geometry", "in_sight", "key", "memory", "moment", "node", "packed",
-        "place", "spare", "value",
-    )  # fmt: skip
+    __slots__ = ("original", "spare")
+    original: Digest
+    """The fingerprint of the saved tensor, where the memory may be a copy of it that another thread fills."""
+    spare: Handle | None
+    """The handle that gets the copy, where bytes are preserved."""
+
+
+class UserSave(Witness):
+    """A save under the program's hooks: `value`, which the program's pack hook returned, and what the tensor was like.
+
+    It holds no tensor itself, because hooks that move the data elsewhere do so to free its memory.
+    """
+
+    __slots__ = ("filled_last", "in_sight", "is_copy", "moment", "node", "packed", "place", "spare", "value")
 
     value: object
-    memory: Reread | None
-    """The memory that backward will read. None where the hooks moved the data elsewhere, so that writes do no harm."""
-    key: int | None
-    geometry: Geometry
-    digest: Digest
+    is_copy: bool
+    """True if the program's hooks moved the data elsewhere, so that writes do no harm."""
     node: int
     moment: int
     place: Place | None
@@ -89,11 +74,6 @@ class UserSave:
     """The other memory that the program's pack hook returned: its unpack hook makes the tensor of that."""
     in_sight: bool
     """True if the program's pack hook returned tensors, and not an index or a file name that stands for one."""
-
-    @property
-    def is_copy(self) -> bool:
-        """Return True if the program's hooks moved the data elsewhere."""
-        return self.memory is None
 
 
 class _Change(NamedTuple):
@@ -226,10 +206,10 @@ def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Ten
 def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what was saved, where bytes are preserved and the program's hooks give back other bytes: a copy, or the
     old memory of a tensor that was given other memory. None where the tensor is right."""
-    suspect, memory = spare.version, packed.memory
+    suspect = spare.version
     if isinstance(suspect, Suspect) and suspect.kept is not None:
-        return suspect.kept if geometry(tensor) == packed.geometry else None
-    moved = memory is not None and tensor is memory.tensor() and private.storage_key(tensor) != memory.alias
+        return suspect.kept if geometry(tensor) == packed.where else None
+    moved = tensor is packed.tensor() and private.storage_key(tensor) != packed.key
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
@@ -239,21 +219,20 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     if key is None or private.version_of(tensor) is None:
         context.bus.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
         return None
-    kept = UserSave()
+    kept = UserSave(key, tensor, where=geometry(tensor))
     kept.value, kept.place, kept.node = value, place, private.next_node() - 1
-    kept.geometry, kept.moment = geometry(tensor), moment()
-    kept.memory, kept.digest, kept.key, kept.filled_last = None, None, key, False
+    kept.moment, kept.filled_last = moment(), False
     found = read_by(None, [value], states=False)
     tensors = [*found.given, *found.tensors]
     kept.in_sight, kept.spare = bool(tensors), None
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
-    if not tensors or any(private.storage_key(part) == key for part in tensors):
-        kept.memory = Reread(key, tensor)
-        context.memory.expect(kept.memory)
+    kept.is_copy = bool(tensors) and all(private.storage_key(part) != key for part in tensors)
+    if not kept.is_copy:
+        context.memory.expect(kept)
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
-    if context.keeping and kept.memory is not None and tensors:
+    if context.keeping and not kept.is_copy and tensors:
         kept.spare = save_hooks.handle_of(tensor, kept.node, place, kept.digest)
         context.live.unsorted.append(ref(kept.spare))
     context.thread.packed.append(ref(kept))
@@ -267,8 +246,9 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
     key = private.storage_key(part)
     if key is None or key == kept.key or private.version_of(part) is None:
         return None
-    packed = _Packed(part, key)
-    context.memory.expect(packed.memory)
+    packed = _Packed(key, part, where=geometry(part))
+    packed.original = packed.spare = None
+    context.memory.expect(packed)
     if context.contents is not None and part.device == tensor.device:
         packed.digest = fingerprint(part)
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
@@ -287,14 +267,14 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
     """
     copies, changed = dict[int, torch.Tensor](), list[_Change]()
     for packed in kept.packed:
-        tensor = packed.tensor()
+        tensor = packed.still()
         suspect = packed.spare.version if packed.spare is not None else None
         if isinstance(suspect, Suspect) and suspect.kept is not None:
-            if (held := packed.memory.tensor()) is not None:
+            if (held := packed.tensor()) is not None:
                 copies[id(held)] = suspect.kept
         elif tensor is not None and context.bus.listeners:
             digest = None if packed.digest is None else fingerprint(tensor)
-            moved = tensor._version != packed.memory.version
+            moved = tensor._version != packed.version
             if (
                 moved
                 if digest is None
@@ -345,10 +325,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         clobber = make_clobber()
         if digest is not None or any(write.overlaps for write in clobber.writes):
             found.append(clobber)
-    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
-    context.bus.tell(found, stopped)
-    if stopped is not None:
-        raise stopped
+    clobbers.report(context, found)
 
 
 def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
@@ -357,42 +334,36 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     Other bytes in other memory are no clobber: hooks may quantise, compress or round. Raises ClobberError where
     noclobber stops writes or preserves bytes.
     """
-    memory = kept.memory
-    if memory is None:
+    if kept.is_copy:
         return
-    original = memory.tensor()
-    moved = memory.storage.expired() or private.storage_key(tensor) != memory.alias
-    if tensor is not original and (moved or geometry(tensor) != kept.geometry):
+    original, moved = kept.tensor(), not kept.is_below(tensor)
+    if tensor is not original and (moved or geometry(tensor) != kept.where):
         if not kept.in_sight:
             context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
         return
     node = private.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
-    current = max(memory.version, *(private.version_of(one) or 0 for one in (tensor, original) if one is not None))
-    if digest == kept.digest and (digest is not None or (current == memory.version and not moved)):
-        return
+    current = max(kept.version, *(private.version_of(one) or 0 for one in (tensor, original) if one is not None))
     call = here()
-    if isinstance(digest, OnDevice) and call is not None:
+    what = change(kept.digest, digest, moved=moved or current != kept.version, waits=call is None)
+    if what is Change.LATER and call is not None:
         if clobbers.is_read(kept, node):
             other = clobbers.is_other_later(node, clobbers.field_of(kept, node), digest, kept.digest)
             make_clobber = _clobber(context, kept, kept, tensor, node, current, held=False)
             call.later.append(clobbers.Later(other, make_clobber))
         return
-    if same(digest, kept.digest) or not clobbers.is_other(kept, node, tensor, kept.digest):
+    if what is Change.NO or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
     clobber = _clobber(context, kept, kept, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in clobber.writes):
         return
-    stopped = ClobberError(clobbers.CHANGED) if context.strict else None
-    context.bus.tell([clobber], stopped)
-    if stopped is not None:
-        raise stopped
+    clobbers.report(context, [clobber])
 
 
 def _clobber(
     context: Context,
     kept: UserSave,
-    read: UserSave | _Packed,
+    read: Witness,
     tensor: torch.Tensor,
     node: Node | None,
     current: int,
@@ -401,16 +372,15 @@ def _clobber(
 ) -> Callable[[], Clobber]:
     """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no memory alive."""
     described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
-    backward, is_compared, memory = reading(), read.digest is not None, read.memory
-    assert memory is not None
+    backward, is_compared, version = reading(), read.digest is not None, read.version
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
     how: Literal["hooks", "packed"] = "hooks" if read is kept else "packed"
-    entries = write_history.entries_of(memory, write_history.since(context.memory, kept.moment), current)
+    entries = write_history.entries_of(read, write_history.since(context.memory, kept.moment), current)
     is_output, place = how == "hooks" and graph.output_of(node, field) is not None, site_of(kept.place)
 
     def clobber() -> Clobber:
         known = described()
-        save = Save(name, field, known, memory.version, place, is_output, unchecked=how)
+        save = Save(name, field, known, version, place, is_output, unchecked=how)
         writes = clobbers.writes_of(entries, current, known)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes

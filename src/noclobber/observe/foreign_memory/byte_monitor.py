@@ -11,12 +11,12 @@ from weakref import ref
 import torch
 
 from noclobber.observe.core import save_hooks
-from noclobber.observe.core.fingerprints import Digest, fingerprint
-from noclobber.observe.core.records import Record, geometry
+from noclobber.observe.core.records import Record
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place
-from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import Digest, fingerprint
+from noclobber.observe.witness.layout import geometry, may_touch
 
 SHARE = 0.2
 """The share of the running time that comparing may take."""
@@ -88,7 +88,7 @@ class Stretch:
             version, before = save_hooks.version_at_save(handle), ()
         current, writes = _marks(handle)
         new = writes[len(before) :] or (writes[-1:] if writes[-1:] != before[-1:] else ())
-        return version != current or any(clobbers.may_touch(handle.alias, one[0].geometry) for one in new)
+        return version != current or any(may_touch(handle.alias, one[0].geometry) for one in new)
 
     def add(self, handle: Handle) -> None:
         """Add a save of these bytes. Drop the changes that no live save can ask for."""

@@ -19,10 +19,10 @@ from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe.core import kernel_functions, optimizer_steps
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.records import geometry, region
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import geometry, region
 
 if TYPE_CHECKING:
     from io import FileIO

@@ -19,13 +19,14 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe.core import fingerprints, save_hooks
-from noclobber.observe.core.records import Geometry, geometry, tensor_on
+from noclobber.observe.core import save_hooks
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.local_numbers import dense
 from noclobber.observe.gradient_trace.older_weights import Fresh
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.witness import digests
+from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -52,8 +53,8 @@ class Sketch(NamedTuple):
 Seen = torch.Tensor | Sketch | None
 """A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
 Event = dict[str, Any]
-"""One event of a run. Its "kind" is "backward", "grad", "transform", "failed", "step", "stepped" or "end"; the other keys
-depend on the kind. A "transform" is a gradient that torch.func has taken."""
+"""One event of a run. Its "kind" is "backward", "grad", "transform", "failed", "step", "stepped" or "end"; the other
+keys depend on the kind. A "transform" is a gradient that torch.func has taken."""
 _AT_ONCE = 1 << 22
 """How many numbers are converted to double precision at a time."""
 _WEIGHED = 1 << 16
@@ -438,7 +439,7 @@ def sketch(tensor: torch.Tensor | None, known: Sketch | None = None) -> Sketch |
     if not plain.numel() or plain.device.type == "meta" or not plain.untyped_storage().nbytes():
         return Sketch(shape, dtype)  # a parameter that is gathered when it is used (FSDP2) has no memory between
     flat = plain.reshape(-1).to("cpu")
-    bits = fingerprints.fingerprint(flat)
+    bits = digests.fingerprint(flat)
     if known is not None and bits is not None and (known.shape, known.dtype, known.bits) == (shape, dtype, bits):
         return known
     # In parts, as a data set in memory is sketched too.

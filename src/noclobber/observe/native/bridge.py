@@ -15,11 +15,10 @@ import torch
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe.core import fingerprints, kernel_functions, reads, records, save_hooks, sites, write_kernels
+from noclobber.observe.core import kernel_functions, reads, records, save_hooks, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import Digest, fingerprint, shown
-from noclobber.observe.core.hot_path import Looks, MemoryOf, SaveElsewhere
+from noclobber.observe.core.hot_path import Looks, SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
@@ -27,6 +26,9 @@ from noclobber.observe.core.written import Written
 from noclobber.observe.native.load import NotNative, load
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.witness import digests, layout
+from noclobber.observe.witness.digests import Digest, fingerprint, shown
+from noclobber.observe.witness.witness import MemoryOf
 
 _CLASSES: tuple[type[Handle], ...] = (
     Handle,
@@ -114,7 +116,7 @@ class Bridge:
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, fingerprints.LARGE, *attentive, *unsorted, memory.returned)
+        native.begin(watching, digests.LARGE, *attentive, *unsorted, memory.returned)
 
     def end(self) -> None:
         self._native.end()
@@ -207,7 +209,7 @@ class Bridge:
                 (noted,) = self.records()
                 holds((noted.written.op, noted.version) == ("aten::add_", 0), "a write is noted")
                 holds(noted.key == private.storage_key(y), "a write is noted for its storage")
-                holds(noted.geometry == records.geometry(y), "a write is noted with its geometry")
+                holds(noted.geometry == layout.geometry(y), "a write is noted with its geometry")
                 holds(self.place_here() == sites.place_of(sys._getframe()), "lines are found")
                 for tensor in (x.detach(), x.detach().t(), x.detach()[:, :1]):
                     holds(self._native.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")

@@ -1,4 +1,4 @@
-// Fingerprints of a tensor's bytes, equal to those of core/fingerprints.py: the xxh3_64 hash of each element once, in the
+// Fingerprints of a tensor's bytes, equal to those of witness/digests.py: the xxh3_64 hash of each element once, in the
 // order of the addresses.
 #pragma once
 

@@ -201,7 +201,7 @@ py::object place_of_node(int64_t node) {
   return py::none();
 }
 
-// Returns what `identity` of core/fingerprints.py returns, but for the shape, which is a tuple.
+// Returns what `identity` of witness/digests.py returns, but for the shape, which is a tuple.
 py::object shown_identity(const py::object &tensor) {
   const Identity one = identity_of(THPVariable_Unpack(tensor.ptr()));
   if (one.begin == nullptr) {

@@ -193,7 +193,7 @@ struct Link {
   bool is_alone() const { return after == this; }
 };
 
-// What tells the bytes of a large tensor, as `identity` of core/fingerprints.py. `begin` is null for all other tensors.
+// What tells the bytes of a large tensor, as `identity` of witness/digests.py. `begin` is null for all other tensors.
 struct Identity {
   const void *begin = nullptr;
   uint32_t version = 0;

@@ -10,12 +10,12 @@ import torch
 from noclobber.model.kept import Kept
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import fingerprint, same
-from noclobber.observe.core.records import Record, geometry
+from noclobber.observe.core.records import Record
 from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim, compare
 from noclobber.observe.core.sites import site_of
-from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import fingerprint, same
+from noclobber.observe.witness.layout import geometry, touch
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with the copy of its bytes."""
@@ -37,7 +37,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
             continue
         if isinstance(handle, Needed) and _is_unread(handle, noted):
             continue
-        off = noted.written.only_moves or not clobbers.touch(noted.geometry, geometry(alias))
+        off = noted.written.only_moves or not touch(noted.geometry, geometry(alias))
         if off or handle in context.put_off:
             suspect.spared = True
             compare(context.contents, [handle])

@@ -12,15 +12,14 @@ import torch
 
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.fingerprints import fingerprint
-from noclobber.observe.core.records import geometry, span_of
 from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, version_at_save
 from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.written import Written, tensors
-from noclobber.observe.describe import clobbers
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.preserve.copy_before_write import Copies
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.layout import geometry, span_of, touch
 
 
 def before(
@@ -63,7 +62,7 @@ def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     key = private.storage_key(one)
-    return key is not None and key == private.storage_key(other) and clobbers.touch(geometry(one), geometry(other))
+    return key is not None and key == private.storage_key(other) and touch(geometry(one), geometry(other))
 
 
 def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Place | None) -> None:

@@ -11,8 +11,9 @@ from noclobber.observe.core import save_hooks
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward, geometry
+from noclobber.observe.core.records import Backward
 from noclobber.observe.torch_api import graph, native_saves, private
+from noclobber.observe.witness.layout import geometry
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
