@@ -142,7 +142,9 @@ def steps(count: int) -> Step:
 
 def threads(count: int) -> Step:
     """Threads, each with 20 layers of its own, which wait for each other before they run backward."""
-    models = [nn.Sequential(*(one for _ in range(20) for one in (nn.Linear(8, 8), nn.ReLU(True)))) for _ in range(count)]
+    models = [
+        nn.Sequential(*(one for _ in range(20) for one in (nn.Linear(8, 8), nn.ReLU(True)))) for _ in range(count)
+    ]
     x = torch.randn(4, 8)
 
     def step() -> None:
@@ -214,9 +216,7 @@ def growth(program: Program, mode: str, pairs: int, device: str) -> Growth:
             took[size].append(1e6 * both[mode] / size)
             over[size] = both[mode] / both["bare"]
         ratios.append(over[program.large] / over[program.small])
-    return Growth(
-        *(statistics.median(took[size]) for size in sizes), statistics.median(ratios)
-    )
+    return Growth(*(statistics.median(took[size]) for size in sizes), statistics.median(ratios))
 
 
 def table(names: list[str], modes: list[str], pairs: int, device: str) -> Iterator[str]:

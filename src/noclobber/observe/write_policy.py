@@ -41,9 +41,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     of_function = not torch.is_grad_enabled() and private.is_view_of_function(tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
-        marked = handle.version
-        if not isinstance(marked, Suspect):
-            marked = handle.version = Suspect(marked)
+        marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
             with private.no_modes():
@@ -76,9 +74,7 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     where = save_hooks.Detached(caller(1))
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
-            if not isinstance(handle.version, Suspect):
-                handle.version = Suspect(handle.version)
-            handle.version.detached = where
+            handle.suspected().detached = where
     return True
 
 
@@ -93,8 +89,8 @@ def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
         context.live.all()
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
-            handle.version = Suspect(save_hooks.version_at_save(handle))
-            handle.version.detached = save_hooks.Detached(None)
+            handle.suspect = Suspect()
+            handle.suspect.detached = save_hooks.Detached(None)
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]:
@@ -112,11 +108,11 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> Callable[[], None]
             return
         for handle, version in zip(handles, versions, strict=True):
             # A write through `.data` goes to another tensor, which has its own version counter.
-            if isinstance(handle.version, Suspect) and handle.alias._version != version:
+            if (suspect := handle.suspect) is not None and handle.alias._version != version:
                 own = type(handle) is Handle and handle() is tensor
-                handle.version.made = (tensor.grad_fn.name(), tensor.output_nr) if own else handle.version.made
+                suspect.made = (tensor.grad_fn.name(), tensor.output_nr) if own else suspect.made
                 if isinstance(handle, OfView):
-                    handle.version.made = ("AsStridedBackward0", 0)
+                    suspect.made = ("AsStridedBackward0", 0)
 
     return written
 

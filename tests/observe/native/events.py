@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import noclobber
 from noclobber.model.report import finding_out
-from noclobber.observe.core.save_hooks import version_at_save
 from noclobber.observe.native import bridge
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.witness.layout import geometry
@@ -246,7 +245,7 @@ def seen(program: Callable[[Look], None], contents: bool) -> list[object]:
         handles = CONTEXT.live.all()
         first, saves = min((one.node for one in handles), default=0), []
         for one in handles:
-            about = (type(one).__name__, one.node - first, version_at_save(one), str(geometry(one.alias)))
+            about = (type(one).__name__, one.node - first, one.version, str(geometry(one.alias)))
             kept = ("save", *about, one.tensor() is not None, one.digest, where(one.place))
             saves.append((one.node, one.moment, str(kept), kept))
         events.extend(kept for *_, kept in sorted(saves))  # the live table has no order

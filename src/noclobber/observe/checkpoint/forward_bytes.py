@@ -16,7 +16,7 @@ from noclobber.observe.checkpoint import taint
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Record, latest
-from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, alias_of, handle_of
+from noclobber.observe.core.save_hooks import Handle, Needed, alias_of, handle_of
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
 from noclobber.observe.torch_api import native_saves, private
@@ -90,7 +90,7 @@ class Past:
         if key is None or version is None or alias is tensor:
             return None
         needed = Needed(tensor, gone)
-        needed.alias, needed.version, needed.digest, needed.shown = alias, version, None, None
+        needed.alias, needed.version, needed.suspect, needed.digest, needed.shown = alias, version, None, None, None
         needed.node, needed.place, needed.moment = private.next_node() - 1, self._place, latest[0]
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
@@ -115,7 +115,7 @@ class Past:
 
     def forward_ended(self) -> None:
         """Forward has ended: drop the arguments that the region did not overwrite. Their own saves keep them."""
-        self._given = [needed if needed is not None and _kept(needed) is not None else None for needed in self._given]
+        self._given = [needed if needed is not None and needed.kept is not None else None for needed in self._given]
 
     # -- the second run ------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Past:
             for tensor, required, needed in zip(given, self._required, self._given, strict=False):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
                     tensor.requires_grad_(required)
-                if needed is not None and (kept := _kept(needed)) is not None:
+                if needed is not None and (kept := needed.kept) is not None:
                     private.give(tensor, _copied(kept))
             for needed in list(self.reached):  # a copy: tensors that die in the meantime leave the set
                 self._put_back(needed, swapped, undo)
@@ -159,7 +159,7 @@ class Past:
         tensor = needed()
         if tensor is None or self._standing(tensor) == needed.standing:
             return None
-        (required, place), kept = needed.standing, _kept(needed)
+        (required, place), kept = needed.standing, needed.kept
         if place is None:
             old = _copied(tensor) if kept is None else kept
             return tensor, old.detach().requires_grad_(required)
@@ -170,18 +170,18 @@ class Past:
         return tensor, connected.clone() if shares else connected
 
     def _put_back(self, needed: Needed, swapped: list[tuple[torch.Tensor, Needed]], undo: ExitStack) -> None:
-        tensor, suspect = needed(), needed.version
-        if tensor is None or not isinstance(suspect, Suspect):
+        tensor = needed()
+        if tensor is None or needed.suspect is None:
             return
         self.has_put_back = True
         if private.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
             # The program gave the tensor other memory: `tensor.data = u`, `set_`.
             undo.callback(private.give, tensor, private.take(tensor))
             private.give(tensor, needed.alias)
-        elif suspect.kept is not None:
+        elif needed.kept is not None:
             memory = private.take(tensor)
             undo.callback(_overwrite, memory, _copied(memory))
-            _overwrite(memory, suspect.kept)
+            _overwrite(memory, needed.kept)
             swapped.append((tensor, needed))
 
     def _keep_what_was_saved(self, swapped: list[tuple[torch.Tensor, Needed]], there: set[Handle]) -> None:
@@ -190,16 +190,13 @@ class Past:
         `swapped` are the tensors whose bytes were put back; `there` are the saves from before the second run.
         """
         for tensor, needed in swapped:
-            kept, noted = _kept(needed), _first_write(needed)
+            kept, noted = needed.kept, _first_write(needed)
             made = [handle for handle in self.context.live.at(needed.key) if handle not in there]
             if kept is None or noted is None:
                 continue
             noted = noted._replace(geometry=geometry(tensor), key=needed.key)
             for handle in made:
-                marked = handle.version
-                if not isinstance(marked, Suspect):
-                    marked = handle.version = Suspect(marked)
-                marked.writes.append((noted, int(handle.alias._version)))
+                handle.suspected().writes.append((noted, int(handle.alias._version)))
             copy_before_write.keep(self.context, made, noted, [(tensor, kept)])
 
     def enter_for(self, stack: ExitStack, frame: RegionFrame) -> bool:
@@ -247,7 +244,7 @@ class Past:
         handle = self._again.pop(holder, None)
         if handle is None:
             return tensor
-        if _kept(handle) is not None or private.storage_key(handle.alias) != private.storage_key(tensor):
+        if handle.kept is not None or private.storage_key(handle.alias) != private.storage_key(tensor):
             return handle.alias
         return tensor
 
@@ -291,15 +288,9 @@ class _Instead(TorchFunctionMode):
         return self._pairs.get(id(value), (value, value))[1]
 
 
-def _kept(handle: Handle) -> torch.Tensor | None:
-    """Return the copy of the saved bytes, made before a write changed them; None where there is none."""
-    return handle.version.kept if isinstance(handle.version, Suspect) else None
-
-
 def _first_write(handle: Handle) -> Record | None:
     """Return the first write that can have changed the bytes of a handle; None where there is none."""
-    writes = handle.version.writes if isinstance(handle.version, Suspect) else []
-    return next((noted for noted, _ in writes if not noted.written.only_moves), None)
+    return next((noted for noted, _ in handle.writes if not noted.written.only_moves), None)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ from noclobber.observe.core import engine, reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import here
-from noclobber.observe.core.save_hooks import Suspect
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
@@ -101,7 +100,7 @@ def _watch_second_run(
         try:
             if not guarded(lambda: begins(stack, args)):
                 leave()
-                if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
+                if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
                     raise ClobberError(forward_bytes.LOST)
             native(*args)
         finally:

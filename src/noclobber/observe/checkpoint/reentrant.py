@@ -24,7 +24,6 @@ from noclobber.observe.core import reads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import moment
-from noclobber.observe.core.save_hooks import Suspect
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import private
@@ -131,7 +130,7 @@ def _run_anew(
         followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
         if followed is None:
             leave()
-            if past is not None and any(isinstance(needed.version, Suspect) for needed in list(past.reached)):
+            if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
                 raise ClobberError(forward_bytes.LOST)
         try:
             outputs = run(*args)

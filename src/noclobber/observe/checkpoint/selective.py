@@ -15,7 +15,7 @@ from noclobber.observe.checkpoint.regions import CheckpointRegion
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import latest, reading
-from noclobber.observe.core.save_hooks import Aside, Suspect, version_at_save
+from noclobber.observe.core.save_hooks import Aside
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import private
@@ -74,7 +74,7 @@ def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> Pol
     if version is None or type(tensor) not in private.PLAIN or private.storage_key(tensor) is None:
         return None
     save = PolicySave(tensor)
-    save.alias, save.version, save.place = tensor, version, place
+    save.alias, save.version, save.suspect, save.place = tensor, version, None, place
     save.node, save.moment, save.shown = private.next_node() - 1, latest[0], None
     with private.no_modes():
         save.digest = None if context.contents is None else context.contents.at_save(tensor)
@@ -101,8 +101,8 @@ def _taken(
 
     `shown` makes of what was kept what the run takes. Raises what PyTorch raises where the version has moved.
     """
-    if isinstance(save.version, Suspect) and save.version.kept is not None:
-        return shown(save.version.kept)
+    if save.kept is not None:
+        return shown(save.kept)
     way.guarded(lambda: _compare(context, save))
     try:
         return native(*args)
@@ -121,24 +121,22 @@ def _compare(context: Context, save: PolicySave) -> None:
     regions: list[CheckpointRegion] = context.thread.again
     if not regions or not context.bus.listeners:
         return
-    if save.alias._version != version_at_save(save):
+    if save.alias._version != save.version:
         regions[-1].count_on.add(private.storage_key(save.alias))
     with private.no_modes():
         digest = None if save.digest is None else fingerprint(save.alias)
     if change(save.digest, digest) is not Change.NO:
-        if save.alias._version == version_at_save(save):
+        if save.alias._version == save.version:
             _note_writes(context, save)
         regions[-1].changed.append(clobbers.later(save, None, digest, reading(), context.memory))
 
 
 def _note_writes(context: Context, save: PolicySave) -> None:
     """Note with a save the writes that moved another version counter, such as that of a view by `_unsafe_view`."""
-    key, marked = private.storage_key(save.alias), save.version
-    if not isinstance(marked, Suspect):
-        marked = save.version = Suspect(marked)
+    key, marked = private.storage_key(save.alias), save.suspected()
     met = {noted.moment for noted, _ in marked.writes}
     since = write_history.since(context.memory, save.moment)
-    marked.writes += [(noted, marked.version) for noted in since if noted.key == key and noted.moment not in met]
+    marked.writes += [(noted, save.version) for noted in since if noted.key == key and noted.moment not in met]
 
 
 def _refused(context: Context, save: PolicySave, error: RuntimeError) -> None:

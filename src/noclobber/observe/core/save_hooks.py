@@ -60,20 +60,21 @@ class Handle(private.Weak[torch.Tensor]):
     until backward again and again, so each object fewer per save counts (LSTMCell x 200, benchmarks/).
 
     `alias` is a detach: it shares storage and version counter, and makes no reference cycle with an output (measured on
-    torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save. Once a write that may overlap was
-    seen it is a Suspect: the comparison with the counter then fails, and unpack takes the slow path. `node` is the
+    torch 2.13; `tests/observe/test_unchanged.py`). `version` is the version at save. `suspect` is None until a write
+    that may overlap was seen: unpack takes the slow path from then on. `node` is the
     sequence number of the node that saves, unique within its thread. `moment` is the latest moment before the save
     (records.py). `digest` is the fingerprint of the bytes. Every save has one if contents are watched. Otherwise it is
     taken before a write to the save that need not move the version. `shown` is the way to take it again.
     """
 
-    __slots__ = ("__weakref__", "alias", "digest", "moment", "node", "place", "shown", "version")
+    __slots__ = ("__weakref__", "alias", "digest", "moment", "node", "place", "shown", "suspect", "version")
     # A weak reference compares the tensors referred to. Handles compare by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     alias: torch.Tensor
-    version: int | Suspect
+    version: int
+    suspect: Suspect | None
     digest: Digest
     shown: Shown | None
     place: Place | None
@@ -94,6 +95,22 @@ class Handle(private.Weak[torch.Tensor]):
     def tensor(self) -> torch.Tensor | None:
         """Return the tensor that was saved; None if it is gone."""
         return self()
+
+    def suspected(self) -> Suspect:
+        """Return what is known of the writes that may have changed the bytes, from now on if there were none."""
+        if self.suspect is None:
+            self.suspect = Suspect()
+        return self.suspect
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """The copy of the saved bytes, made before a write changed them; None if there is none."""
+        return None if self.suspect is None else self.suspect.kept
+
+    @property
+    def writes(self) -> list[tuple[Record, int]]:
+        """The writes that may have changed the bytes, each with the version before it."""
+        return [] if self.suspect is None else self.suspect.writes
 
 
 class OfView(Handle):
@@ -172,12 +189,11 @@ class Detached(NamedTuple):
 
 
 class Suspect:
-    """A handle's version, with the writes that may have changed its bytes."""
+    """What is known of a handle once writes may have changed its bytes."""
 
-    __slots__ = ("base", "detached", "kept", "made", "of_function", "spared", "theirs", "version", "writes")
+    __slots__ = ("base", "detached", "kept", "made", "of_function", "spared", "theirs", "writes")
 
-    def __init__(self, version: int) -> None:
-        self.version = version
+    def __init__(self) -> None:
         self.writes: list[tuple[Record, int]] = []
         """The writes, each with the version before it."""
         self.base: ref[torch.Tensor] | None = None
@@ -196,17 +212,11 @@ class Suspect:
         """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
 
 
-def version_at_save(handle: Handle) -> int:
-    """Return the version counter when the tensor was saved."""
-    version = handle.version
-    return version.version if isinstance(version, Suspect) else version
-
-
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
     """Return a handle made outside of our pack hook."""
     handle = Aside(tensor)
     handle.alias = alias_of(tensor)
-    handle.version, handle.digest, handle.shown = handle.alias._version, digest, None
+    handle.version, handle.suspect, handle.digest, handle.shown = handle.alias._version, None, digest, None
     handle.node, handle.place, handle.moment = node, place, latest[0]
     return handle
 
@@ -278,9 +288,7 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
     base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     for handle in handles:
         if type(handle) is not Handle and handle() is None:
-            marked = handle.version
-            if not isinstance(marked, Suspect):
-                marked = handle.version = Suspect(marked)
+            marked = handle.suspected()
             if marked.base is None or marked.base() is None:
                 marked.base = private.Weak(base)
 
@@ -378,6 +386,7 @@ def hooks(
                 alias = alias_of(tensor)
             handle.alias = alias
             handle.version = alias._version
+            handle.suspect = None
             if at_save is None:
                 handle.digest = None
             else:
@@ -425,7 +434,7 @@ def hooks(
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
-        if alias._version != handle.version:
+        if alias._version != handle.version or handle.suspect is not None:
             try:
                 if (found := changed(handle, None)) is not None:
                     return found
@@ -449,15 +458,14 @@ def hooks(
             memory = handle.shown
             # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
             if memory is None or memory is OUTSIDE or address(alias) != memory[1]:
-                version = handle.version
-                if memory is STATISTIC and alias._version == version and is_read_by_its_node(handle):
+                is_same = alias._version == handle.version and handle.suspect is None
+                if memory is STATISTIC and is_same and is_read_by_its_node(handle):
                     return alias
-                kept = isinstance(version, Suspect) and version.kept is not None
                 read = fingerprint if memory is OUTSIDE else at_read
-                digest = None if kept or handle.digest is None else read(alias)
+                digest = None if handle.digest is None or handle.kept is not None else read(alias)
             else:
                 digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-            if alias._version == handle.version and digest == handle.digest:
+            if alias._version == handle.version and digest == handle.digest and handle.suspect is None:
                 return alias
             if (found := changed(handle, digest)) is not None:
                 return found
@@ -480,7 +488,8 @@ def versioned(tensor: torch.Tensor) -> Handle:
     """Return a handle that knows only the version."""
     with private.plain():
         handle, alias = Handle(tensor), alias_of(tensor)
-        handle.alias, handle.version, handle.digest, handle.shown = alias, alias._version, None, None
+        handle.alias, handle.version, handle.suspect, handle.digest = alias, alias._version, None, None
+        handle.shown = None
     handle.node, handle.place, handle.moment = -1, None, latest[0]
     return handle
 
@@ -492,13 +501,11 @@ _STALE = "one of the variables needed for gradient computation has been modified
 @passed_over
 def checked(handle: Handle) -> torch.Tensor:
     """Return what PyTorch would unpack without hooks. Raises ClobberError with PyTorch's words if the version moved."""
-    marked = handle.version
-    version = marked.version if isinstance(marked, Suspect) else marked
-    if isinstance(marked, Suspect) and marked.theirs is not None:
-        return native_saves.unpacked(marked.theirs)
-    if isinstance(marked, Suspect) and marked.kept is not None:
-        return marked.kept
-    if handle.alias._version != version:
+    if handle.suspect is not None and handle.suspect.theirs is not None:
+        return native_saves.unpacked(handle.suspect.theirs)
+    if handle.kept is not None:
+        return handle.kept
+    if (version := handle.version) != handle.alias._version:
         versions = f" is at version {handle.alias._version}; expected version {version} instead."
         try:
             said = native_saves.said_of_a_stale(handle.alias)

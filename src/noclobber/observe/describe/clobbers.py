@@ -17,7 +17,7 @@ from noclobber.observe.core import save_hooks, unread_saves
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import torch_messages
@@ -84,10 +84,10 @@ def is_read(handle: object, node: Node | None) -> bool:
     kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread_saves.fields(node))
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
-    suspect = getattr(handle, "version", None)
-    if not isinstance(suspect, Suspect) or not all(record.written.is_statistics for record, _ in suspect.writes):
+    writes = handle.writes if isinstance(handle, Handle) else ()
+    if not writes or not all(record.written.is_statistics for record, _ in writes):
         return True
-    return not suspect.writes or bool(field_of(handle, node))
+    return bool(field_of(handle, node))
 
 
 def is_other(handle: object, node: Node | None, tensor: torch.Tensor, before: Digest) -> bool:
@@ -122,11 +122,10 @@ def field_of(handle: object, node: Node | None) -> str:
 def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Memory) -> Clobber:
     """Return the clobber of a handle that `node` is reading."""
     alias = handle.alias
-    current, version = int(alias._version), save_hooks.version_at_save(handle)
+    current, version = int(alias._version), handle.version
     key = private.storage_key(alias)
     save = _save(handle, node, version, tensor_of(alias))
-    suspect = handle.version
-    entries = _between(memory, handle, suspect.writes if isinstance(suspect, Suspect) else [], key, version, current)
+    entries = _between(memory, handle, handle.writes, key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
     if current != version and not save.is_output and not any(before == version for _, before in entries):
@@ -187,7 +186,7 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     version = int(handle.alias._version)
     counted = not record.written.uncounted and private.share_version(target, handle.alias)
     known = tensor_of(handle.alias)
-    save = _save(handle, node, save_hooks.version_at_save(handle), known)
+    save = _save(handle, node, handle.version, known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
 
@@ -216,11 +215,10 @@ class Later(NamedTuple):
 
 def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward, memory: Memory) -> Later:
     """Return what is known of a read on a device before its bytes have been compared."""
-    alias, version = handle.alias, save_hooks.version_at_save(handle)
+    alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
     shown, key, place = weak(alias), private.storage_key(alias), handle.place
-    written = handle.version.writes if isinstance(handle.version, Suspect) else []
-    entries = _between(memory, handle, written, key, version, current)
+    entries = _between(memory, handle, list(handle.writes), key, version, current)
 
     def clobber() -> Clobber:
         tensor = shown()
@@ -383,7 +381,7 @@ def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set
             held = graph.content(saved)
             if isinstance(held, Handle) and id(held) not in seen:
                 seen.add(id(held))
-                if int(held.alias._version) != save_hooks.version_at_save(held):
+                if int(held.alias._version) != held.version:
                     found.append(clobber_of(held, node, backward, memory))
     for stale in graph.stale(roots):
         found.append(_clobber_of_stale(stale, backward, memory))

@@ -18,7 +18,7 @@ from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, seen_at
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views
@@ -137,8 +137,8 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
     """Return the refusal to unpack a save for another reason than its version."""
-    suspect = handle.version
-    if not isinstance(suspect, Suspect) or suspect.detached is None:
+    suspect = handle.suspect
+    if suspect is None or suspect.detached is None:
         return _refusal_of_detached(message, backward, handle.place, None)
     others = [record.place for record, _ in suspect.writes if not record.written.detaches]
     refusal = _refusal_of_detached(message, backward, handle.place, suspect.detached.place)

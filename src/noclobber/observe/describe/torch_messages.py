@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView, Suspect
+from noclobber.observe.core.save_hooks import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
 from noclobber.observe.torch_api import before_2_12, graph, native_saves
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
     made, number = graph.source_of(node, field)
     if last is not None and _wrote(node, last, made, handle):
         return ("AsStridedBackward0", 0) if type(handle) is OfView else (node.name(), 0)
-    of_function = isinstance(handle.version, Suspect) and handle.version.of_function
+    of_function = handle.suspect is not None and handle.suspect.of_function
     if made is not None and of_function and isinstance(_first_of_views(made), BackwardCFunction):
         raise RuntimeError(_OF_FUNCTION.format(number=number, name=_shown(made.name())))
     if made is None and (named := _named_since(handle)) is not None:
@@ -111,8 +111,8 @@ def _named_since(handle: Handle) -> tuple[str, int] | None:
 
     A view gets a node of its own if its base enters the graph.
     """
-    suspect = handle.version
-    if not isinstance(suspect, Suspect):
+    suspect = handle.suspect
+    if suspect is None:
         return None
     if suspect.made is not None:
         return suspect.made
@@ -121,7 +121,7 @@ def _named_since(handle: Handle) -> tuple[str, int] | None:
 
 
 def _was_detached(handle: Handle) -> bool:
-    return isinstance(handle.version, Suspect) and handle.version.detached is not None
+    return handle.suspect is not None and handle.suspect.detached is not None
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")

@@ -11,11 +11,10 @@ from torch.autograd.function import BackwardCFunction
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
-from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, reading
-from noclobber.observe.core.save_hooks import Argument, Handle, Suspect
+from noclobber.observe.core.save_hooks import Argument, Handle
 from noclobber.observe.describe import clobbers, refusals, torch_messages
 from noclobber.observe.torch_api import before_2_12, graph, private
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
@@ -41,23 +40,23 @@ def read(context: Context, handle: Handle, digest: Digest, *, silently: bool) ->
     `silently`, also raises where PyTorch would not. Returns None where PyTorch or the program must decide, outside of
     the error boundary (`save_hooks.checked`).
     """
-    alias, version, current = handle.alias, handle.version, int(handle.alias._version)
-    if isinstance(version, Suspect) and version.theirs is not None:
+    alias, suspect, current = handle.alias, handle.suspect, int(handle.alias._version)
+    if suspect is not None and suspect.theirs is not None:
         return None
-    node, expected = private.current_node(), save_hooks.version_at_save(handle)
+    node, expected = private.current_node(), handle.version
     guarded = context.core.guarded
     if not silently and not clobbers.is_read(handle, node):
         return alias
-    if isinstance(version, Suspect):
-        if version.kept is not None:
-            return version.kept
+    if suspect is not None:
+        if suspect.kept is not None:
+            return suspect.kept
         # PyTorch refuses to unpack an input that was detached in place. There are three exceptions: in a custom
         # Function; outside of a backward, where a stand-in replaces the lost node; and if the tensor has got a new node
         # since (saved_variable.cpp of torch 2.13).
         by_function = isinstance(node, BackwardCFunction) or (before_2_12.is_used() and isinstance(handle, Argument))
         asks = node is not None and not by_function
         if (
-            version.detached is not None
+            suspect.detached is not None
             and silently
             and asks
             and ((saved := handle()) is None or saved.grad_fn is None)

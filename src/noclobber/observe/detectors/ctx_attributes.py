@@ -19,7 +19,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.records import latest, reading
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
@@ -134,7 +134,7 @@ class CtxSaves:
         if version is None or private.storage_key(alias) is None:
             return None
         stash = CtxSave(alias)
-        stash.alias, stash.version, stash.place = alias, version, place
+        stash.alias, stash.version, stash.suspect, stash.place = alias, version, None, place
         stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
         stash.identity, stash.moment = id(tensor), latest[0]
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
@@ -181,10 +181,10 @@ class CtxSaves:
             elsewhere = value is not None and _is_elsewhere(stash, value)
             if value is None or (elsewhere and not _is_the_same(stash, value)):
                 continue  # the program put another tensor in its place
-            if _kept(stash) is not None:
+            if stash.kept is not None:
                 continue
             elsewhere &= not _is_spared(stash)  # a spared stash gets its old memory back (`_old`)
-            moved = stash.alias._version != save_hooks.version_at_save(stash)
+            moved = stash.alias._version != stash.version
             digest = None if stash.digest is None else fingerprint(value if elsewhere else stash.alias)
             what = change(stash.digest, digest, moved=moved, waits=backward.call == "access")
             if what is Change.LATER:
@@ -207,15 +207,14 @@ class CtxSaves:
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):
-                    stash.version = int(stash.alias._version)
+                    stash.version, stash.suspect = int(stash.alias._version), None
                     stash.digest = None if stash.digest is None else fingerprint(stash.alias)
         held[:] = [stash for stash in held if stash.tensor() is not None]
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:
     """Return the version of a stash and the number of writes noted with it."""
-    suspect = stash.version
-    return int(stash.alias._version), len(suspect.writes) if isinstance(suspect, Suspect) else 0
+    return int(stash.alias._version), len(stash.writes)
 
 
 def backward_begins(
@@ -268,11 +267,11 @@ def _old(stash: CtxSave) -> torch.Tensor | None:
     """Return what backward must get instead of the tensor on the ctx: a copy of its old bytes, or its old memory where
     the tensor was given other memory. None where the tensor on the ctx is right."""
     value = stash.tensor()
-    if value is None or not isinstance(stash.version, Suspect):
+    if value is None or stash.suspect is None:
         return None
     if not _is_elsewhere(stash, value) or not _is_the_same(stash, value):
         return None
-    if _kept(stash) is None and not _is_spared(stash):
+    if stash.kept is None and not _is_spared(stash):
         return None
     if not stash.in_graph or not torch.is_grad_enabled():
         return stash.alias
@@ -282,12 +281,8 @@ def _old(stash: CtxSave) -> torch.Tensor | None:
     return old
 
 
-def _kept(stash: CtxSave) -> torch.Tensor | None:
-    return stash.version.kept if isinstance(stash.version, Suspect) else None
-
-
 def _is_spared(stash: CtxSave) -> bool:
-    return isinstance(stash.version, Suspect) and stash.version.spared
+    return stash.suspect is not None and stash.suspect.spared
 
 
 def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
@@ -301,13 +296,13 @@ def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
     It is if noclobber saw the tensor get that memory, or saw a write to that memory. An equal `id` alone proves
     nothing, because Python reuses ids.
     """
-    suspect, version = stash.version, stash.alias._version
+    version = stash.alias._version
     if id(value) != stash.identity:
         return False
-    if save_hooks.version_at_save(stash) != version == private.version_of(value):
+    if stash.version != version == private.version_of(value):
         return True  # they share a version counter, and `set_` moves it
-    key, writes = private.storage_key(value), suspect.writes if isinstance(suspect, Suspect) else ()
-    return any(noted.written.only_moves or noted.key == key for noted, _ in writes)
+    key = private.storage_key(value)
+    return any(noted.written.only_moves or noted.key == key for noted, _ in stash.writes)
 
 
 def _replaced(value: Any, key: object, tensor: torch.Tensor) -> object:

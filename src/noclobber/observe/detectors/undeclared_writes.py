@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
 from noclobber.observe.core.records import Backward, record
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
@@ -372,12 +372,10 @@ class Operators:
         return self._waited[op] <= ON_DEVICE
 
     def _note(self, op: str, handle: Handle, tensor: torch.Tensor, key: int) -> None:
-        context, marked = self._context, handle.version
-        if not isinstance(marked, Suspect):
-            marked = handle.version = Suspect(marked)
+        context = self._context
         written = Written(op, (), uncounted=True, undeclared=True)
         noted = record(written, tensor, key, caller(), context.thread)
-        marked.writes.append((noted, int(handle.alias._version)))
+        handle.suspected().writes.append((noted, int(handle.alias._version)))
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.reads import read_by
 from noclobber.observe.core.records import here, moment, reading
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
@@ -206,9 +206,8 @@ def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Ten
 def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what was saved, where bytes are preserved and the program's hooks give back other bytes: a copy, or the
     old memory of a tensor that was given other memory. None where the tensor is right."""
-    suspect = spare.version
-    if isinstance(suspect, Suspect) and suspect.kept is not None:
-        return suspect.kept if geometry(tensor) == packed.where else None
+    if spare.kept is not None:
+        return spare.kept if geometry(tensor) == packed.where else None
     moved = tensor is packed.tensor() and private.storage_key(tensor) != packed.key
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
@@ -268,10 +267,9 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
     copies, changed = dict[int, torch.Tensor](), list[_Change]()
     for packed in kept.packed:
         tensor = packed.still()
-        suspect = packed.spare.version if packed.spare is not None else None
-        if isinstance(suspect, Suspect) and suspect.kept is not None:
+        if packed.spare is not None and (copy := packed.spare.kept) is not None:
             if (held := packed.tensor()) is not None:
-                copies[id(held)] = suspect.kept
+                copies[id(held)] = copy
         elif tensor is not None and context.bus.listeners:
             digest = None if packed.digest is None else fingerprint(tensor)
             moved = tensor._version != packed.version

@@ -10,9 +10,8 @@ from weakref import ref
 
 import torch
 
-from noclobber.observe.core import save_hooks
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import Digest, fingerprint
@@ -85,7 +84,7 @@ class Stretch:
             handle = self.handle()
             if handle is None:
                 return False
-            version, before = save_hooks.version_at_save(handle), ()
+            version, before = handle.version, ()
         current, writes = _marks(handle)
         new = writes[len(before) :] or (writes[-1:] if writes[-1:] != before[-1:] else ())
         return version != current or any(may_touch(handle.alias, one[0].geometry) for one in new)
@@ -223,5 +222,4 @@ def _name(handle: Handle) -> Name:
 
 def _marks(handle: Handle) -> tuple[int, Writes]:
     """Return the version of a save now, and the writes to it that torch saw."""
-    version = handle.version
-    return int(handle.alias._version), tuple(version.writes) if isinstance(version, Suspect) else ()
+    return int(handle.alias._version), tuple(handle.writes)

@@ -232,7 +232,7 @@ class Bridge:
     ) -> Handle:
         """Return the Handle of a save that the native part has taken, and put it into the live table."""
         handle = _CLASSES[kind](_Gone() if tensor is None else tensor)  # type: ignore[arg-type]
-        handle.alias, handle.version, handle.digest, handle.shown = alias, version, digest, None
+        handle.alias, handle.version, handle.suspect, handle.digest, handle.shown = alias, version, None, digest, None
         handle.node, handle.moment, handle.place = node, moment, place
         live, core = self._context.live, self._context.core
         if digest is not None:

@@ -30,8 +30,8 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
     """
     copies: Copies = []
     for handle in sorted(handles, key=lambda handle: -handle.alias.numel()) if len(handles) > 1 else handles:
-        suspect, alias = handle.version, handle.alias
-        if not isinstance(suspect, Suspect):
+        suspect, alias = handle.suspect, handle.alias
+        if suspect is None:
             continue
         if suspect.kept is not None and private.storage_key(alias) != noted.key:
             continue
@@ -93,11 +93,10 @@ def with_sparse(hooks: Hooks, way: Way) -> Hooks:
 
 
 def _keep_sparse(handle: Handle) -> None:
-    if not isinstance(handle.version, Suspect):
+    if handle.suspect is None:
         with private.aside():
             kept = handle.alias.clone()
-        suspect = Suspect(handle.version)
-        suspect.kept, handle.version = kept, suspect
+        handle.suspected().kept = kept
 
 
 def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:

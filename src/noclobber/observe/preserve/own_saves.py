@@ -12,7 +12,7 @@ import torch
 
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.save_hooks import Handle, Needed, Suspect, version_at_save
+from noclobber.observe.core.save_hooks import Handle, Needed, Suspect
 from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.preserve import copy_before_write
@@ -43,7 +43,8 @@ def before(
     def after() -> None:
         for (alias, kept), version in zip(copies, versions, strict=True):
             for handle in context.live.at(private.storage_key(alias) or 0, span_of(alias)):
-                if handle.version == version and handle.node >= node and not isinstance(handle, Needed):
+                is_made = handle.suspect is None and handle.version == version and handle.node >= node
+                if is_made and not isinstance(handle, Needed):
                     _keep(context, handle, [(alias, kept)], written.op, place)
 
     return context.core.entry(after)
@@ -69,7 +70,7 @@ def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Plac
     kept = copy_before_write.found(copies, handle.alias)
     if kept is None:
         return
-    handle.version = suspect = Suspect(version_at_save(handle))
+    handle.suspect = suspect = Suspect()
     copy_before_write.give(context, handle, suspect, kept)
     if handle.digest is not None:
         with private.aside():

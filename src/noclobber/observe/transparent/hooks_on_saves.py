@@ -31,10 +31,11 @@ def arm(context: Context, way: Way) -> None:
             native(saved, *args, **kwargs)
             return
         native(native_saves.raw(theirs), *args, **kwargs)
-        suspect = Suspect(_NOTHING._version)
-        suspect.theirs = theirs
+        handle.suspect = Suspect()
+        handle.suspect.theirs = theirs
         # The handle lets the memory go: from now on the program's hooks decide what happens to it.
-        old, handle.alias, handle.version, handle.digest, handle.shown = handle.alias, _NOTHING, suspect, None, None
+        old, handle.alias, handle.version = handle.alias, _NOTHING, _NOTHING._version
+        handle.digest = handle.shown = None
         way.guarded(lambda: _taken_over(context, handle, old))
 
     way.patches.put(private.lookup("_C._autograd.SavedTensor"), "register_hooks", register_hooks)
@@ -44,7 +45,7 @@ def _ours(saved: object) -> Handle | None:
     """Return noclobber's handle of a save. None where noclobber did not pack it, or where the program's hooks have
     taken over already."""
     handle = graph.content_of(saved)
-    if not isinstance(handle, Handle) or (isinstance(handle.version, Suspect) and handle.version.theirs is not None):
+    if not isinstance(handle, Handle) or (handle.suspect is not None and handle.suspect.theirs is not None):
         return None
     return handle
 
