@@ -9,6 +9,7 @@ autocasts   `torch.autocast` for the played device
 kernels     dropout and attention as a GPU computes them
 modules     gives modules from before the run their tensors back
 outside     what stays real: data loaders, files
+overlaps    refuses the writes that PyTorch refuses, as elements share memory
 steps       stops the program after some optimizer steps
 ranks       a process group of which this process is one rank
 memory      the bytes of all storages, and what they are at the peak

@@ -135,9 +135,10 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "Stream": Stream,
         "Event": Stream,
     }
-    for name, answer in answers.items():
-        if hasattr(module, name):
-            patches.put(module, name, answer)
+    for place in (module, module.random, getattr(module, "memory", module)):
+        for name, answer in answers.items():
+            if name in vars(place):
+                patches.put(place, name, answer)
     accelerator = torch.device(gpu.kind)
     generic: dict[str, Any] = {
         "is_available": lambda: gpu.count > 0,

@@ -154,6 +154,8 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
 def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     """Let fake tensors say where the program thinks that they lie, and hand out stand-ins for their values."""
 
+    native_ptr: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.data_ptr
+
     def device(self: FakeTensor) -> torch.device:
         lies: torch.device = DEVICE.fget(self)
         return lies if devices.is_inside(self) else devices.shown(lies)
@@ -199,6 +201,9 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
         begin: int = private.storage(self)._cdata
         return begin + int(self.storage_offset()) * self.itemsize
 
+    def storage_ptr(self: torch.UntypedStorage) -> int:
+        return self._cdata if self.device.type == "meta" else native_ptr(self)
+
     def is_on(kind: str) -> property:
         return property(lambda self: self.device.type == kind)
 
@@ -215,6 +220,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     }
     for name, answer in answers.items():
         patches.put(FakeTensor, name, answer)
+    patches.put(torch.UntypedStorage, "data_ptr", storage_ptr)
 
 
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__ if isinstance(torch.Tensor.__deepcopy__, FunctionType) else None

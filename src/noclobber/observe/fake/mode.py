@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from noclobber.observe.core.sites import caller, site_of
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
@@ -63,6 +64,8 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         elif func in self.lift_fns and not isinstance(args[0], FakeTensor):
             result = self._lifted(args[0])
         else:
+            if not devices.inside and func._schema.is_mutable:
+                refuse_overlaps(func, args, options)
             result = self._on_shapes(func, types, args, options)
             if result is NotImplemented:
                 return result
