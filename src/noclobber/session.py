@@ -221,6 +221,8 @@ class Session:
             return []
         from noclobber.observe import subscription
 
+        if self._faked is not None:
+            self._faked.explain(error)
         explained: list[tuple[BaseException, tuple[Finding, ...]]] = []
         for one in shown_with(error):
             event = subscription.event_of(one)

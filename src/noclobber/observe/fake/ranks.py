@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,19 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
     return end
 
 
+class _Reducer:
+    """A reducer that leaves its buckets as they are: for others it reads numbers that another rank sends."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
 def _patch_ddp(patches: Patches) -> None:
     """Let DistributedDataParallel take each bucket of gradients as the mean of all ranks. The fake group gives it none
     (torch 2.13, c10d/comm.cpp)."""
@@ -65,6 +78,7 @@ def _patch_ddp(patches: Patches) -> None:
     def __init__(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         register(self, None, as_it_is)
+        self.reducer = cast(Any, _Reducer(self.reducer))
 
     patches.put(DistributedDataParallel, "__init__", __init__)
     patches.put(DistributedDataParallel, "register_comm_hook", lambda *_: None)

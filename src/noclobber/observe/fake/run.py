@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +22,7 @@ from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import fake_tensors, private
 from noclobber.observe.torch_api.patches import Patches
 
+_OF_FAKES = f"torch{os.sep}_subclasses{os.sep}"
 MOST_NAMED = 5
 """Places that the report names one by one."""
 
@@ -89,6 +92,16 @@ class FakeRun:
 
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             yield
+
+    def explain(self, error: BaseException) -> None:
+        """Say in a note of an error that ends the program if it comes from tensors without values."""
+        if isinstance(error, Exception) and not getattr(error, "__notes__", None):
+            frames = traceback.walk_tb(error.__traceback__)
+            if "FakeTensor" in str(error) or any(_OF_FAKES in frame.f_code.co_filename for frame, _ in frames):
+                error.add_note(
+                    "noclobber: this error may come from the run without values (`--fake`): run this part without it, "
+                    "at a small size, to know"
+                )
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the peak of each device, those that are played first."""
