@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "install", "preserve", "probe", "watch"]
+__all__ = ["ClobberError", "ClobberWarning", "UnsupportedTorch", "fake", "install", "preserve", "probe", "watch"]
 __version__: str
 
 if TYPE_CHECKING:
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from noclobber.blocks import install, preserve, watch
     from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
     from noclobber.ops import probe
+    from noclobber.without_values import fake
 
 _WHERE = {
     "noclobber.blocks": ("install", "preserve", "watch"),
     "noclobber.model.error": ("ClobberError", "ClobberWarning", "UnsupportedTorch"),
     "noclobber.ops": ("probe",),
+    "noclobber.without_values": ("fake",),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -19,7 +20,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
-from noclobber.model.report import Coverage, Lost, Report
+from noclobber.model.report import WITHOUT_BYTES, Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
 from noclobber.model.tracebacks import shown_with, without_own_frames
@@ -127,13 +128,15 @@ class Session:
 
             self._faked = FakeRun(self.fake)
             self._faked.begin()
+        elif self._faked is None and (module := sys.modules.get("noclobber.observe.fake.run")) is not None:
+            self._faked = module.active()
 
     def stop(self) -> None:
         """Undo one `start`, in the thread in which it was; a no-op when not started."""
         if self._armed:
             from noclobber.observe import subscription
 
-            if self._faked is not None and self._armed == 1:
+            if self._faked is not None and self.fake is not None and self._armed == 1:
                 self._faked.end()
             covered = subscription.unsubscribe(self)
             with self._counting:
@@ -187,7 +190,7 @@ class Session:
                 self._backwards += 1
             if self.journal is not None:
                 self.journal.checked(self._backwards, self._raised)
-        if self._faked is not None and self._faked.steps.are_enough(self._backwards + self._raised):
+        if self._faked is not None and self._armed and self._faked.steps.are_enough(self._backwards + self._raised):
             from noclobber.observe import subscription
 
             subscription.before_next_backward(self._faked.steps.stop)
@@ -218,6 +221,8 @@ class Session:
             return []
         from noclobber.observe import subscription
 
+        if self._faked is not None:
+            self._faked.explain(error)
         explained: list[tuple[BaseException, tuple[Finding, ...]]] = []
         for one in shown_with(error):
             event = subscription.event_of(one)
@@ -303,7 +308,8 @@ class Session:
 
         ledger = self.account.ledger()
         entries = (replace(one, op=node_in_words(one.node) if one.node else "") for one in ledger.entries)
-        return replace(ledger, entries=tuple(entries))
+        peaks = self._faked.peaks() if self._faked is not None else ()
+        return replace(ledger, entries=tuple(entries), peaks=peaks)
 
     def hints(self) -> tuple[Finding, ...]:
         """Return what could be written in place, and what need not be, the most bytes first; empty if nobody asked."""
@@ -339,7 +345,9 @@ class Session:
             coverage = _after(coverage, subscription.coverage())
         lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
         if self._faked is not None:
-            coverage = replace(coverage, contents=False, fake=True, notes=(*coverage.notes, *self._faked.notes()))
+            unseen = tuple(one for one in coverage.unseen if not one.startswith(WITHOUT_BYTES))
+            notes = (*coverage.notes, *self._faked.notes())
+            coverage = replace(coverage, contents=False, fake=True, unseen=unseen, notes=notes)
         return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 
     def begin_again(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -35,16 +35,39 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """All that was alive on a device when it was the most, in a run without values.
+
+    `room` is the device's memory, 0 for one without a limit. `activations` are what is none of the others: saves, and
+    tensors that are computed with.
+    """
+
+    device: str
+    room: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """What was alive in saves when the bytes were the most, the largest entry first.
 
     `path` and `line` are those of the save that made the peak; `backwards` is how many backward calls had begun.
+    `peaks` are those of each device, where all memory is counted.
     """
 
     entries: tuple[Entry, ...] = ()
     path: str = ""
     line: int = 0
     backwards: int = 0
+    peaks: tuple[Peak, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -73,6 +96,7 @@ def ledger_out(ledger: Ledger) -> dict[str, Any]:
         "line": ledger.line,
         "backwards": ledger.backwards,
         "entries": entries,
+        **({"peaks": [asdict(one) for one in ledger.peaks]} if ledger.peaks else {}),
     }
 
 
@@ -80,4 +104,5 @@ def ledger_in(data: Mapping[str, Any]) -> Ledger:
     """Read back what `ledger_out` made. Raises KeyError and TypeError."""
     known = ({"buffer": False, **one} for one in data["entries"])  # a report may be older than that word
     entries = tuple(Entry(**{name: one[name] for name in Entry.__slots__}) for one in known)
-    return Ledger(entries, data["path"], data["line"], data["backwards"])
+    peaks = tuple(Peak(**one) for one in data.get("peaks", ()))
+    return Ledger(entries, data["path"], data["line"], data["backwards"], peaks)

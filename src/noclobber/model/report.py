@@ -42,6 +42,7 @@ class Lost:
     trace: str = ""
 
 
+WITHOUT_BYTES = "the bytes of saves that have none to read (meta, sparse, subclasses)"
 COMPILED = "the inside of compiled regions"
 
 

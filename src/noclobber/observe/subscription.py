@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.events import Refusal
-from noclobber.model.report import COMPILED, Coverage, unseen_in_words
+from noclobber.model.report import COMPILED, WITHOUT_BYTES, Coverage, unseen_in_words
 from noclobber.model.silent import Drift
 from noclobber.observe import recorder
 from noclobber.observe.core import boundary, threads
@@ -84,7 +84,7 @@ def coverage() -> Coverage:
     unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
     counts = CONTEXT.bus.unseen.copy()
     if unread:
-        counts["the bytes of saves that have none to read (meta, sparse, subclasses)"] = unread
+        counts[WITHOUT_BYTES] = unread
     if regions := compile_guard.FRAMES.not_seen():
         counts[COMPILED] = regions
     for one in dict.fromkeys(_subscribers):

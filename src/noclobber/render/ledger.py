@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.ledger import Entry, Ledger, Peak
 from noclobber.model.units import share, size
 from noclobber.render.fit import CUT
 from noclobber.render.text import filled, one_line, place_of_line
@@ -41,9 +41,10 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 
 
 def summary(ledger: Ledger) -> list[str]:
-    """Return how much is kept, and when it was; then what is saved and lives anyway, if anything does."""
+    """Return whether all memory fits, where that is known; how much is kept, and when it was; then what is saved and lives anyway, if anything does."""
+    fits = [line for peak in ledger.peaks for line in _fits(peak)]
     if not ledger.entries:
-        return ["kept for backward: nothing was saved"]
+        return [*fits, "kept for backward: nothing was saved"]
     storages = sum(one.storages for one in ledger.entries if not one.lives_anyway)
     lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
     if ledger.path:
@@ -52,7 +53,18 @@ def summary(ledger: Ledger) -> list[str]:
     if living:
         bytes = size(ledger.parameters + ledger.buffers)
         lines.append(f"{' and '.join(living)} among the saves: {bytes}, which live anyway")
-    return lines
+    return [*fits, *lines]
+
+
+def _fits(peak: Peak) -> list[str]:
+    """Return whether a device has room for the peak, and what the peak is made of."""
+    most = f"{size(peak.bytes)} at the peak of {peak.device}"
+    parts = [("parameters", peak.parameters), ("gradients", peak.gradients), ("optimizer state", peak.optimizer)]
+    parts.append(("activations and what is computed with", peak.activations))
+    made_of = ", ".join(f"{what} {size(one)}" for what, one in parts)
+    if not peak.room:
+        return [f"{most}: {made_of}"]
+    return [f"does it fit in {size(peak.room)}? {'yes' if peak.bytes <= peak.room else 'no'}: {most}", made_of]
 
 
 def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:

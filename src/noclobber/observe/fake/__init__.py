@@ -6,7 +6,10 @@ values      values that are known (small tensors that no parameter reaches), and
 devices     plays the device that the program asks for on one that exists
 cuda        what `torch.cuda` answers then
 autocasts   `torch.autocast` for the played device
+kernels     dropout and attention as a GPU computes them
+modules     gives modules from before the run their tensors back
 outside     what stays real: data loaders, files
+overlaps    refuses the writes that PyTorch refuses, as elements share memory
 steps       stops the program after some optimizer steps
 ranks       a process group of which this process is one rank
 memory      the bytes of all storages, and what they are at the peak

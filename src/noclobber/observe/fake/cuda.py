@@ -11,6 +11,7 @@ import torch
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake.devices import Devices
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 
 
@@ -135,9 +136,10 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "Stream": Stream,
         "Event": Stream,
     }
-    for name, answer in answers.items():
-        if hasattr(module, name):
-            patches.put(module, name, answer)
+    for place in (module, module.random, getattr(module, "memory", module)):
+        for name, answer in answers.items():
+            if name in vars(place):
+                patches.put(place, name, answer)
     accelerator = torch.device(gpu.kind)
     generic: dict[str, Any] = {
         "is_available": lambda: gpu.count > 0,
@@ -155,6 +157,8 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for name, answer in generic.items():
         if hasattr(torch.accelerator, name):
             patches.put(torch.accelerator, name, answer)
+    # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
+    patches.put(private.C, "_get_accelerator", lambda check=None: accelerator)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)

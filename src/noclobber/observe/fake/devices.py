@@ -29,7 +29,7 @@ _FULL = {
     "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
 }  # fmt: skip
 """Functions that autocast runs in float32 on a GPU. The CPU's autocast leaves most of them as they are."""
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class Devices:
@@ -98,7 +98,7 @@ class Playing(TorchFunctionMode):
 
 
 def _full(argument: Any) -> Any:
-    is_half = isinstance(argument, FakeTensor) and argument.dtype in _HALVES and is_played(argument.fake_device)
+    is_half = isinstance(argument, FakeTensor) and argument.dtype in HALVES and is_played(argument.fake_device)
     return argument.float() if is_half else argument
 
 
@@ -138,44 +138,6 @@ def _nothing(devices: Devices, func: Any, args: Sequence[Any], options: dict[str
     return None
 
 
-def _dropout(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Drop as a GPU does, which keeps a mask of one byte for each element."""
-    if func is not torch.dropout or len(args) != 3 or not isinstance(args[0], FakeTensor):
-        return NotImplemented
-    tensor, share, training = args
-    if not (is_played(tensor.fake_device) and training and 0 < share < 1 and tensor.numel()):
-        return NotImplemented
-    return torch.native_dropout(tensor, share, True)[0]
-
-
-def _attention(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Attend as a GPU does, with a kernel that keeps no matrix of all pairs. The CPU's cannot drop."""
-    query, key, value, mask, share, is_causal = (*args, *(None, 0.0, False)[len(args) - 3 :])[:6]
-    mask, share = options.get("attn_mask", mask), options.get("dropout_p", share)
-    is_causal, scale = options.get("is_causal", is_causal), options.get("scale")
-    if not all(isinstance(one, FakeTensor) and is_played(one.fake_device) for one in (query, key, value)):
-        return NotImplemented
-    if query.dim() != 4 or query.shape[-1] != value.shape[-1]:
-        return NotImplemented
-    if torch.is_autocast_enabled(devices.played):
-        dtype = torch.get_autocast_dtype(devices.played)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if mask is None and query.dtype in _HALVES and query.shape[-1] <= 256:
-        if query.shape[-1] % 8:
-            return NotImplemented
-        aten = torch.ops.aten._scaled_dot_product_flash_attention
-        return aten(query, key, value, share, is_causal, scale=scale)[0]
-    if key.shape[1] != query.shape[1] or query.shape[-1] % 8:
-        return NotImplemented
-    if mask is not None:
-        if mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
-        mask = mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    aten = torch.ops.aten._scaled_dot_product_efficient_attention
-    return aten(query, key, value, mask, keeps, share, is_causal, scale=scale)[0]
-
-
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
     "to": _to,
     "cuda": _cuda,
@@ -186,13 +148,13 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
     "new_tensor": _of_numbers,
     "pin_memory": _pinned,
     "record_stream": _nothing,
-    "dropout": _dropout,
-    "scaled_dot_product_attention": _attention,
 }
 
 
 def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     """Let fake tensors say where the program thinks that they lie, and hand out stand-ins for their values."""
+
+    native_ptr: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.data_ptr
 
     def device(self: FakeTensor) -> torch.device:
         lies: torch.device = DEVICE.fget(self)
@@ -207,7 +169,8 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
                 "copy the tensor to host memory first."
             )
         if (known := values.known(self)) is not None:
-            return known.numpy()
+            with private.aside():
+                return known.numpy()
         asked.note("numpy")
         kind = np.dtype(str(self.dtype).partition(".")[2])  # bfloat16 has none: TypeError, as without noclobber
         made = np.zeros(tuple(self.shape), kind)
@@ -217,7 +180,8 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
 
     def tolist(self: FakeTensor) -> Any:
         if (known := values.known(self)) is not None:
-            return known.tolist()
+            with private.aside():
+                return known.tolist()
         asked.note("tolist")
         made: Any = values.guess(self)
         for size in reversed(self.shape):
@@ -237,6 +201,9 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
         begin: int = private.storage(self)._cdata
         return begin + int(self.storage_offset()) * self.itemsize
 
+    def storage_ptr(self: torch.UntypedStorage) -> int:
+        return self._cdata if self.device.type == "meta" else native_ptr(self)
+
     def is_on(kind: str) -> property:
         return property(lambda self: self.device.type == kind)
 
@@ -253,6 +220,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     }
     for name, answer in answers.items():
         patches.put(FakeTensor, name, answer)
+    patches.put(torch.UntypedStorage, "data_ptr", storage_ptr)
 
 
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__ if isinstance(torch.Tensor.__deepcopy__, FunctionType) else None

@@ -11,7 +11,9 @@ from torch.utils import _pytree as pytree
 from noclobber.observe.core.sites import caller, site_of
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
@@ -30,6 +32,8 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self.devices = devices
         self.stopped: list[str] = []
         """The operators that could not run without values, in words, with the line."""
+        self._met: dict[int, private.Weak[torch.Tensor]] = {}
+        """The real leaves that were computed with: parameters that were there before."""
         self._memory = memory
         self._is_program = is_program
         self._answers = Answers(asked, self._fresh).of
@@ -60,6 +64,8 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         elif func in self.lift_fns and not isinstance(args[0], FakeTensor):
             result = self._lifted(args[0])
         else:
+            if not devices.inside and func._schema.is_mutable:
+                refuse_overlaps(func, args, options)
             result = self._on_shapes(func, types, args, options)
             if result is NotImplemented:
                 return result
@@ -68,6 +74,12 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             for one in (*pytree.tree_leaves(result), *written(func, args, options)):
                 self._memory.made(one)
         return result
+
+    def put_back(self) -> None:
+        """Take away the gradients that parameters from before the run have got in it."""
+        for reference in self._met.values():
+            if (leaf := reference()) is not None and isinstance(leaf.grad, FakeTensor):
+                leaf.grad = None
 
     def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor for a tensor that was made of numbers in Python."""
@@ -85,6 +97,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return not (isinstance(device, torch.device) and (is_played(device) or device.type != "cpu"))
 
     def _on_shapes(self, func: Any, types: Sequence[type], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        args, options = pytree.tree_map_only(torch.Tensor, self._fake, (tuple(args), options))
         self.devices.inside += 1
         try:
             return super().__torch_dispatch__(func, types, args, options)
@@ -92,11 +105,22 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._explain(func, error)
             raise
         except RuntimeError as error:
+            if isinstance(error, NotImplementedError) or getattr(func, "namespace", "aten") not in ("aten", "prims"):
+                self._explain(func, error)
             if error.args and isinstance(error.args[0], str):
                 error.args = (in_words(self.devices, error.args[0]), *error.args[1:])
             raise
         finally:
             self.devices.inside -= 1
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake tensor of a real one. PyTorch would run some operators on real tensors as they are: those
+        that take a number too, such as `mul_` (torch 2.13; tests/observe/fake/test_run.py)."""
+        if isinstance(tensor, FakeTensor) or type(tensor) not in private.PLAIN:
+            return tensor
+        if tensor.requires_grad:
+            self._met.setdefault(private.identity(tensor), private.Weak(tensor))
+        return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
         """Say in a note which operator needs values, where, and what to do."""

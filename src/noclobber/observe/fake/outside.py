@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.devices import Devices
 from noclobber.observe.torch_api.patches import Patches
+
+
+@contextlib.contextmanager
+def _unpinned(loader: Any) -> Iterator[None]:
+    """Let a data loader pin nothing while it makes an iterator: no device is here."""
+    if getattr(loader, "pin_memory", False) is not True:
+        yield
+        return
+    loader.pin_memory = False
+    try:
+        yield
+    finally:
+        loader.pin_memory = True
+
+
+class _File:
+    """A file of safetensors, or a tensor in one. What is read of it goes to the device that is played."""
+
+    def __init__(self, native: Any, away: Callable[[], Any], device: Any) -> None:
+        self._native, self._away, self._device = native, away, device
+
+    def __enter__(self) -> Self:
+        self._native.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._native.__exit__(*error)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._read(self._native.__getitem__, part)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._native, name)
+        return partial(self._read, found) if callable(found) else found
+
+    def _read(self, read: Callable[..., Any], *args: Any) -> Any:
+        with self._away():
+            found = read(*args)
+        if type(found).__name__ == "PySafeSlice":
+            return _File(found, self._away, self._device)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), found)
 
 
 class Outside:
@@ -33,11 +76,26 @@ class Outside:
                     patches.put(kind, name, self._real(getattr(kind, name)))
         patches.put(torch, "load", self._load(torch.load))
         patches.put(torch, "save", self._save(torch.save))
+        if importlib.util.find_spec("safetensors") is not None:
+            self._patch_safetensors(patches)
+
+    def _patch_safetensors(self, patches: Patches) -> None:
+        """Let files of safetensors be mapped as they are: only the shapes of what lies there are read."""
+        import safetensors
+        import safetensors.torch
+
+        native, away, lies_on = safetensors.safe_open, self._away, self._devices.lies_on
+
+        def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> _File:
+            return _File(native(filename, framework, "cpu", **options), away, lies_on(device))
+
+        for module in (safetensors, safetensors.torch):
+            patches.put(module, "safe_open", safe_open)
+        patches.put(safetensors.torch, "save_file", self._save(safetensors.torch.save_file))
 
     def _real(self, native: Callable[..., Any]) -> Callable[..., Any]:
         def real(*args: Any, **options: Any) -> Any:
-            with self._away(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "'pin_memory' argument")  # nothing is pinned: no device is here
+            with self._away(), _unpinned(args[-1]):
                 return native(*args, **options)
 
         return real

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
+
+from noclobber.observe.torch_api.patches import Patches
 
 
 def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
@@ -20,17 +24,21 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
     }  # fmt: skip
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
+    patches = Patches()
+    for name in ("_verify_params_across_processes", "_broadcast_coalesced"):
+        patches.put(dist, name, lambda *_, **__: [])  # they read values in C++
+    _patch_ddp(patches)
     native = dist.init_process_group
 
     def init_process_group(*_: object, **options: object) -> None:
         native(backend="fake", store=FakeStore(), rank=rank, world_size=world_size)
 
-    dist.init_process_group = init_process_group
+    patches.put(dist, "init_process_group", init_process_group)
 
     def end() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-        dist.init_process_group = native
+        patches.undo()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -38,3 +46,39 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
                 os.environ[name] = value
 
     return end
+
+
+class _Reducer:
+    """A reducer that leaves its buckets as they are: for others it reads numbers that another rank sends."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
+def _patch_ddp(patches: Patches) -> None:
+    """Let DistributedDataParallel take each bucket of gradients as the mean of all ranks. The fake group gives it none
+    (torch 2.13, c10d/comm.cpp)."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    def as_it_is(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    as_it_is.__annotations__.clear()  # PyTorch refuses all that are not its own classes
+
+    def __init__(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        register(self, None, as_it_is)
+        self.reducer = cast(Any, _Reducer(self.reducer))
+
+    patches.put(DistributedDataParallel, "__init__", __init__)
+    patches.put(DistributedDataParallel, "register_comm_hook", lambda *_: None)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback
 from collections.abc import Iterator
 
 import torch
 
 from noclobber.model.fake import FakeOrder
+from noclobber.model.ledger import Peak
 from noclobber.model.source import Site
 from noclobber.observe import subscription
-from noclobber.observe.fake import autocasts, cuda, devices, ranks
+from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.outside import Outside
@@ -19,6 +22,7 @@ from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import fake_tensors, private
 from noclobber.observe.torch_api.patches import Patches
 
+_OF_FAKES = f"torch{os.sep}_subclasses{os.sep}"
 MOST_NAMED = 5
 """Places that the report names one by one."""
 
@@ -43,14 +47,20 @@ class FakeRun:
         self._is_on = False
 
     def begin(self) -> None:
-        """Make all that comes fake, in this thread."""
+        """Make all that comes fake, in this thread. Raises RuntimeError inside another fake run."""
+        if _active:
+            raise RuntimeError("a fake run is under way: leave it before another one begins")
+        _active.append(self)
         patches, gpu = self._patches, self._order.gpu
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
             autocasts.patch(patches, gpu.kind)
+            kernels.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
         self._outside.patch(patches)
+        if not self._order.is_program:
+            self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
         self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.kind))
         self._enter()
@@ -60,6 +70,8 @@ class FakeRun:
         self._leave()
         self._at_end.close()
         self._patches.undo()
+        self._mode.put_back()
+        _active.remove(self)
 
     def _enter(self) -> None:
         if not self._is_on:
@@ -81,6 +93,25 @@ class FakeRun:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             yield
 
+    def explain(self, error: BaseException) -> None:
+        """Say in a note of an error that ends the program if it comes from tensors without values."""
+        if isinstance(error, Exception) and not getattr(error, "__notes__", None):
+            frames = traceback.walk_tb(error.__traceback__)
+            if "FakeTensor" in str(error) or any(_OF_FAKES in frame.f_code.co_filename for frame, _ in frames):
+                error.add_note(
+                    "noclobber: this error may come from the run without values (`--fake`): run this part without it, "
+                    "at a small size, to know"
+                )
+
+    def peaks(self) -> tuple[Peak, ...]:
+        """Return the peak of each device, those that are played first."""
+        found = sorted(self.memory.peaks().items(), key=lambda one: (not devices.is_played(one[0]), str(one[0])))
+        room = self._order.gpu.bytes
+        return tuple(
+            Peak(str(self.devices.shown(device)), room if devices.is_played(device) else 0, *kinds.values())
+            for device, kinds in found
+        )
+
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of the report must know, in words."""
         said = [f"the program was stopped after {self.steps.in_words()} (`--steps`)"] * self.steps.stopped
@@ -93,6 +124,14 @@ class FakeRun:
         if self._outside.not_written:
             said.append(f"nothing was written to {', '.join(sorted(self._outside.not_written))}: there are no values")
         return tuple(said)
+
+
+_active: list[FakeRun] = []
+
+
+def active() -> FakeRun | None:
+    """Return the fake run that is under way."""
+    return _active[-1] if _active else None
 
 
 def _place(site: Site | None) -> str:

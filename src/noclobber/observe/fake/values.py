@@ -54,12 +54,17 @@ def _forget(tensors: Iterable[torch.Tensor]) -> None:
 
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the fake tensors that an operator writes."""
+    return [one for one in _writes(func, args, kwargs) if isinstance(one, FakeTensor)]
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operator writes, also real ones, whose values are the program's."""
     given = [
         kwargs.get(one.name, args[at] if at < len(args) else None)
         for at, one in enumerate(func._schema.arguments)
         if one.alias_info is not None and one.alias_info.is_write
     ]
-    return [one for one in pytree.tree_leaves(given) if isinstance(one, FakeTensor)]
+    return [one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor)]
 
 
 def _on_cpu(argument: Any) -> Any:
@@ -77,7 +82,8 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     writes = written(func, args, kwargs) if func._schema.is_mutable else []
     if func._schema.name.partition("::")[2] in _FACTS:
         return
-    if not _computed(func, args, kwargs, inputs, outputs):
+    is_of_program = func._schema.is_mutable and len(writes) < len(_writes(func, args, kwargs))
+    if is_of_program or not _computed(func, args, kwargs, inputs, outputs):
         _forget(writes)
         for one in outputs:
             if one.numel() == 1 or one.dtype is torch.bool:
@@ -97,7 +103,7 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
     real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, known, (tuple(args), dict(kwargs)))
     real_args, real_kwargs = pytree.tree_map(_on_cpu, (real_args, real_kwargs))
     try:
-        with torch.no_grad():
+        with private.aside():
             made = func(*real_args, **real_kwargs)
     except Exception:
         return False

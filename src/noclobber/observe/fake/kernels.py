@@ -1,0 +1,74 @@
+"""Dropout and attention as a GPU computes them, in a fake run: they keep less for backward than the CPU's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from noclobber.observe.fake.devices import HALVES, is_played
+from noclobber.observe.torch_api.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.patches import Patches
+
+aten = torch.ops.aten
+_LARGEST_HEAD = 256
+"""The largest dimension of a head that flash attention takes."""
+
+
+def patch(patches: Patches, kind: str) -> None:
+    """Put functions that choose a GPU's kernels for the played device in the place of PyTorch's."""
+    drop, attend = torch.dropout, functional.scaled_dot_product_attention
+
+    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        if _is_played(input) and train and 0 < p < 1 and input.numel():
+            return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte for each element
+        return drop(input, p, train)
+
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if not all(map(_is_played, (query, key, value))) or not _fits(query, key, value):
+            return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        heads = query.shape[1]
+        if attn_mask is None and query.dtype in HALVES and query.shape[-1] <= _LARGEST_HEAD:
+            flash = aten._scaled_dot_product_flash_attention
+            return _first(flash(query, key, value, dropout_p, is_causal, scale=scale))
+        if key.shape[1] != heads:
+            times = heads // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        if attn_mask is not None:
+            if attn_mask.dtype is torch.bool:
+                added = torch.zeros_like(attn_mask, dtype=query.dtype)
+                attn_mask = added.masked_fill_(attn_mask.logical_not(), float("-inf"))
+            attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+        efficient = aten._scaled_dot_product_efficient_attention
+        return _first(efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale))
+
+    patches.put(torch._VF, "dropout", dropout)
+    patches.put(torch, "dropout", dropout)
+    patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+
+
+def _is_played(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor) and is_played(tensor.fake_device)
+
+
+def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return True if a GPU has a kernel for these heads that keeps no matrix of all pairs."""
+    return query.dim() == 4 and query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+
+
+def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return outputs[0]

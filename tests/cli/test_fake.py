@@ -1,0 +1,79 @@
+"""`noclobber run --fake`: a program on a GPU that is played, to its third step."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+TRAINER = """
+import torch
+from torch import nn
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(4096, 4096), nn.Sigmoid()).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4096))
+for epoch in range(1000):
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+        y = model(x.to(device))
+        WRITE
+        loss = y.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(device, loss.item())
+        torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def run(folder, source, *options):
+    (folder / "train.py").write_text(source)
+    command = [sys.executable, "-m", "noclobber", "run", "--fake", *options, "train.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_program_runs_to_its_third_step(tmp_path):
+    done = run(tmp_path, TRAINER.replace("WRITE", "y = y + 1"), "--ledger", "--device", "cuda:T4")
+    assert done.stdout == "cuda 1.0\n" * 2
+    assert done.returncode == 0
+    assert "nothing found in 3 backward calls, in a run without values" in done.stderr
+    assert "the program was stopped after 3 optimizer steps" in done.stderr
+    assert "values were asked for at 1 place" in done.stderr
+    assert "train.py:16 (`item`)" in done.stderr
+    assert "does it fit in 16.0 GB? yes" in done.stderr
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_stale_save_is_found(tmp_path):
+    done = run(tmp_path, TRAINER.replace("WRITE", "y += 1"), "--format", "json")
+    report = json.loads(done.stderr[done.stderr.index("{\n") :])
+    assert [one["code"] for one in report["findings"]] == ["NC101"]
+    assert report["coverage"]["fake"] is True
+    assert done.returncode == 1
+
+
+def test_an_error_out_of_fake_tensors_has_our_words(tmp_path):
+    done = run(tmp_path, "import torch\ntorch.nn.LazyLinear(3)\n")
+    assert "noclobber: this error may come from the run without values" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--device", "tpu"], "write cuda, cuda:8xH100, xpu or cpu"),
+        (["--hints"], "--fake and --hints do not go together"),
+        (["--world-size", "2", "--rank", "2"], "--rank 2 is none of --world-size 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, options, words):
+    done = run(tmp_path, "", *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_an_option_of_a_fake_run_needs_one(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "noclobber", "run", "--steps", "3", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--steps needs --fake" in done.stderr

@@ -1,0 +1,128 @@
+"""The device that is played: the program sees a GPU, with the memory of one."""
+
+import warnings
+
+import pytest
+import torch
+
+import noclobber
+
+
+@pytest.fixture
+def run():
+    with noclobber.fake(device="cuda:2xA100") as block:
+        yield block
+
+
+def test_the_gpu_is_there_and_gone_after():
+    before = torch.cuda.is_available()
+    with noclobber.fake(device="cuda:8xH100"):
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 8
+        assert torch.cuda.get_device_properties(0).total_memory == 80 * 10**9
+        assert "H100" in torch.cuda.get_device_name()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.cuda.is_available() == before
+
+
+def test_every_way_of_naming_a_device(run):
+    ways = [
+        torch.randn(3, device="cuda"),
+        torch.randn(3).cuda(),
+        torch.randn(3).to("cuda:0"),
+        torch.randn(3).to(torch.device("cuda")),
+        torch.randn(3).to(0),
+        torch.tensor([1.0, 2.0], device="cuda"),
+        torch.as_tensor([1.0], device="cuda"),
+        torch.randn(3, device="cuda").new_tensor([1.0]),
+        torch.zeros_like(torch.randn(3), device="cuda"),
+        torch.nn.Linear(3, 3).cuda().weight,
+        torch.nn.Linear(3, 3, device="cuda").weight,
+        torch.nn.Linear(3, 3).to("cuda").bias,
+    ]
+    with torch.device("cuda"):
+        ways.append(torch.randn(3))
+    for tensor in ways:
+        assert tensor.device == torch.device("cuda:0")
+        assert tensor.is_cuda
+        assert not tensor.is_cpu
+        assert tensor.get_device() == 0
+    assert torch.randn(3, device="cuda:1").device.index == 1
+    assert torch.randn(3, device="cuda").cpu().device == torch.device("cpu")
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.randn(3, device="cuda:5")
+
+
+def test_a_tensor_that_is_there_is_not_copied(run):
+    tensor = torch.randn(3, device="cuda")
+    assert tensor.to("cuda") is tensor
+    assert tensor.cuda() is tensor
+    assert tensor.cpu() is not tensor
+
+
+def test_tensors_on_two_devices_do_not_meet(run):
+    with pytest.raises(RuntimeError, match="cuda:0"):
+        torch.randn(3, device="cuda") + torch.randn(3)
+
+
+def test_numpy_refuses_as_it_does_on_a_gpu(run):
+    with pytest.raises(TypeError, match="cuda:0"):
+        torch.randn(3, device="cuda").numpy()
+
+
+def test_autocast_casts_as_a_gpu_does(run):
+    layer, x = torch.nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = layer(x)
+        assert y.dtype is torch.float16
+        assert y.softmax(-1).dtype is torch.float32
+        assert torch.nn.functional.layer_norm(y, (8,)).dtype is torch.float32
+    assert layer(x).dtype is torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_scaler_lets_the_step_happen(run):
+    layer = torch.nn.Linear(8, 8).cuda()
+    optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = layer(torch.randn(4, 8, device="cuda")).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    version = layer.weight._version
+    scaler.step(optimizer)
+    scaler.update()
+    assert layer.weight._version > version
+
+
+def test_dropout_and_attention_keep_what_they_keep_on_a_gpu(run):
+    def kept(make):
+        with noclobber.watch(ledger=True) as seen:
+            make()
+        return seen.ledger().bytes
+
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+    assert kept(lambda: torch.nn.functional.dropout(x, 0.5)) == 1000
+    q = torch.randn(1, 4, 1024, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) * 1
+    attend = torch.nn.functional.scaled_dot_product_attention
+    pairs = 4 * 1024 * 1024
+    assert kept(lambda: attend(q, q, q, dropout_p=0.1, is_causal=True)) < 4 * q.nbytes < 2 * pairs
+
+
+def test_memory_is_that_of_the_tensors(run):
+    begin = torch.cuda.memory_allocated()
+    big = torch.empty(10**12, device="cuda", dtype=torch.uint8)
+    assert torch.cuda.memory_allocated() - begin == 10**12
+    del big
+    assert torch.cuda.memory_allocated() == begin
+    assert torch.cuda.max_memory_allocated() >= 10**12
+
+
+def test_nothing_warns_of_addresses(run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).cuda()
+        with noclobber.watch():
+            model(torch.randn(4, 8, device="cuda").view(8, 4).t()).sum().backward()
+        one = torch.randn(4)
+        assert one.data_ptr() == one.view(2, 2).data_ptr() != torch.randn(4).data_ptr()

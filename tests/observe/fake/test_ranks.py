@@ -1,0 +1,36 @@
+"""One rank of many: sharded and replicated training in one process."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import noclobber
+
+
+def test_a_rank_of_a_thousand_shards():
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=1000, rank=7):
+        dist.init_process_group("nccl")
+        assert (dist.get_rank(), dist.get_world_size(), os.environ["RANK"]) == (7, 1000, "7")
+        model = nn.Sequential(nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 64)).cuda()
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with noclobber.watch() as seen:
+            model(torch.randn(4, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+        assert model[0].weight.to_local().shape == (4, 64)
+    assert not dist.is_initialized()
+    assert "RANK" not in os.environ
+    assert not seen.findings
+
+
+def test_replicas_have_gradients():
+    with noclobber.fake(world_size=16):
+        dist.init_process_group("nccl")
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda(), device_ids=[0])
+        for _ in range(2):
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+        assert model.module.weight.grad.shape == (8, 8)

@@ -1,0 +1,102 @@
+"""A block without values: findings, steps, models from before, memory."""
+
+import copy
+
+import pytest
+import torch
+
+import noclobber
+
+
+def test_a_stale_save_is_found_at_full_size():
+    with noclobber.fake():
+        layer = torch.nn.Linear(50_000, 50_000)  # 10 GB
+        with noclobber.watch() as seen:
+            hidden = torch.sigmoid(layer(torch.randn(8, 50_000)))
+            hidden += 1
+            with pytest.raises(noclobber.ClobberError):
+                hidden.sum().backward()
+    (finding,) = seen.findings
+    assert finding.code == "NC101"
+    assert not seen.report.coverage.not_watched
+
+
+def test_nothing_found_says_that_there_were_no_values():
+    with noclobber.fake(), noclobber.watch() as seen:
+        torch.nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
+    assert str(seen.report).startswith("noclobber: nothing found in 1 backward call, in a run without values")
+
+
+def test_a_model_from_before_is_as_it_was():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    before = copy.deepcopy(model.state_dict())
+    parameters = list(model.parameters())
+    with noclobber.fake():
+        model.cuda()
+        assert model[0].weight.device.type == "cuda"
+        model(torch.randn(8, 4, device="cuda")).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+
+
+def test_a_model_that_is_not_moved_is_as_it_was_too():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    before = copy.deepcopy(model.state_dict())
+    with noclobber.fake():
+        model(torch.randn(8, 4)).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_it_stops_after_the_steps_of_every_optimizer():
+    steps = []
+    with noclobber.fake(steps=2) as block:
+        layers = [torch.nn.Linear(2, 2) for _ in range(2)]
+        critic, generator = (torch.optim.SGD(one.parameters(), lr=0.1) for one in layers)
+        for step in range(100):
+            for one in layers:
+                one(torch.randn(1, 2)).sum().backward()
+            critic.step()
+            if step % 3 == 2:
+                steps.append(step)
+                generator.step()
+    assert steps == [2, 5]
+    assert block.notes == ("the program was stopped after 8 optimizer steps (`--steps`)",)
+
+
+def test_an_error_of_the_block_gets_out():
+    with pytest.raises(ZeroDivisionError), noclobber.fake():
+        raise ZeroDivisionError
+    assert type(torch.randn(3)) is torch.Tensor
+
+
+def test_no_block_inside_another():
+    with noclobber.fake(), pytest.raises(RuntimeError, match="under way"), noclobber.fake():
+        pass
+    with noclobber.fake():
+        pass
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(ValueError, match="cuda:8xH100"):
+        noclobber.fake(device="cuda:8xZ9")
+
+
+def test_what_the_peak_is_made_of():
+    with noclobber.fake(device="cuda:H100") as block:
+        layer = torch.nn.Linear(1000, 1000, bias=False, device="cuda")
+        optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+        for _ in range(2):
+            hidden = layer(torch.randn(500, 1000, device="cuda")).sigmoid().sum()
+            hidden.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (peak,) = [one for one in block.peaks if one.device == "cuda:0"]
+    assert peak.room == 80 * 10**9
+    assert peak.parameters == peak.gradients == 4_000_000
+    assert 8_000_000 <= peak.optimizer < 8_000_100
+    assert peak.activations >= 4_000_000

@@ -1,0 +1,82 @@
+"""Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
+
+import numpy as np
+import pytest
+import torch
+
+import noclobber
+
+
+@pytest.fixture
+def run():
+    with noclobber.fake() as block:
+        yield block
+
+
+def asked(block):
+    return [note for note in block.notes if note.startswith("values were asked for")]
+
+
+def test_numbers_of_the_program_are_known(run):
+    lengths = torch.tensor([3, 1, 2])
+    assert lengths.tolist() == [3, 1, 2]
+    assert lengths.max().item() == 3
+    assert (lengths > 1).nonzero().flatten().tolist() == [0, 2]
+    assert lengths[lengths > 1].tolist() == [3, 2]
+    assert torch.cumsum(lengths, 0).numpy().tolist() == [3, 4, 6]
+    assert torch.unique(torch.tensor([1, 1, 2])).tolist() == [1, 2]
+    assert sorted(torch.randperm(5).tolist()) == [0, 1, 2, 3, 4]
+    assert not asked(run)
+
+
+def test_a_write_changes_what_is_known_through_every_view(run):
+    counts = torch.zeros(4, dtype=torch.int64)
+    counts[1:3] += 2
+    counts.view(2, 2)[0, 0] = 7
+    assert counts.tolist() == [7, 2, 2, 0]
+    counts[0] = torch.randn(1000, 1000).argmax()
+    assert counts.tolist() == [1] * 4
+    assert len(asked(run)) == 1
+
+
+def test_values_that_depend_on_a_parameter_get_stand_ins(run):
+    layer = torch.nn.Linear(8, 8)
+    loss = layer(torch.randn(4, 8)).square().mean()
+    assert isinstance(loss.item(), float)
+    assert f"{loss:.3f}" == "1.000"
+    assert not torch.isnan(loss).any()
+    assert torch.isfinite(loss)
+    assert loss.detach().cpu().numpy().shape == ()
+    assert len(layer(torch.randn(4, 8)).tolist()[0]) == 8
+    (said,) = asked(run)
+    assert "values were asked for at 6 places" in said
+    assert "test_values.py" in said
+
+
+def test_a_mask_without_values_is_half_set(run):
+    scores = torch.nn.Linear(8, 1)(torch.randn(10, 8)).squeeze(1)
+    mask = scores > 0
+    assert scores[mask].shape == (5,)
+    assert scores[~mask].shape == (5,)
+    assert mask.sum().item() == 5
+    assert torch.masked_select(scores, mask).shape == (5,)
+    scores[mask].sum().backward()
+
+
+def test_real_arrays_stay_what_they_are(run):
+    array = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    out = torch.nn.Linear(3, 4)(torch.from_numpy(array))
+    assert out.shape == (2, 4)
+    assert array.sum() == 15
+
+
+def test_what_needs_values_says_so_in_our_words(run):
+    @torch.library.custom_op("noclobber_test::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(RuntimeError) as raised:
+        doubled(torch.randn(3))
+    (note,) = raised.value.__notes__
+    assert note.startswith("noclobber: `noclobber_test::doubled` cannot run without values at ")
+    assert "register_fake" in note
