@@ -15,11 +15,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
-import noclobber
 from noclobber import program
 from noclobber.model.fake import Enough, FakeOrder
 from noclobber.model.report import Coverage, Report, ReportError
 from noclobber.model.source import Owner, owner_of
+from noclobber.model.version import version
 from noclobber.processes.leftover import new_folder, runs
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
 from noclobber.processes.merging import report_of, with_own
@@ -65,6 +65,9 @@ class Run:
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
         self._argv: list[str] = []
+        self._began = time.monotonic()
+        self.cost = ""
+        """What noclobber's own Python has cost, in words; empty if it was little."""
         self._date = datetime.now().astimezone().isoformat(timespec="seconds")
         self._member: Member | None = None
         self._interrupt: BaseException | None = None
@@ -107,6 +110,8 @@ class Run:
         self.showed_error = error is not None and not isinstance(error, SystemExit)
         self._interrupt = error if program.is_interrupt(error) else None
         del error  # and with it the frames, and their tensors, that `python` would no longer hold
+        with self.kept_apart():
+            self.cost = self._measured()
         program.wind_down()
         if self._member is not None:
             self._member.end(self.status & 0xFF)
@@ -146,7 +151,7 @@ class Run:
             "status": self.status & 0xFF,
             "torch": None,
             "python": "{}.{}.{}".format(*sys.version_info),
-            "noclobber": noclobber.__version__,
+            "noclobber": version(),
             "date": self._date,
         }
         if member is None:
@@ -161,6 +166,18 @@ class Run:
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         member.session.stop()
         return replace(with_own(files, member.session, about), ledger=member.session.ledger())
+
+    def _measured(self) -> str:
+        """Say how long noclobber's Python took, and what the native part would leave of that; empty if it was little.
+
+        The ledger and hints leave all to Python anyway.
+        """
+        member = self._member
+        if self._ledger or self._hints or member is None or not member.watched or not member.session.started:
+            return ""
+        from noclobber.observe import own_cost
+
+        return own_cost.in_words(time.monotonic() - self._began)
 
     def files(self) -> list[str]:
         """Return the program's own files: the script, and the modules that it has imported."""

@@ -146,6 +146,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         _deliver(report, run, options, output)
         if options.format == "full":
             _tell(run, *killed(run.runs))
+            _tell(run, *([f"noclobber: {run.cost}"] if run.cost else []))
         for lost in report.coverage.lost:
             if lost.internal:
                 _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))
