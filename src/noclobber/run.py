@@ -47,6 +47,7 @@ class Run:
         ledger: bool = False,
         hints: bool = False,
         first: int = 0,
+        every: int = 0,
         fake: FakeOrder | None = None,
     ) -> None:
         self.stderr = sys.stderr
@@ -59,7 +60,7 @@ class Run:
         self._kept = folder
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        self._ledger, self._hints, self._first = ledger, hints, first
+        self._ledger, self._hints, self._first, self._every = ledger, hints, first, every
         self._fake = fake
         self._process = os.getpid()
         self._folder = os.getcwd()
@@ -90,9 +91,11 @@ class Run:
                 hints=self._hints,
                 everywhere=True,
                 first=self._first,
+                every=self._every,
                 fake=self._fake,
             )
-            order = Order(self._kept or new_folder(self.runs), self._contents, self._on_write, first=self._first)
+            folder = self._kept or new_folder(self.runs)
+            order = Order(folder, self._contents, self._on_write, first=self._first, every=self._every)
             self._member = Member(order, session, self.crashes)
             session.at_stop = partial(self._stopped, session, early)
             self._member.at_exit = partial(self._left, report)
@@ -173,7 +176,14 @@ class Run:
         The ledger and hints leave all to Python anyway.
         """
         member = self._member
-        if self._ledger or self._hints or member is None or not member.watched or not member.session.started:
+        if (
+            self._ledger
+            or self._hints
+            or self._every
+            or member is None
+            or not member.watched
+            or not member.session.started
+        ):
             return ""
         from noclobber.observe import own_cost
 
