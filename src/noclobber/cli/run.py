@@ -66,8 +66,8 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--every", type=whole, default=0, metavar="N",
-        help="watch only the first four backward calls, and then four in a row of each N: a long training costs next to "
-        "nothing",
+        help="watch only the first four backward calls, and then four in a row of each N: in between only writes are "
+        "noted",
     )  # fmt: skip
     add_fake(parser)
     add_selection(parser)
