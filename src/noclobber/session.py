@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 OnWrite = Literal["record", "raise"]
 TOGETHER = 4
-"""The backward calls in a row that a sampled run watches. The first of a row reads what was saved before. Two optimizers
-that take turns make two calls in an iteration."""
+"""The backward calls in a row that a sampled run watches. The first of a row reads what was saved before, and two
+optimizers that take turns make two calls in an iteration."""
 
 
 class Journal(Protocol):
