@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_a_rule_leads_to_its_page_once_the_documentation_has_an_address(monkeypa
     report = Report(findings, pages=pages(findings))
     about = Message()
     about["Version"] = "1.2"
-    monkeypatch.setattr("noclobber.render.sarif.metadata", lambda _: about)
+    monkeypatch.setattr(sys.modules["noclobber.render.sarif"], "metadata", lambda _: about)
     assert "helpUri" not in run_of(report)["tool"]["driver"]["rules"][0]
     for one in ("Source, https://example.org", "Documentation, https://example.org/docs/"):
         about["Project-URL"] = one
