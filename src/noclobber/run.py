@@ -176,14 +176,7 @@ class Run:
         The ledger and hints leave all to Python anyway.
         """
         member = self._member
-        if (
-            self._ledger
-            or self._hints
-            or self._every
-            or member is None
-            or not member.watched
-            or not member.session.started
-        ):
+        if member is None or not member.session.started or self._ledger or self._hints or self._every or self._fake:
             return ""
         from noclobber.observe import own_cost
 
