@@ -21,8 +21,9 @@ from noclobber.model.process import Process
 from noclobber.model.report import Coverage, Report
 from noclobber.model.source import Span
 
-CALLS = (noclobber.watch, noclobber.preserve, noclobber.install, Installed, noclobber.probe)
-ERRORS = (noclobber.ClobberError, noclobber.ClobberWarning, noclobber.UnsupportedTorch)
+PUBLIC = [getattr(noclobber, name) for name in noclobber.__all__]
+ERRORS = [one for one in PUBLIC if isinstance(one, type) and issubclass(one, Exception)]
+CALLS = [*(one for one in PUBLIC if one not in ERRORS), Installed]
 RECORDS = (
     Report, Finding, Label, Span, Suggestion, Edit, Coverage, Process, Ledger, Entry, Kept, Probe, Operand,
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """What the README and the pages show is what the commands print: each console block is run, each Python block too."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+import noclobber
 
 from .served import Run, served
 
@@ -155,10 +158,26 @@ def test_the_shell_of_the_recipes_works_in_a_pipeline(tmp_path: Path) -> None:
 
 def test_the_pages_become_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "backward" in (tmp_path / "site" / "rules" / "NC101" / "index.html").read_text()
-    assert "batch_norm" in (tmp_path / "site" / "operators" / "index.html").read_text()
+    site = {name: (tmp_path / "site" / name / "index.html").read_text() for name in PLACES}
+    assert "backward" in site["rules/NC101"]
+    assert "batch_norm" in site["operators"]
+    assert '<a href="../NC203/">NC203</a>' in site["rules/NC103"], "codes lead to their pages"
+    assert "explain NC101" in site[""], "but not in code"
+    for words in ("--watch-first N", "--update-baseline", "--build-native", "--operators"):
+        assert words in site["command-line"]
+    for name in noclobber.__all__:
+        assert f'id="{name.lower()}"' in site["api"]
+    assert "tuple[Finding, ...]" in site["api"]
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", "".join(site.values())), (
+        "nothing comes from elsewhere"
+    )
+    assert json.loads((tmp_path / "site" / "report.schema.json").read_text())["$schema"]
+
+
+PLACES = ("", "rules/NC101", "rules/NC103", "operators", "command-line", "api")
 
 
 def test_the_costs_in_the_readme_are_measured() -> None:

@@ -24,20 +24,12 @@ _WHERE = {
 }
 
 
-def _version() -> str:
-    """Return the version that is installed; "0+unknown" where the source is run as it lies there."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("noclobber")
-    except PackageNotFoundError:
-        return "0+unknown"
-
-
 def __getattr__(name: str) -> Any:
     """Import a name of `__all__` when it is first read: the command line must be able to catch a Ctrl-C before that."""
     if name == "__version__":
-        globals()[name] = known = _version()
+        from noclobber.model.version import version
+
+        globals()[name] = known = version()
         return known
     for module, names in _WHERE.items():
         if name in names:

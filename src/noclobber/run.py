@@ -15,11 +15,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
-import noclobber
 from noclobber import program
 from noclobber.model.fake import Enough, FakeOrder
 from noclobber.model.report import Coverage, Report, ReportError
 from noclobber.model.source import Owner, owner_of
+from noclobber.model.version import version
 from noclobber.processes.leftover import new_folder, runs
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
 from noclobber.processes.merging import report_of, with_own
@@ -47,6 +47,7 @@ class Run:
         ledger: bool = False,
         hints: bool = False,
         first: int = 0,
+        every: int = 0,
         fake: FakeOrder | None = None,
     ) -> None:
         self.stderr = sys.stderr
@@ -59,12 +60,15 @@ class Run:
         self._kept = folder
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        self._ledger, self._hints, self._first = ledger, hints, first
+        self._ledger, self._hints, self._first, self._every = ledger, hints, first, every
         self._fake = fake
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
         self._argv: list[str] = []
+        self._began = time.monotonic()
+        self.cost = ""
+        """What noclobber's own Python has cost, in words; empty if it was little."""
         self._date = datetime.now().astimezone().isoformat(timespec="seconds")
         self._member: Member | None = None
         self._interrupt: BaseException | None = None
@@ -87,9 +91,11 @@ class Run:
                 hints=self._hints,
                 everywhere=True,
                 first=self._first,
+                every=self._every,
                 fake=self._fake,
             )
-            order = Order(self._kept or new_folder(self.runs), self._contents, self._on_write, first=self._first)
+            folder = self._kept or new_folder(self.runs)
+            order = Order(folder, self._contents, self._on_write, first=self._first, every=self._every)
             self._member = Member(order, session, self.crashes)
             session.at_stop = partial(self._stopped, session, early)
             self._member.at_exit = partial(self._left, report)
@@ -107,6 +113,8 @@ class Run:
         self.showed_error = error is not None and not isinstance(error, SystemExit)
         self._interrupt = error if program.is_interrupt(error) else None
         del error  # and with it the frames, and their tensors, that `python` would no longer hold
+        with self.kept_apart():
+            self.cost = self._measured()
         program.wind_down()
         if self._member is not None:
             self._member.end(self.status & 0xFF)
@@ -146,7 +154,7 @@ class Run:
             "status": self.status & 0xFF,
             "torch": None,
             "python": "{}.{}.{}".format(*sys.version_info),
-            "noclobber": noclobber.__version__,
+            "noclobber": version(),
             "date": self._date,
         }
         if member is None:
@@ -161,6 +169,18 @@ class Run:
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         member.session.stop()
         return replace(with_own(files, member.session, about), ledger=member.session.ledger())
+
+    def _measured(self) -> str:
+        """Say how long noclobber's Python took, and what the native part would leave of that; empty if it was little.
+
+        The ledger and hints leave all to Python anyway.
+        """
+        member = self._member
+        if member is None or not member.session.started or self._ledger or self._hints or self._every or self._fake:
+            return ""
+        from noclobber.observe import own_cost
+
+        return own_cost.in_words(time.monotonic() - self._began)
 
     def files(self) -> list[str]:
         """Return the program's own files: the script, and the modules that it has imported."""

@@ -14,19 +14,20 @@ Counted = TypeVar("Counted", bound=Report)
 
 
 class Sampling:
-    """Which steps of a training are watched: the first ones, and then one of each block of `every`.
+    """Which steps of a training are watched: the first ones, and then `together` in a row of each block of `every`.
 
-    Its place in the block is drawn. With a fixed one, what happens in every second step could be missed for good.
+    Their place in the block is drawn. With a fixed one, what happens in every second step could be missed for good.
     """
 
     FIRST = 3
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, every: int, together: int = 1) -> None:
+        self._every, self._together = every, together
+        self._first = max(self.FIRST, together)
         self._drawn = random.Random(0)  # the program's own generator stays as it is
         self._due = 0
         self._under_way = False
-        self._steps = self._watched = 0
+        self.steps = self._watched = 0
         unlocked_in_child(self)
 
     def unlock(self) -> None:
@@ -36,10 +37,11 @@ class Sampling:
     def begins(self) -> bool:
         """Count a step. Return True if it is to be watched: then `ends` must be called."""
         with self._counting:
-            self._steps += 1
-            if (self._steps - self.FIRST - 1) % self._every == 0:
-                self._due = self._steps + self._drawn.randrange(self._every)
-            due = (self._steps <= self.FIRST or self._steps == self._due) and not self._under_way
+            self.steps += 1
+            if (self.steps - self._first - 1) % self._every == 0:
+                self._due = self.steps + self._drawn.randrange(self._every - self._together + 1)
+            is_drawn = self._due <= self.steps < self._due + self._together
+            due = (self.steps <= self._first or is_drawn) and not self._under_way
             self._under_way |= due
             self._watched += due
             return due
@@ -51,8 +53,8 @@ class Sampling:
 
     def counted(self, report: Counted) -> Counted:
         """Return a report which says how many steps were not watched."""
-        missed = self._steps - self._watched
+        missed = self.steps - self._watched
         if not missed:
             return report
-        unseen = f"{missed:,} of {self._steps:,} steps (`every={self._every}` watches the others)"
+        unseen = f"{missed:,} of {self.steps:,} steps (`every={self._every}` watches the others)"
         return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))

@@ -24,6 +24,7 @@ from noclobber.model.report import WITHOUT_BYTES, Coverage, Lost, Report
 from noclobber.model.shared_writes import of_one_write
 from noclobber.model.silent import Event
 from noclobber.model.tracebacks import shown_with, without_own_frames
+from noclobber.sampling import Sampling
 
 if TYPE_CHECKING:
     from noclobber.model.fake import FakeOrder
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from noclobber.observe.saved_bytes import SavedBytes
 
 OnWrite = Literal["record", "raise"]
+TOGETHER = 4
+"""The backward calls in a row that a sampled run watches. The first of a row reads what was saved before, and two
+optimizers that take turns make two calls in an iteration."""
 
 
 class Journal(Protocol):
@@ -62,6 +66,7 @@ class Session:
         hints: bool = False,
         everywhere: bool = False,
         first: int = 0,
+        every: int = 0,
         fake: FakeOrder | None = None,
     ) -> None:
         self.on_write: OnWrite = on_write
@@ -71,6 +76,9 @@ class Session:
         self.everywhere = everywhere
         self.first = first
         """After how many backward calls it stops; 0 for never."""
+        self.every = every
+        """Of how many backward calls it watches some; 0 for all."""
+        self._sampling = Sampling(every, TOGETHER) if every > TOGETHER else None
         self.at_stop: Callable[[], object] = lambda: None
         """Called when it has stopped after the first backward calls."""
         self.fake = fake
@@ -123,6 +131,8 @@ class Session:
             subscription.subscribe(self)
             with self._counting:
                 self._armed += 1
+            if self._sampling is not None:
+                subscription.before_next_backward(self._sampled)
         if self.fake is not None and self._faked is None:
             from noclobber.observe.fake.run import FakeRun
 
@@ -198,6 +208,19 @@ class Session:
             from noclobber.observe import subscription
 
             subscription.before_next_backward(self._stop_early)
+
+    def _sampled(self) -> None:
+        """Choose what is watched from this backward call to the next: all, or the writes alone."""
+        from noclobber.observe import subscription
+
+        if self._sampling is None or not self._armed:
+            return
+        self._sampling.ends()
+        due = self._sampling.begins()
+        if due != self.watching:
+            self.watching = due
+            subscription.settle()
+        subscription.before_next_backward(self._sampled)
 
     def _stop_early(self) -> None:
         """Stop after the first backward calls, while the program goes on."""
@@ -343,6 +366,10 @@ class Session:
             from noclobber.observe import subscription
 
             coverage = _after(coverage, subscription.coverage())
+        if self._sampling is not None and (missed := self._sampling.steps - self._backwards - self._raised) > 0:
+            of = f"{missed:,} of {self._sampling.steps:,}"
+            some = f"{of} backward calls (`--every {self.every}` watches the others)"
+            coverage = replace(coverage, saves=True, contents=self.contents, unseen=(*coverage.unseen, some))
         lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
         if self._faked is not None:
             unseen = tuple(one for one in coverage.unseen if not one.startswith(WITHOUT_BYTES))

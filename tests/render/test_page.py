@@ -152,6 +152,8 @@ def test_the_verdict_is_green_only_where_all_was_seen(
 ) -> None:
     found = tuple(replace(awkward.tabs, severity=one) for one in severities)
     assert f"<header class='{tone}'>" in render(Report(found, coverage), "html")
+    if tone == "right":
+        assert "<header class='none'>" in render(Report(found, coverage, {"status": 1}), "html"), "the program failed"
 
 
 def test_a_code_leads_to_the_text_of_its_rule() -> None:

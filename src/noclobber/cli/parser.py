@@ -17,6 +17,7 @@ _WITH_VALUE = (
     "--backwards",
     "--seconds",
     "--watch-first",
+    "--every",
     "--select",
     "--ignore",
     "--baseline",

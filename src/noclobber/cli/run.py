@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
         "[--fake [--steps N] [--device DEVICE] [--world-size N --rank N]] "
-        "[--ledger] [--hints] [--watch-first N] [--select CODES] [--ignore CODES] "
+        "[--ledger] [--hints] [--watch-first N | --every N] [--select CODES] [--ignore CODES] "
         "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
@@ -64,6 +64,11 @@ def add(verbs: Verbs) -> None:
         help="watch only the first N backward calls of each process, and report then too: the rest of a long training "
         "costs nothing",
     )  # fmt: skip
+    parser.add_argument(
+        "--every", type=whole, default=0, metavar="N",
+        help="watch only the first four backward calls, and then four in a row of each N: in between only writes are "
+        "noted",
+    )  # fmt: skip
     add_fake(parser)
     add_selection(parser)
     parser.set_defaults(parser=parser)
@@ -82,6 +87,10 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
+    if options.every and (options.watch_first or options.ledger or options.hints):
+        options.parser.error(
+            "`--every` watches some backward calls only: leave out --watch-first, --ledger and --hints"
+        )
     fake = order_of(options)
     try:
         selection = selection_of(options)
@@ -95,6 +104,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         ledger=options.ledger,
         hints=options.hints,
         first=options.watch_first,
+        every=options.every,
         fake=fake,
     )
     try:
@@ -146,6 +156,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
         _deliver(report, run, options, output)
         if options.format == "full":
             _tell(run, *killed(run.runs))
+            _tell(run, *([f"noclobber: {run.cost}"] if run.cost else []))
         for lost in report.coverage.lost:
             if lost.internal:
                 _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))

@@ -6,6 +6,7 @@ write_policy    what happens to a write that meets live saves: it is noted, stop
 saved_bytes     counts the bytes that saves keep, for the ledger
 allocations     follows every operator, for hints: the memory of tensors over time, and who reads what last
 measured_peak   the peak of memory by PyTorch's allocators, with which `fix` checks a hint
+own_cost        what watching by Python has cost in a run, and what the native part would leave of that
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
 core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
 native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/

@@ -96,6 +96,12 @@ def coverage() -> Coverage:
     return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
 
 
+def settle() -> None:
+    """Watch as the listeners ask for now: one of them asks for more than before, or for less."""
+    with _changing:
+        CONTEXT.core.guarded(_settle)
+
+
 def before_next_backward(function: Callable[[], object]) -> None:
     """Call a function before the next backward call begins. It may unsubscribe: then nobody watches that call."""
     CONTEXT.before_backward = function

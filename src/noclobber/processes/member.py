@@ -50,6 +50,7 @@ class Order:
     run: str = ""
     parent: str = ""
     first: int = 0
+    every: int = 0
     joining: str = ""
 
     def to_text(self) -> str:

@@ -34,6 +34,7 @@ def _member(order: Order) -> Member:
         notes=order.notes,
         everywhere=True,
         first=order.first,
+        every=order.every,
     )
     return Member(order, session, [])
 

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +21,8 @@ from noclobber.render.judged import failed, failure, nothing_found, unchecked, u
 from noclobber.render.text import bytes_of, one_line
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_SITE = "Documentation, "
+"""How the project's metadata name the address of the documentation, once it has one."""
 _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "note"}
 
 
@@ -38,10 +40,13 @@ def sarif(report: Report, *, color: bool = False, width: int | None = None) -> s
         equal[key] += 1
         results.append(_result(finding, list(rules), root, _fingerprint(*key, str(equal[key]))))
     driver: dict[str, Any] = {"name": "noclobber"}
+    site = ""
     with suppress(PackageNotFoundError):
-        driver["version"] = version("noclobber")
+        about = metadata("noclobber")
+        driver["version"] = about["Version"]
+        site = next((one.partition(", ")[2] for one in about.get_all("Project-URL", ()) if one.startswith(_SITE)), "")
     pages = {one.code: one for one in report.pages}
-    driver["rules"] = [_rule(one, pages.get(one.code)) for one in rules.values()]
+    driver["rules"] = [_rule(one, pages.get(one.code), site) for one in rules.values()]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -52,8 +57,11 @@ def sarif(report: Report, *, color: bool = False, width: int | None = None) -> s
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
-def _rule(finding: Finding, page: Page | None) -> dict[str, Any]:
-    """What the rule of a finding is about. A report of another release may have a rule that has no page here."""
+def _rule(finding: Finding, page: Page | None, site: str) -> dict[str, Any]:
+    """What the rule of a finding is about, with a link if the documentation has an address.
+
+    A report of another release may have a rule that has no page here.
+    """
     if page is None:
         return {"id": finding.code, "name": finding.rule, "shortDescription": {"text": one_line(finding.rule)}}
     return {
@@ -63,6 +71,7 @@ def _rule(finding: Finding, page: Page | None) -> dict[str, Any]:
         "fullDescription": {"text": page.summary},
         "help": {"text": page.text, "markdown": page.markdown},
         "defaultConfiguration": {"level": _LEVEL[page.severity]},
+        **({"helpUri": f"{site.rstrip('/')}/rules/{page.code}/"} if site else {}),
     }
 
 

@@ -1,13 +1,12 @@
 """NC902 inplace-saves-nothing: a call writes in place, and the peak of memory would be the same without that
 
 What happens
-    A call writes in place, and the program needs as much memory at its peak as it would need out of place. Either
-    autograd keeps a clone of what is overwritten, or the peak is at another moment.
+    A call writes in place and saves no memory: autograd clones what is overwritten, or the peak is at another moment.
 
 Why
     Some operators need their input for backward: `silu_`, `elu_` with an input that must be kept, `pow_`. In place,
-    autograd first clones the input, so nothing is saved. And memory that is free at the peak helps nobody: out of
-    place, the old tensor is freed as soon as its name stands for the new one.
+    autograd clones this input first. Other calls save memory, but not at the peak. Out of place, the old tensor is
+    freed as soon as its name stands for the new one.
 
 Example
     import torch

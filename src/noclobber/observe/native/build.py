@@ -31,7 +31,7 @@ def build(say: Callable[[str], object]) -> Path:
 
     Raises NotBuilt, and leaves what was there before.
     """
-    _require()
+    require()
     cxx = compiler()
     try:
         file = library()
@@ -73,7 +73,8 @@ def compiled(cxx: Sequence[str], python: str, root: Path, scratch: str, say: Cal
     return Path(scratch, NAME)
 
 
-def _require() -> None:
+def require() -> None:
+    """Raise NotBuilt where the native part cannot be built, which says why."""
     if sys.platform != "linux":
         raise NotBuilt(f"it can be built on Linux only so far, and this is {platform.system()}")
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -11,6 +11,7 @@ from noclobber.model.page import PROGRAMS, Page
 from noclobber.model.report import Report
 from noclobber.render.html.kept import kept_for_backward
 from noclobber.render.html.markup import painted, prose, sentence
+from noclobber.render.judged import failure
 from noclobber.render.lines import by_code
 from noclobber.render.snippet import Row
 from noclobber.render.text import one_line, place_of_line, shown_path, typed, visible
@@ -70,7 +71,7 @@ def _head(report: Report) -> str:
 
     verdict = next((one for one in layout.SEVERITIES if report.count(one)), "none")
     if not report.findings and report.coverage.backwards:
-        verdict = "right" if not report.coverage.not_watched else "none"
+        verdict = "none" if report.coverage.not_watched or failure(report) else "right"
     command = f"<p class='command'><code>{escape(_command(report))}</code></p>" if _command(report) else ""
     about = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _about(report))
     coverage = report.coverage

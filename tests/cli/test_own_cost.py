@@ -1,0 +1,58 @@
+"""The line about the cost of noclobber's own Python, after a run in which that was much."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import noclobber
+from noclobber.observe import own_cost
+
+from .running import noclobber as run_noclobber
+
+MUCH = "import noclobber.observe.own_cost as cost; cost.LEAST = cost.PART = 0"
+STEPS = """
+import torch
+{}
+w = torch.ones(3, requires_grad=True)
+h = w
+for _ in range(2000):
+    h = h.sin()
+h.sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("before", "options"), [(MUCH, []), ("pass", []), (MUCH, ["--ledger"])])
+def test_a_run_in_which_python_took_much_says_so(before: str, options: list[str], tmp_path: Path) -> None:
+    built_nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NOCLOBBER_PURE": ""}
+    ended = run_noclobber(["run", *options, "-c", STEPS.format(before)], tmp_path, env=built_nowhere)
+    line = r"noclobber: noclobber's own Python took about \d+ s of \d+ s; `noclobber doctor --build-native` brings .*\n"
+    assert bool(re.search(line, ended.stderr)) == (before == MUCH and not options), ended.stderr
+    assert "nothing found in 1 backward call\n" in ended.stderr
+    assert ended.status == 0
+
+
+def test_who_has_turned_the_native_part_off_is_not_asked_to_build_it(tmp_path: Path) -> None:
+    ended = run_noclobber(["run", "-c", STEPS.format(MUCH)], tmp_path, env={"NOCLOBBER_PURE": "1"})
+    assert ended.stderr == "noclobber: nothing found in 1 backward call\n"
+
+
+def test_to_measure_makes_no_backward_call_and_leaves_no_gradient() -> None:
+    with noclobber.watch() as seen:
+        assert own_cost.in_words(0) == "", "so few nodes cost little"
+        watched = own_cost._per_node()
+    assert seen.report.coverage.backwards == 0
+    assert 0 < own_cost._per_node() < watched < 1e-3
+
+
+def test_what_the_native_part_takes_is_what_the_benchmarks_say() -> None:
+    table = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text()
+    rows = re.findall(r"^\| ([^|]*) \| .*? \| contents \| (python|native) \| ([\d.]+) \|", table, re.MULTILINE)
+    more = {(name, by): float(ratio) - 1 for name, by, ratio in rows}
+    parts = [
+        more[name, "native"] / more[name, "python"] for name, by in more if by == "python" and more[name, by] > 0.2
+    ]
+    assert pytest.approx(median(parts), abs=0.15) == own_cost.OF_NATIVE
