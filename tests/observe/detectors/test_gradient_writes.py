@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import noclobber
 from noclobber.observe.torch_api import private
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
@@ -232,3 +233,23 @@ def test_what_a_backward_makes_itself_may_be_written_by_the_functions_it_calls()
     heard, gradient = hear(program)
     assert heard.events == []
     assert torch.equal(gradient, bare(program))
+
+
+def test_a_hook_that_is_registered_in_the_backward_which_runs_it_is_named_in_the_coverage(monkeypatch):
+    monkeypatch.setattr(private, "program_has_hooks", lambda: False)  # as in a program without earlier ones
+
+    def program():
+        x = torch.ones(3, requires_grad=True)
+
+        def write(g):
+            x.register_hook(lambda gradient: gradient.mul_(10))
+            return g * 2
+
+        function(write).apply(x).sum().backward()
+        return x.grad
+
+    with noclobber.watch() as seen:
+        gradient = program()
+    assert seen.findings == ()
+    assert torch.equal(gradient, bare(program))
+    assert seen.report.coverage.unseen == ("hooks in the backward call that registered them",)
