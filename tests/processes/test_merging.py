@@ -123,6 +123,15 @@ def test_backward_calls_are_summed_and_those_of_a_killed_process_are_at_least_wh
     assert (coverage.backwards, coverage.raised) == (10 + 3, 1), "they are written at 1, 2, 4, 8 ... calls"
 
 
+def test_a_python_that_goes_on_without_torch_is_named_and_a_servant_is_not(tmp_path: Path) -> None:
+    Written(tmp_path, 10, how="first").watched().ended()
+    Written(tmp_path, os.getpid(), parent="p", command=["python", "service.py"])
+    Written(tmp_path, os.getppid(), parent="p", command=["python", "-c", "import multiprocessing.resource_tracker"])
+    assert report_of(str(tmp_path)).coverage.notes == (
+        f"`python service.py` (pid {os.getpid()}) had not ended yet: what torch does there later is in no report",
+    )
+
+
 def test_the_server_of_forks_ends_after_the_report(tmp_path: Path) -> None:
     server = ["python", "-c", "from multiprocessing.forkserver import main; main()"]
     Written(tmp_path, os.getppid(), parent="p", command=server).watched()

@@ -25,6 +25,7 @@ from noclobber.model.report import (
     unseen_in_words,
 )
 from noclobber.processes.alive import state_of
+from noclobber.processes.children import starts_program_in_python
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ MOST_BYTES = 50_000_000
 
 def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report:
     """Return the report of a session and of the files that its process and others have written."""
-    if not any(one.why or (one.counts and one.parent is not None) for one in files.processes):
+    if not any(one.why or (one.counts and one.parent is not None) or _may_import_torch(one) for one in files.processes):
         return replace(session.report(program), processes=files.processes)
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
@@ -362,6 +363,8 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
             some = [one for one in some if not _forks_for_others(one)]
         if some:
             notes.append(f"{_all(some)} {words}: this is what was found until then")
+    if waiting := [one for one in processes if _may_import_torch(one)]:
+        notes.append(f"{_all(waiting)} had not ended yet: what torch does there later is in no report")
     lost = dict.fromkeys(
         [*(one for coverage in covered for one in coverage.lost), *(lost for one in read for lost in one.lost)]
     )
@@ -382,6 +385,12 @@ def _forks_for_others(process: Process) -> bool:
     """Return True for the server that multiprocessing forks processes from. It ends after the program, and does nothing
     by itself once it has imported the main module (since Python 3.14). The processes that it forks have names."""
     return not process.name and any("multiprocessing.forkserver" in word for word in process.command)
+
+
+def _may_import_torch(process: Process) -> bool:
+    """Return True for a Python that goes on after the report and has not imported torch until then."""
+    goes_on = process.parent is not None and not process.counts and process.state == "running"
+    return goes_on and not _forks_for_others(process) and starts_program_in_python(process.command)
 
 
 def _are_several(read: Sequence[_Read]) -> bool:

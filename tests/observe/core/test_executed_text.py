@@ -9,6 +9,8 @@ import torch
 from torch.fx import symbolic_trace
 
 import noclobber
+from noclobber.model.source import owner_of
+from noclobber.observe.core import sites
 
 TEXT = """import torch
 x = torch.ones(3, requires_grad=True)
@@ -49,6 +51,21 @@ def noclobber_report(finding):
 def test_labels_point_at_the_caller_where_no_text_is_known():
     found, _ = labels(lambda: execute("<no text>", shown=False))
     assert {path for path, _ in found.values()} == {__file__}
+
+
+def test_a_text_that_is_shown_later_is_pointed_into_from_then_on():
+    labels(lambda: execute("<shown later>", shown=False))
+    found, _ = labels(lambda: execute("<shown later>"))
+    assert {path for path, _ in found.values()} == {"<shown later>"}
+
+
+def test_whose_code_it_is_is_looked_up_once_without_a_text(monkeypatch):
+    code, asked = compile("import torch; torch.ones(1, requires_grad=True).exp()", "<asked once>", "exec"), []
+    monkeypatch.setattr(sites, "owner_of", lambda path: asked.append(path) or owner_of(path))
+    with noclobber.watch():
+        for _ in range(5):
+            exec(code)
+    assert asked.count("<asked once>") == 1
 
 
 def test_labels_point_into_a_doctest():

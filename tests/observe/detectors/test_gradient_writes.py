@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import noclobber
 from noclobber.observe.torch_api import private
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
@@ -305,3 +306,23 @@ def test_sums_of_what_was_written_and_of_what_was_not(asked, make, join, write):
     heard, gradient = hear(lambda: program(write))
     assert torch.equal(gradient, bare(lambda: program(write)))
     assert bool(heard.events) == (not torch.equal(gradient, program(out_of_place)))
+
+
+def test_a_hook_that_is_registered_in_the_backward_which_runs_it_is_named_in_the_coverage(monkeypatch):
+    monkeypatch.setattr(private, "program_has_hooks", lambda: False)  # as in a program without earlier ones
+
+    def program():
+        x = torch.ones(3, requires_grad=True)
+
+        def write(g):
+            x.register_hook(lambda gradient: gradient.mul_(10))
+            return g * 2
+
+        function(write).apply(x).sum().backward()
+        return x.grad
+
+    with noclobber.watch() as seen:
+        gradient = program()
+    assert seen.findings == ()
+    assert torch.equal(gradient, bare(program))
+    assert seen.report.coverage.unseen == ("hooks in the backward call that registered them",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
@@ -18,10 +19,14 @@ A compiled region that runs as code of a graph is a place inside the call too. `
 KINDS: dict[str, int] = {}
 """The owner of a file's code as a number, by `co_filename`. Filled when a file is first seen."""
 USER, _LIBRARY, SKIP, _TRACED, _GRAPH = 0, 1, 2, 3, 4
+_without_text: set[str] = set()
+"""Pseudo files, such as the `<string>` of `exec`, whose text `linecache` did not have. It may get the text later."""
 
 
 def kind_of(path: str) -> int:
     """Return whose code a file is, as a number, and remember it if it is settled."""
+    if path in _without_text and path not in linecache.cache:
+        return SKIP
     if traced_lines.runs_graphs(path):
         KINDS[path] = _TRACED
         return _TRACED
@@ -32,6 +37,8 @@ def kind_of(path: str) -> int:
     kind = USER if owner is Owner.USER else _LIBRARY if owner is Owner.LIBRARY and not is_plumbing(path) else SKIP
     if is_settled(path, owner):
         KINDS[path] = kind
+    elif kind == SKIP:
+        _without_text.add(path)
     return kind
 
 

@@ -51,8 +51,14 @@ class Gradients:
         """Overwritten gradients that the program itself had passed to the backward."""
 
     def registered(self, hook: object) -> None:
-        """Record where the program registers a hook that will run during a backward."""
+        """Record where the program registers a hook that will run during a backward.
+
+        The engine has given its threads the keys of a call that is under way. So nobody sees what such a hook writes in
+        a call that began without hooks.
+        """
         self._context.python_in_backward = True
+        if (call := here()) is not None and call.quiet:
+            self._context.bus.not_seen("hooks in the backward call that registered them")
         function = getattr(hook, "__func__", getattr(hook, "func", hook))
         called = vars(type(function)).get("__call__")
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)

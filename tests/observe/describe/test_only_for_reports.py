@@ -1,0 +1,82 @@
+"""What describes a finding runs only for a finding: a program that is right never reaches it."""
+
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import noclobber
+from noclobber.observe import describe
+from tests.observe.programs import RIGHT, SILENT
+
+FOLDER = str(Path(describe.__file__).parent)
+LOOKED_AT = ("holders.py", "called.py", "reachable.py")
+"""What looks who holds the memory the first times that a line writes (`MOST_LOOKS`): it is not to be had later."""
+WEIGHED = {"touch", "_touch", "since"}
+"""What decides whether there is a finding: whether bytes overlap, and what a region has written."""
+
+
+def reached(program):
+    """How often each function of describe/ is called while a program runs."""
+    calls = Counter()
+
+    def called(frame, event, _):
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(FOLDER) and not path.endswith(LOOKED_AT):
+            calls[frame.f_code.co_qualname.partition(".")[0]] += 1
+
+    torch.manual_seed(0)
+    with noclobber.watch():
+        sys.setprofile(called)
+        threading.setprofile(called)
+        try:
+            program()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    return calls
+
+
+def function_that_writes_its_input():
+    class WritesRow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, scratch, value, index):
+            ctx.index = index
+            scratch.data[index] = value
+            return scratch
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, g[ctx.index], None
+
+    x = torch.ones(3, requires_grad=True)
+    rows = torch.empty(3, 4)
+    for i in range(4):
+        rows = WritesRow.apply(rows, x * i, (..., i))
+    rows.sum().backward()
+
+
+def generation_under_no_grad():
+    net, cache = torch.nn.Linear(4, 4), torch.zeros(8, 4)
+    with torch.no_grad():
+        for i in range(8):
+            cache[i] = net(cache[max(i - 1, 0)])
+
+
+@pytest.mark.parametrize("program", RIGHT, ids=lambda p: p.__name__)
+def test_a_program_that_is_right_reaches_nothing_that_describes(program):
+    assert set(reached(program)) <= WEIGHED
+
+
+@pytest.mark.parametrize("program", [function_that_writes_its_input, generation_under_no_grad])
+def test_a_write_that_may_have_to_be_told_later_is_not_named_before(program):
+    """Such a write keeps what leads to its tensor later (`later_of`), and looks for no name."""
+    assert set(reached(program)) <= WEIGHED | {"later_of", "_weak"}
+
+
+@pytest.mark.filterwarnings("ignore::noclobber.ClobberWarning")
+def test_a_program_that_is_wrong_reaches_it():
+    assert "tensor_of" in reached(SILENT[0])
