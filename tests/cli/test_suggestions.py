@@ -57,6 +57,8 @@ def test_the_edits_mend_the_program(tmp_path: Path) -> None:
 
 def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": BROKEN})
+    chosen = noclobber(["run", "--select", "NC1", "train.py", "2"], tmp_path).stderr
+    assert chosen.endswith("to fix this: noclobber fix --select NC1 train.py 2\n")
     noclobber(["run", "--format", "json", "-o", "report.json", "train.py", "2", "a b"], tmp_path)
     full = noclobber(["report", "report.json"], tmp_path).stdout
     assert full.endswith("next: noclobber explain NC101\nto fix this: noclobber fix train.py 2 'a b'\n")

@@ -24,7 +24,7 @@ from tests.fix.breaking import BROKEN, Broken, are_apart, on_disk, taken_by_the_
 
 
 def told(*findings: Finding, words: tuple[str, ...] = ("train.py",)) -> Report:
-    return with_command(Report(findings, program={"status": 1}), list(words))
+    return with_command(Report(findings, program={"status": 1}), list(words), [])
 
 
 def first_that_fits(finding: Finding) -> tuple[Suggestion, Patch] | None:

@@ -15,7 +15,7 @@ from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
-from noclobber.cli.selecting import add_selection, require_baseline, selected_of, selection_of
+from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
 from noclobber.render.text import visible
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
             report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
         if report.findings and options.format not in ("concise", "statistics"):
             with run.kept_apart():
-                report = with_command(report, words)
+                report = with_command(report, words, given_of(options))
         if status % 256 == 0 and selection.fails(report):  # a program that exits with 256 ends with 0
             status = 1
         _deliver(report, run, options, output)
@@ -153,8 +153,11 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
     return status
 
 
-def with_command(report: Report, words: list[str]) -> Report:
-    """Return the report with edits that fit the files as they are, and with the command that fixes the program."""
+def with_command(report: Report, words: list[str], given: list[str]) -> Report:
+    """Return the report with edits that fit the files as they are, and with the command that fixes the program.
+
+    `given` are the options that chose what counts.
+    """
     from noclobber.fix.edits.patch import fitted, is_fixable
     from noclobber.model.hints import Opportunity
 
@@ -164,7 +167,7 @@ def with_command(report: Report, words: list[str]) -> Report:
     if words[0] in ("-", "-c") or not (found or lower):
         return report
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
-    command = ["noclobber", "fix", *["--hints"] * (not found), *script]
+    command = ["noclobber", "fix", *["--hints"] * (not found), *given, *script]
     return replace(report, program={**report.program, "fix": {"command": command}})
 
 
