@@ -353,11 +353,14 @@ class Session:
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""
         findings = self.advised(self.findings)
-        return replace(self.proposed(program), findings=(*findings, *self.hints()))
+        return Report((*findings, *self.hints()), self.coverage(), program or {})
 
     def proposed(self, program: dict[str, Any] | None = None) -> Report:
-        """Return the report with all that the rules propose, for `fix` to try."""
-        return Report((*self.findings, *self.hints()), self.coverage(), program or {})
+        """Return the report as the rules make it, with words alone, for `fix` to try changes."""
+        from noclobber.mend.words import worded
+
+        said = (replace(one, suggestions=worded(one)) for one in self.findings)
+        return Report((*said, *self.hints()), self.coverage(), program or {})
 
     def coverage(self) -> Coverage:
         """Return what is watched, or was until the end."""

@@ -57,26 +57,14 @@ def test_the_edits_mend_the_program(tmp_path: Path) -> None:
 
 def test_the_ending_names_the_command_and_so_do_annotations(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": BROKEN})
+    chosen = noclobber(["run", "--select", "NC1", "train.py", "2"], tmp_path).stderr
+    assert chosen.endswith("to fix this: noclobber fix --select NC1 train.py 2\n")
     noclobber(["run", "--format", "json", "-o", "report.json", "train.py", "2", "a b"], tmp_path)
     full = noclobber(["report", "report.json"], tmp_path).stdout
     assert full.endswith("next: noclobber explain NC101\nto fix this: noclobber fix train.py 2 'a b'\n")
     assert "write into a clone of `h`\n   |\n 6 +     h = h.clone()\n" in full
     annotation = noclobber(["report", "--format", "github", "report.json"], tmp_path).stdout
     assert annotation.endswith("`h`%0A6 +     h = h.clone()%0Ato fix this: noclobber fix train.py 2 'a b'\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "imported"),
-    [(QUIET, [], False), (BROKEN, ["--format", "concise"], False), (BROKEN, [], True)],
-    ids=["nothing found", "concise", "found"],
-)
-def test_the_candidates_are_imported_only_for_findings(
-    tmp_path: Path, text: str, options: list[str], imported: bool
-) -> None:
-    write(tmp_path, {"train.py": text})
-    words = ["run", *options, "train.py", "2"]
-    code = f"import sys; from noclobber.cli import main; main({words}); print('noclobber.mend.tried' in sys.modules)"
-    assert call([sys.executable, "-c", code], tmp_path).stdout.splitlines()[-1] == "False"
 
 
 def test_a_failure_while_suggesting_leaves_the_report(tmp_path: Path) -> None:

@@ -32,6 +32,18 @@ def _squared(x):
 
 
 SOUND = {
+    "returned by a helper that scales its argument": """
+def unit_(t):
+    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return t.div_(size)
+
+def loss(a, b):
+    rows = unit_(a) @ unit_(b).t()
+    return rows.sum() / a.shape[0] + b.size(1)
+
+def run():
+    loss(torch.tanh(x @ w), torch.sigmoid(x @ w)).backward()
+""",
     "added onto": """
 def run():
     h = torch.sigmoid(x @ w)
@@ -632,6 +644,29 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "returned by a helper whose argument the caller reads again": """
+def unit_(t):
+    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return t.div_(size)
+
+def loss(a):
+    return unit_(a).sum() + a.sum()
+
+def run():
+    loss(torch.tanh(x @ w)).backward()
+""",
+    "returned by a helper that another call uses for what it writes": """
+def unit_(t):
+    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return t.div_(size)
+
+def scaled(h):
+    unit_(h)
+    return h
+
+def run():
+    (unit_(torch.tanh(x @ w)) + scaled(torch.sigmoid(x @ w))).sum().backward()
+""",
     "a step beside an optimizer of the program's own": NETS
     + """
 class Own(torch.optim.SGD):

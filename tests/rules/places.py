@@ -11,6 +11,7 @@ from types import CodeType
 
 from noclobber.fix.edits.source import Source
 from noclobber.mend.cures import candidates
+from noclobber.mend.words import worded
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.finding import Finding, Label
@@ -91,5 +92,5 @@ def told(finding: Finding, role: str) -> Label:
 
 
 def helped(finding: Finding) -> str:
-    """Every suggestion's words."""
-    return "\n".join(one.message for one in finding.suggestions)
+    """Every suggestion's words, as a report shows them."""
+    return "\n".join(one.message for one in worded(finding))

@@ -51,9 +51,8 @@ def test_the_finding_of_the_design_page() -> None:
     assert finding.notes == (
         "d sigmoid(x)/dx = y (1 - y), so autograd keeps y; the input of sigmoid is not kept and may be overwritten",
     )
-    (suggestion,) = finding.suggestions
-    assert suggestion.message == "write out of place"
-    assert not suggestion.edits
+    assert helped(finding) == "write out of place"
+    assert not finding.suggestions
     assert program.mended(finding)[0].splitlines()[1] == "h = h + x.detach()"
     about = json.loads(Report((finding,)).to_json())["findings"][0]
     assert about["tensor"] == {
@@ -268,10 +267,7 @@ def test_a_write_in_backward_asks_for_a_new_tensor_there() -> None:
     assert (
         told(finding, "save").text == "a tensor of shape (4,) is saved here: `AlignmentLoss` keeps a tensor (version 0)"
     )
-    assert (
-        finding.suggestions[0].message
-        == "return a new tensor from this `backward` and leave the saved tensor unchanged"
-    )
+    assert helped(finding) == "return a new tensor from this `backward` and leave the saved tensor unchanged"
     assert program.mended(finding)[0].splitlines()[1] == "dlogits = dlogits * upstream"
 
 

@@ -15,7 +15,7 @@ from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
-from noclobber.cli.selecting import add_selection, require_baseline, selected_of, selection_of
+from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
 from noclobber.render.text import visible
 
 if TYPE_CHECKING:
@@ -148,9 +148,7 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
             report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
         if report.findings and options.format not in ("concise", "statistics"):
             with run.kept_apart():
-                from noclobber.fix.advice import advised
-
-                report = advised(report, words, run.kept_apart)
+                report = with_command(report, words, given_of(options))
         if status % 256 == 0 and selection.fails(report):  # a program that exits with 256 ends with 0
             status = 1
         _deliver(report, run, options, output)
@@ -164,6 +162,24 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
     for crash in run.crashes:
         _tell(run, *crashed("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), trace_of(crash)))
     return status
+
+
+def with_command(report: Report, words: list[str], given: list[str]) -> Report:
+    """Return the report with edits that fit the files as they are, and with the command that fixes the program.
+
+    `given` are the options that chose what counts.
+    """
+    from noclobber.fix.edits.patch import fitted, is_fixable
+    from noclobber.model.hints import Opportunity
+
+    found = [one for one in report.findings if one.severity != "hint" and is_fixable(one)]
+    lower = any(isinstance(one.event, Opportunity) and one.event.alone > 0 for one in report.findings)
+    report = replace(report, findings=tuple(map(fitted, report.findings)))
+    if words[0] in ("-", "-c") or not (found or lower):
+        return report
+    script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
+    command = ["noclobber", "fix", *["--hints"] * (not found), *given, *script]
+    return replace(report, program={**report.program, "fix": {"command": command}})
 
 
 def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str | None) -> None:

@@ -22,8 +22,8 @@ from noclobber.mend.scene import Scene
 from noclobber.mend.seen import holders_at
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
-from noclobber.syntax.names import arguments, called, dotted, is_true, keyword
-from noclobber.syntax.tree import File, Place, ends, starts, walk, within
+from noclobber.syntax.names import arguments, called, dotted, is_read_again, is_true, keyword
+from noclobber.syntax.tree import File, Place, starts, walk
 from noclobber.syntax.writes import is_flagged, write_at, writes
 
 FLAG_FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
@@ -116,19 +116,8 @@ def _is_last_use(finding: Finding, file: File, call: ast.Call, argument: ast.exp
         return False
     bound = isinstance(write, ast.Assign) and len(write.targets) == 1 and write.value is call
     if bound and isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
-        return write.targets[0].id == argument.id or not _is_read_after(file, argument.id, write)
-    return not _is_read_after(file, argument.id, write)
-
-
-def _is_read_after(file: File, name: str, write: ast.stmt) -> bool:
-    loops = file.loops(write)
-    for one in within(file.scope(write)):
-        if not isinstance(one, ast.Name) or one.id != name or not isinstance(one.ctx, ast.Load):
-            continue
-        again = any(starts(loop) <= starts(one) < ends(loop) for loop in loops)
-        if starts(one) >= ends(write) or (again and starts(one) < starts(write)):
-            return True
-    return False
+        return write.targets[0].id == argument.id or not is_read_again(file, argument.id, write)
+    return not is_read_again(file, argument.id, write)
 
 
 def dropped(file: File, call: ast.Call) -> Edit | None:

@@ -25,7 +25,7 @@ from noclobber.mend.making import (
 from noclobber.mend.resolving import forward_of, function_called, module_called
 from noclobber.mend.seen import Holders, are_over, is_over
 from noclobber.syntax.names import called, has_stars, is_stored, last_name, named
-from noclobber.syntax.tree import WITH, File, Scope, ends, nested, starts, within
+from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, within
 from noclobber.syntax.writes import is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
@@ -86,21 +86,28 @@ def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
 
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
-    """Return True if the file calls a function at one place alone, and reads nothing again of what is given to it."""
+    """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
     if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
         return False
     uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
-    call = file.above[uses[0]] if len(uses) == 1 else None
-    row = file.statement(call) if isinstance(call, ast.Call) and call.func is uses[0] and not has_stars(call) else None
+    with _asking(function) as is_first:
+        return is_first and bool(uses) and all(_gives_alone(file, one, name, function) for one in uses)
+
+
+def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bool:
+    """Return True if a mention of a function calls it, and what it gives for a parameter is not read again."""
+    call = file.above[use]
+    row = file.statement(call) if isinstance(call, ast.Call) and call.func is use and not has_stars(call) else None
     if row is None or not isinstance(call, ast.Call):
         return False
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
     given = dict(zip(places, call.args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
     names = aliases(file, given[name]) if name in given else None
-    if names is None or not names.isdisjoint(arguments_of(file.scope(call))):
+    if names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
-    return all(is_over(file, one, row, is_written=False) for one in names)
+    scope = file.scope(call)
+    return all(_is_given_alone(file, one, scope) for one in names & arguments_of(scope))
 
 
 _CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")
@@ -327,12 +334,12 @@ def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
         )
 
 
-_asked: ContextVar[frozenset[ast.FunctionDef]] = ContextVar("asked", default=frozenset())
+_asked: ContextVar[frozenset[Function]] = ContextVar("asked", default=frozenset())
 """Functions that are being looked into."""
 
 
 @contextmanager
-def _asking(function: ast.FunctionDef) -> Iterator[bool]:
+def _asking(function: Function) -> Iterator[bool]:
     """Look into a function. Gives False if the search is already inside it, because it calls itself."""
     before = _asked.get()
     token = _asked.set(before | {function})

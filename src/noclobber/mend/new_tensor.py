@@ -29,7 +29,7 @@ from noclobber.mend.seen import Holders, are_over, holders_at, is_seen_here_only
 from noclobber.mend.steps import together
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit
-from noclobber.model.operators import RANDOM_FILLS
+from noclobber.model.operators import RANDOM_FILLS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import arguments, called, dotted, keyword, last_name, names_used, reads
@@ -50,6 +50,8 @@ TITLE = "write out of place"
 _REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC399")
 """Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
+_SHAPING = TWIN_IS_VIEW - {"detach_"}
+"""Operators that give a tensor another shape in place, which whoever holds it may ask for."""
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
 
 
@@ -182,6 +184,8 @@ def _sound(scene: Scene) -> Change | None:
     refused = scene.is_refused and scene.finding.code not in _REFUSED
     if place is None or place.statement is None or refused or isinstance(scene.finding.event, Drift):
         return None
+    if not _SHAPING.isdisjoint(scene.ops()):
+        return None
     file, write = place.file, place.statement
     holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
@@ -189,7 +193,11 @@ def _sound(scene: Scene) -> Change | None:
     name = _name_written(file, write)
     if holders is None and scene.is_refused:
         return None
-    if name is None or loses_write(write_at(Place(file, _part_of(write)))):
+    if (
+        name is None
+        or (isinstance(write, ast.Return) and place.node is not write.value)
+        or loses_write(write_at(Place(file, _part_of(write))))
+    ):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
@@ -233,7 +241,7 @@ def _edit(scene: Scene, file: File, write: ast.stmt, name: str) -> tuple[Edit | 
     edit = _out_of_place(scene, file, write, name)
     if edit is None:
         return _into_clone(file, write, name), True
-    bound = isinstance(write, ast.Assign) or edit.replacement.startswith(f"{name} = ")
+    bound = isinstance(write, (ast.Assign, ast.Return)) or edit.replacement.startswith(f"{name} = ")
     return (edit if bound else None), False  # `h.data` and `h.grad` are other names
 
 
@@ -247,7 +255,7 @@ def _name_written(file: File, write: ast.stmt) -> str | None:
 
 
 def _part_of(write: ast.stmt) -> ast.AST:
-    if isinstance(write, (ast.Assign, ast.Expr)):
+    if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) and write.value is not None:
         is_item = isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript)
         return write.targets[0] if isinstance(write, ast.Assign) and is_item else write.value
     return write
@@ -262,7 +270,8 @@ def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
     tensor = scene.finding.tensor
     if tensor is None or tensor.dtype.removeprefix("torch.") not in _WIDE:
         return None
-    call = write.value if isinstance(write, (ast.Assign, ast.Expr)) and isinstance(write.value, ast.Call) else None
+    value = write.value if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) else None
+    call = value if isinstance(value, ast.Call) else None
     if isinstance(write, ast.AugAssign):
         if file.source(write.target) != name:
             return None

@@ -70,7 +70,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
     is_weight = scene.kind == "parameter"
-    if not (_is_update(file, found) or (is_weight and (_is_average(found) or of_constants))):
+    if not (_is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
         return []
     descends = _descends(file, found)
     rows = _beside(file, found, lambda one: _descends(file, one) or (is_weight and _sets(file, write.name, one)))
@@ -124,7 +124,7 @@ def _values(write: ast.stmt) -> list[ast.expr] | None:
     return None
 
 
-def _is_average(write: ast.stmt) -> bool:
+def is_average(write: ast.stmt) -> bool:
     """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
     return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
 

@@ -64,7 +64,7 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
         return False
     if _binds(row, name):
         return True
-    reads = _reads_within(scope, name)
+    reads = [one for one in _reads_within(scope, name) if not _asks_for_shape(file, one)]
     if any(starts(one) >= ends(row) for one in reads):
         return False
     fresh: Loop | None = None
@@ -74,6 +74,16 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
             return False
         fresh = loop if _begins_anew(loop, name) else fresh
     return True
+
+
+def _asks_for_shape(file: File, name: ast.Name) -> bool:
+    """Return True for `h.shape` and `h.size(0)`, which a write of values leaves what they are."""
+    above = file.above[name]
+    if not isinstance(above, ast.Attribute) or above.value is not name:
+        return False
+    call = file.above[above]
+    is_called = isinstance(call, ast.Call) and call.func is above
+    return above.attr in (("size", "dim", "numel") if is_called else ("shape", "dtype", "device", "ndim"))
 
 
 def _writes_last(row: ast.stmt) -> bool:

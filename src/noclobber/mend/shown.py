@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from noclobber.mend.change import Change
 from noclobber.mend.cures import sound
+from noclobber.mend.words import worded
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Edit, Finding, Suggestion
 from noclobber.model.source import Span
@@ -86,10 +87,11 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _with(finding: Finding, one: Change | None, together: tuple[Edit, ...] | None) -> Finding:
+    said = replace(finding, suggestions=worded(finding))
     if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
-        return finding
+        return said
     # The words that say the same go, and what comes next is another way.
-    same = next((own for own in finding.suggestions if own.cure is one.cure), None)
-    others = [own for own in finding.suggestions if own is not same]
+    same = next((own for own in said.suggestions if own.cure is one.cure), None)
+    others = [own for own in said.suggestions if own is not same]
     others[:1] = [replace(own, message=f"or {own.message.removeprefix('or ')}") for own in others[:1]]
     return replace(finding, suggestions=(Suggestion(one.title, edits, one.cure), *others))

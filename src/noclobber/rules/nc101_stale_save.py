@@ -50,7 +50,6 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.finding import PUT_BACK, Finding, Severity
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
@@ -74,7 +73,7 @@ def find(event: Event) -> Finding | None:
     if not writes:
         headline = f"a {kind} that backward still needs was written in place"
     notes = [reason(event.save), *[PUT_BACK] * event.restored, *_unseen(event), *_misnamed(event)]
-    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures(event))
+    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes)
 
 
 def _unseen(clobber: Clobber) -> list[str]:

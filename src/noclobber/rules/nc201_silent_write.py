@@ -42,7 +42,6 @@ from noclobber.model.events import Save, Write
 from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import is_compiled, op_in_words
@@ -64,7 +63,6 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[_hidden(writes[0], event.save), reason(event.save)],
-        suggestions=cures(event),
     )
 
 

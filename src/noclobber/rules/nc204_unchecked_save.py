@@ -48,10 +48,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Severity, label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import same_line
 from noclobber.rules.shared.stepping import step_cures
@@ -72,7 +71,7 @@ def find(event: Event) -> Finding | None:
     kind = event.save.tensor.kind
     where = _WHERE[event.save.unchecked]
     who = f"the backward of {node_in_words(event.save.node)}" if event.save.unchecked == "ctx" else "backward"
-    helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else cures(event)
+    helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else ()
     applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
     return story(
         (CODE, NAME, SEVERITY),
@@ -80,7 +79,7 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[_silenced(event), reason(event.save)],
-        suggestions=(*helps, *_checked(event)),
+        suggestions=helps,
         beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
     )
 
@@ -101,10 +100,3 @@ def _silenced(clobber: Clobber) -> str:
             "nothing"
         )
     return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
-
-
-def _checked(clobber: Clobber) -> tuple[Suggestion, ...]:
-    """For a `ctx`: the help to use a save that PyTorch checks, so that it notices the next such write."""
-    if clobber.save.unchecked != "ctx":
-        return ()
-    return (Suggestion("keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"),)

@@ -64,7 +64,6 @@ from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
 from noclobber.rules.shared.refusing import finding, messages, recognised, says
 from noclobber.rules.shared.stepping import step_cures
@@ -187,7 +186,6 @@ def _kept(clobber: Clobber) -> Finding:
         clobber,
         writes,
         notes=[_TAKEN, *[f"PyTorch raises nothing: {silent}"] * (not clobber.raised)],
-        suggestions=cures(replace(clobber, writes=tuple(writes))),
         saved=(saved,) if saved else (),
     )
 
@@ -266,7 +264,7 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
     if is_step(write):
         return step_cures(about, replace(write, nested=write.nested or drift.reentrant))
     if write.tensor.kind == "parameter":
-        return cures(about)
+        return ()
     # No edit: the region that reads a name, or an attribute, reads what is bound to it when it runs again.
     return (
         Suggestion(

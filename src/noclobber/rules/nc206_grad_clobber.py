@@ -44,7 +44,6 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event, GradientWrite
 from noclobber.rules.shared.causes import cause, overlapping
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, read_label, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import account, story
@@ -68,7 +67,6 @@ def find(event: Event) -> Finding | None:
         event,
         overlapping(event),
         notes=[*notes, reason(event.save)],
-        suggestions=cures(event),
     )
 
 

@@ -38,11 +38,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Save
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event, Overwritten
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import (
     inside_label,
     line_to_show,
@@ -71,8 +68,6 @@ def find(event: Event) -> Finding | None:
         *read_label(event.read, after=site, verb="asks for its gradient"),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
-    # The help is the same as for a write to a saved tensor: here the reader needs the old value.
-    wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
         (CODE, NAME, SEVERITY),
         f"a gradient is taken with respect to {what} after an in-place write: it belongs to the new value",
@@ -80,9 +75,5 @@ def find(event: Event) -> Finding | None:
         notes=[
             f"the write gave {what} a new place in the graph, after {writer_in_words(write)}; "
             f"{reader_in_words(event.read)} ends there"
-        ],
-        suggestions=[
-            *cures(wanted),
-            Suggestion("or let the write take a clone, so that this tensor keeps its value", cure=Cure.CLONE_FIRST),
         ],
     )

@@ -37,11 +37,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Save
-from noclobber.model.finding import Finding, Severity, Suggestion, label
+from noclobber.model.finding import Finding, Severity, label
 from noclobber.model.silent import Event, LostHook
-from noclobber.rules.shared.cures import cures
 from noclobber.rules.shared.labels import inside_label, line_to_show, read_label, write_label, writer_in_words
 from noclobber.rules.shared.story import account
 from noclobber.rules.shared.wording import name_in_words
@@ -65,7 +62,6 @@ def find(event: Event) -> Finding | None:
     ]
     if event.hook is not None:
         labels.insert(0, label("create", event.hook, f"the hook on {what} is registered here"))
-    wanted = Clobber(Save("", "", event.tensor, 0), (write,), event.read, 0)
     return account(
         (CODE, NAME, SEVERITY),
         f"an in-place write to the view {what} drops the hooks registered on it"
@@ -73,5 +69,4 @@ def find(event: Event) -> Finding | None:
         else "an in-place write to a view drops the hooks registered on it",
         labels,
         notes=["a write to a view builds a new history for it from its base; hooks stay with the old history"],
-        suggestions=[*cures(wanted), Suggestion("or register the hook after the write")],
     )

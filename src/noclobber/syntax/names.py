@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.operators import UNTRACKED
-from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, walk
+from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, last_line, walk
 
 Name = ast.Name | ast.Attribute
 
@@ -116,7 +116,7 @@ def is_read_after(file: File, name: str, scope: ast.AST, line: int) -> bool:
 
 def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
     """Whether a dotted name is read below a statement, or elsewhere in a loop around it."""
-    if is_read_after(file, name, file.scope(statement), statement.lineno):
+    if is_read_after(file, name, file.scope(statement), last_line(statement)):
         return True
     own = list(reads(name, statement, file))
     return any(

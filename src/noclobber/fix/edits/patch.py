@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.compiling import compiled
 
 
@@ -71,6 +73,52 @@ class Patch:
     def key(self) -> tuple[tuple[str, str], ...]:
         """Equal for patches that do the same."""
         return tuple(sorted((path, source.text) for path, source in self.after.items()))
+
+
+def fitted(finding: Finding) -> Finding:
+    """Return a finding whose edits can be applied to the files literally; words alone where a file is not as it was
+    when the program ran, or is a library's. Code that came from no file keeps its edits."""
+    is_current = all(map(_is_current, finding.labels))
+
+    def fitting(edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
+        if all(one.span.path.startswith("<") for one in edits):
+            return edits
+        if not is_current or not all(is_own(one.span.path) for one in edits):
+            return ()
+        with suppress(OSError, Misfit):
+            files = Patch().edited(edits).before.items()
+            by_file = [(source, [one for one in edits if _is_in(one, path)]) for path, source in files]
+            return tuple(edit for source, some in by_file for edit in source.exact(some))
+        return ()
+
+    return replace(finding, suggestions=tuple(replace(one, edits=fitting(one.edits)) for one in finding.suggestions))
+
+
+def is_fixable(finding: Finding) -> bool:
+    """Return True if the line to blame is in a file of the program's own, which is as it was when the program ran."""
+    label = finding.primary
+    return label is not None and is_own(label.span.path) and bool(label.source) and _is_current(label)
+
+
+def is_own(path: str) -> bool:
+    """Return True for a file of the program's own, also behind links."""
+    return owner_of(path) is Owner.USER and owner_of(os.path.realpath(path)) is Owner.USER
+
+
+def _is_in(edit: Edit, path: str) -> bool:
+    return os.path.realpath(edit.span.path) == path
+
+
+def _is_current(label: Label) -> bool:
+    """Return True if the file has the lines that a label points into. Code that came from no file cannot change."""
+    span = label.span
+    if span.path.startswith("<") or not any(label.source):
+        return True
+    try:
+        lines = Source.read(span.path).plain.split("\n")
+    except (OSError, ValueError):
+        return False
+    return tuple(lines[span.line - 1 : span.end_line]) == label.source
 
 
 def line_before(old: str, new: str, line: int) -> int | None:

@@ -53,8 +53,8 @@ class Sketch(NamedTuple):
 Seen = torch.Tensor | Sketch | None
 """A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
 Event = dict[str, Any]
-"""One event of a run. Its "kind" is "backward", "grad", "transform", "failed", "step", "stepped" or "end"; the other
-keys depend on the kind. A "transform" is a gradient that torch.func has taken."""
+"""One event of a run. Its "kind" is "backward", "grad", "transform" (a gradient that torch.func has taken), "failed",
+"step", "stepped" or "end"; the other keys depend on the kind."""
 _AT_ONCE = 1 << 22
 """How many numbers are converted to double precision at a time."""
 _WEIGHED = 1 << 16

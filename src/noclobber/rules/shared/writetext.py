@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.operators import ACTIVATIONS, VIEWS
+from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.source import Site
 from noclobber.syntax.names import (
     bound_by_loop,
     called,
-    definition,
     dotted,
     is_read_after,
-    is_read_again,
     is_untracked,
     names_bound,
 )
-from noclobber.syntax.tree import Placed, place_of, statement_of, walk
+from noclobber.syntax.tree import place_of, statement_of, walk
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
-    base_of,
     chain,
-    is_number,
-    mask_of,
     out_of_place,
     write_at,
-    writes_for_caller,
 )
 
 
@@ -59,12 +53,6 @@ def target_of(site: Site | None) -> ast.expr | None:
     """What is written, as an expression: `h` of `h += e`, `h[i]` of `h[i] = e`, `t` of `t.add_(x)`."""
     write = write_of(site)
     return write.target if write is not None else None
-
-
-def text_at(site: Site | None, node: Placed | None) -> str:
-    """The text of a node of the file of a site; empty where either is missing."""
-    place = place_of(site)
-    return place.file.source(node) if place is not None and node is not None else ""
 
 
 def words_at(site: Site | None) -> str:
@@ -116,48 +104,6 @@ def fills_by_loop(site: Site | None) -> bool:
         if isinstance(loop, ast.While):
             set_by |= {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
     return any(names_bound(one.slice) & set_by for one in walk(target, ast.Subscript))
-
-
-def only_for_caller(site: Site | None) -> str:
-    """Return the function that writes into an argument which it neither reads afterwards nor returns; "" if none."""
-    write = write_of(site)
-    return writes_for_caller(write) if write is not None else ""
-
-
-def part_of(site: Site | None) -> tuple[str, str] | None:
-    """Return `head` and `att` for a write to `head` after `head = att[:, i]`, where `att` is read later on."""
-    write = write_of(site)
-    base = base_of(write.target) if write is not None else None
-    if write is None or not isinstance(base, ast.Name):
-        return None
-    value = definition(write.file, base, write.statement)
-    is_part = isinstance(value, ast.Subscript) or (isinstance(value, ast.Call) and called(value) in VIEWS)
-    whole = dotted(base_of(value)) if is_part else ""
-    if not whole or whole == base.id or not is_read_again(write.file, whole, write.statement):
-        return None
-    return base.id, whole
-
-
-def masked(site: Site | None, name: str) -> str:
-    """What says the same as `h[mask] = e` and makes a new tensor: `masked_fill`, `clamp` or `torch.where`.
-
-    Empty where the text does not show that the index is a mask.
-    """
-    write = write_of(site)
-    mask = mask_of(write) if write is not None else None
-    if write is None or mask is None:
-        return ""
-    statement, text = write.statement, write.file.source(mask)
-    if not isinstance(statement, ast.Assign) or not is_number(statement.value):
-        return f"`torch.where({text}, new, {name})`"
-    number = write.file.source(statement.value)
-    filled = f"`{name}.masked_fill({text}, {number})`"
-    if isinstance(mask, ast.Compare) and write.file.source(mask.left) == name:
-        bounds = {"min": (ast.Lt, ast.LtE), "max": (ast.Gt, ast.GtE)}
-        same = [write.file.source(one) for one in mask.comparators] == [number]
-        clamped = [f"`{name}.clamp({key}={number})`" for key, ops in bounds.items() if isinstance(mask.ops[0], ops)]
-        return " or ".join([filled, *clamped]) if same else filled
-    return filled
 
 
 def computes(site: Site | None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noclobber.fix import advice
-from noclobber.fix.advice import advised
+from noclobber.cli.run import with_command
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.mend.cures import candidates
@@ -26,7 +24,7 @@ from tests.fix.breaking import BROKEN, Broken, are_apart, on_disk, taken_by_the_
 
 
 def told(*findings: Finding, words: tuple[str, ...] = ("train.py",)) -> Report:
-    return advised(Report(findings, program={"status": 1}), words, contextlib.nullcontext)
+    return with_command(Report(findings, program={"status": 1}), list(words), [])
 
 
 def first_that_fits(finding: Finding) -> tuple[Suggestion, Patch] | None:
@@ -83,7 +81,7 @@ def made(path: Path, name: str = "parts", **more: Any) -> Finding:
 
 
 def test_every_source_but_the_last_has_a_candidate(program: Path) -> None:
-    """So that the property above is about something, and the command is named where it has something to try."""
+    """So that the property above is about something; the last one is a hint, for which no command is named."""
     for name in BROKEN:
         finding = made(program, name)
         assert (first_that_fits(finding) is not None) == (name != "nothing known"), name
@@ -128,30 +126,6 @@ def test_code_that_came_from_no_file_keeps_the_edits_of_its_rule(program: Path) 
     assert report.program == {"status": 1}
 
 
-def test_what_goes_wrong_with_one_finding_is_kept_from_the_others(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad, good = Finding("NC999", "r", "error", "m", ()), made(program)
-    crashes: list[str] = []
-
-    @contextlib.contextmanager
-    def apart() -> Iterator[None]:
-        try:
-            yield
-        except ZeroDivisionError as crash:
-            crashes.append(str(crash))
-
-    def failing(finding: Finding) -> Any:
-        return 1 / 0 if finding is bad else found(finding)
-
-    found = advice._has_candidate
-    monkeypatch.setattr(advice, "_has_candidate", failing)
-    report = advised(Report((bad, good)), ["train.py"], apart)
-    assert crashes == ["division by zero"]
-    assert report.findings == (bad, good)
-    assert "fix" in report.program
-
-
 @pytest.mark.parametrize(
     ("words", "command"),
     [
@@ -169,15 +143,5 @@ def test_the_command_has_the_arguments_as_they_were_given(
     assert found == (command and {"command": ["noclobber", "fix", *command]})
 
 
-def test_where_nothing_is_suggested_there_is_nothing_to_prove(program: Path) -> None:
-    assert "fix" not in told(made(program, "nothing known")).program
+def test_without_a_finding_there_is_nothing_to_fix() -> None:
     assert told() == Report(program={"status": 1})
-
-
-def test_a_file_that_takes_long_to_parse_is_left_to_the_command(program: Path) -> None:
-    finding = made(program)
-    with program.open("a") as file:
-        file.write("#" * advice.LONGEST)
-    report = told(finding)
-    assert report.findings == (finding,)
-    assert report.program["fix"]["command"] == ["noclobber", "fix", "train.py"]
