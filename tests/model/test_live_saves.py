@@ -97,7 +97,9 @@ def test_the_cost_of_a_write_is_that_of_the_saves_that_it_may_touch():
     assert len(looked_at) < 10 * 8
 
 
-spans = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda one: (one[0], one[0] + one[1])) | st.just(EVERYWHERE)
+spans = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda one: (one[0], one[0] + one[1])) | st.just(
+    EVERYWHERE
+)
 
 
 @given(st.lists(st.tuples(spans, st.booleans()), max_size=30), st.lists(spans, min_size=1, max_size=10))

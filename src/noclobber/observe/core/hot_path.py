@@ -121,7 +121,8 @@ class HotPath(Protocol):
     ) -> None:
         """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
 
-        `contents` says that saves get fingerprints, `keeping` that bytes are preserved, and `moved` is that of `Contents` where it is `only_foreign`.
+        `contents` says that saves get fingerprints, `keeping` that bytes are preserved. `moved` is that of
+        `Contents` where it is `only_foreign`.
         """
 
     def leave(self) -> None:
