@@ -20,8 +20,6 @@ from workloads import Step
 
 MODES = ("install", "versions", "contents", "preserve")
 WIDTH = 16
-TO_REACH = 1.3
-"""The most that an item may cost more in the large program, against bare PyTorch."""
 
 
 def layers(count: int) -> Step:

@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
 from noclobber.observe.core.fingerprints import differ, fingerprint, fingerprint_and_memory, fingerprint_at
-from noclobber.observe.core.records import Backward, record
+from noclobber.observe.core.records import Backward, record, span_of
 from noclobber.observe.core.save_hooks import Handle, Suspect
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
@@ -341,23 +341,23 @@ class Operators:
         values = [*args, *kwargs.values()]
         results = writers.beside(values) if torch.is_grad_enabled() else []
         tensors = {
-            key: tensor
+            (key, span_of(tensor)): tensor
             for value in values
             for tensor in _tensors(value)
             if (key := private.storage_key(tensor)) is not None and self._may_wait(op, tensor)
         }
         was = {
             id(handle): (handle, fingerprint(handle.alias), int(handle.alias._version))
-            for key in tensors
-            for handle in live.at(key)
+            for key, span in tensors
+            for handle in live.at(key, span)
         }
 
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
                 writers.ended(results, (), op)
                 writers.returned(result, values)
-            for key, tensor in tensors.items():
-                for handle in live.at(key):
+            for (key, span), tensor in tensors.items():
+                for handle in live.at(key, span):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))
                     if version == handle.alias._version and differ(digest, fingerprint(handle.alias)):
                         self._note(op, handle, tensor, key)
