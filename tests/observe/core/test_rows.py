@@ -1,4 +1,4 @@
-"""A write to one buffer costs what the saves cost that it may touch, and all saves whose version it moves tell of it."""
+"""A write to one buffer costs what the saves cost that it may touch; all whose version it moves tell of it."""
 
 from collections.abc import Callable
 from contextlib import suppress
