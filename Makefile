@@ -69,6 +69,7 @@ format: $(READY)
 bench: native  ## several minutes; on a machine with nothing else to do
 	$(BIN)/python benchmarks/overhead.py --write-readme
 	$(BIN)/python benchmarks/preserve.py --write-readme
+	$(BIN)/python benchmarks/growth.py --write-readme
 	$(BIN)/python benchmarks/startup.py --write-readme
 
 # Random programs against the promise: `make fuzz N=100000 SEED=7 JOBS=2`; without a seed, programs never seen before.

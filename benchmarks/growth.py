@@ -8,23 +8,18 @@ too. 1 says that noclobber costs an item the same, whatever the size of the prog
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from modes import part, repeats, sample, write_readme
+from modes import in_both_parts, paired, part, repeats, write_readme
 from torch import Tensor, nn
 from workloads import Step
 
 MODES = ("install", "versions", "contents", "preserve")
 WIDTH = 16
-TO_REACH = 1.3
-"""The most that an item may cost more in the large program, against bare PyTorch."""
 
 
 def layers(count: int) -> Step:
@@ -207,16 +202,14 @@ def growth(program: Program, mode: str, pairs: int, device: str) -> Growth:
     repeat = {size: repeats(bare[size], device) for size in sizes}
     took: dict[int, list[float]] = {size: [] for size in sizes}
     ratios = []
-    for pair in range(pairs):
-        over = {}
-        for size in sizes:
-            both = {}
-            for name, step in [(mode, ours[size]), ("bare", bare[size])][:: 1 - 2 * (pair % 2)]:
-                both[name] = sample(name, step, repeat[size], device)
-            took[size].append(1e6 * both[mode] / size)
-            over[size] = both[mode] / both["bare"]
-        ratios.append(over[program.large] / over[program.small])
-    return Growth(*(statistics.median(took[size]) for size in sizes), statistics.median(ratios))
+    turns = [paired(mode, ours[size], bare[size], repeat[size], pairs, device) for size in sizes]
+    for both in zip(*turns, strict=True):
+        for size, (of_ours, _) in zip(sizes, both, strict=True):
+            took[size].append(1e6 * of_ours / size)
+        (ours_small, bare_small), (ours_large, bare_large) = both
+        ratios.append((ours_large / bare_large) / (ours_small / bare_small))
+    small, large = (statistics.median(took[size]) for size in sizes)
+    return Growth(small, large, statistics.median(ratios))
 
 
 def table(names: list[str], modes: list[str], pairs: int, device: str) -> Iterator[str]:
@@ -245,10 +238,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.write_readme:
-        command = [sys.executable, __file__, "--pairs", str(options.pairs)]
-        environs = [{**os.environ, "NOCLOBBER_PURE": pure} for pure in "10"]
-        runs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one) for one in environs]
-        write_readme("growth", "\n".join(run.stdout for run in runs), options.device)
+        tables = in_both_parts(__file__, "--pairs", str(options.pairs))
+        write_readme("growth", tables, options.device)
     else:
         for line in table(options.programs, options.modes, options.pairs, options.device):
             print(line, flush=True)

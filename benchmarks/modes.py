@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,6 +82,17 @@ def repeats(step: Step, device: str) -> int:
     return max(1, round(SHORTEST / sample("bare", step, 1, device)))
 
 
+def paired(mode: str, step: Step, bare: Step, repeat: int, pairs: int, device: str) -> Iterator[tuple[float, float]]:
+    """The time of a step in a mode and of a bare one, in turn; the order is turned round from pair to pair."""
+    for pair in range(pairs):
+        if pair % 2:
+            ours = sample(mode, step, repeat, device)
+            yield ours, sample("bare", bare, repeat, device)
+        else:
+            of_bare = sample("bare", bare, repeat, device)
+            yield sample(mode, step, repeat, device), of_bare
+
+
 def part() -> str:
     """What takes the saves and writes in this process."""
     import noclobber
@@ -104,7 +117,15 @@ def machine(device: str = "cpu") -> str:
     return f"{name}, {os.cpu_count()} cores; Python {python}, torch {torch.__version__}; {today}"
 
 
-def write_readme(mark: str, tables: str, device: str) -> None:
+def in_both_parts(script: str, *words: str) -> str:
+    """What a script prints with Python alone, and with the native part."""
+    command = [sys.executable, script, *words]
+    environs = [{**os.environ, "NOCLOBBER_PURE": pure} for pure in "10"]
+    runs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one) for one in environs]
+    return "\n".join(run.stdout for run in runs)
+
+
+def write_readme(mark: str, tables: str, device: str = "cpu") -> None:
     """Put tables into README.md between the two comments of this mark. They are those of the CPU."""
     if device != "cpu":
         raise SystemExit("--write-readme is for the CPU: the README has its tables")

@@ -8,53 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from workloads import WORKLOADS, Step, Workload
+from modes import machine, paired, part, repeats, sample, write_readme
+from workloads import WORKLOADS, Workload
 
-README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
-SHORTEST = 0.03
-"""Seconds that one sample takes at least: a step that is faster is repeated."""
-
-
-@contextmanager
-def _install() -> Iterator[None]:
-    import noclobber
-
-    handle = noclobber.install()
-    try:
-        yield
-    finally:
-        handle.uninstall()
-
-
-def _watch(*, contents: bool = True) -> AbstractContextManager[object]:
-    import noclobber
-
-    return noclobber.watch(contents=contents)
-
-
-MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "bare": nullcontext,
-    "install": _install,
-    "versions": lambda: _watch(contents=False),
-    "contents": _watch,
-    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
-    "allow-mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
-}
-"""How a step is run. `bare` against itself shows the noise of the machine."""
+MODES = ("bare", "install", "versions", "contents", "anomaly", "allow-mutation")
 OURS = ("install", "versions", "contents")
 """The modes that the native part makes cheaper."""
 
@@ -76,19 +41,6 @@ class Result:
     bare_ms: float
 
 
-def seconds(step: Step, repeat: int, device: str) -> float:
-    """The time of one step, as the mean of `repeat` in a row."""
-    clock, wait = time.process_time, lambda: None
-    if device != "cpu":
-        clock, wait = time.perf_counter, torch.accelerator.synchronize
-    wait()
-    begin = clock()
-    for _ in range(repeat):
-        step()
-    wait()
-    return (clock() - begin) / repeat
-
-
 def measure(workload: Workload, mode: str, pairs: int, device: str) -> Result:
     """Bare and mode in turn, the order turned round from pair to pair, on one model in one process.
 
@@ -99,23 +51,12 @@ def measure(workload: Workload, mode: str, pairs: int, device: str) -> Result:
         step = workload.build()
     for _ in range(3):
         step()
-    repeat = max(1, round(SHORTEST / seconds(step, 1, device)))
-
-    def sample(name: str) -> float:
-        with MODES[name]():
-            step()
-            return seconds(step, repeat, device)
-
-    sample(mode)
+    repeat = repeats(step, device)
+    sample(mode, step, repeat, device)
     ratios, bare = [], []
-    for pair in range(pairs):
-        if pair % 2:
-            other = sample(mode)
-            bare.append(sample("bare"))
-        else:
-            bare.append(sample("bare"))
-            other = sample(mode)
-        ratios.append(other / bare[-1])
+    for ours, of_bare in paired(mode, step, step, repeat, pairs, device):
+        bare.append(of_bare)
+        ratios.append(ours / of_bare)
     return Result(
         workload.name,
         mode,
@@ -126,15 +67,6 @@ def measure(workload: Workload, mode: str, pairs: int, device: str) -> Result:
         max(ratios),
         1000 * statistics.median(bare),
     )
-
-
-def part() -> str:
-    """What takes the saves and writes in this process."""
-    import noclobber
-    from noclobber.observe.native import bridge
-
-    with noclobber.install():
-        return "python" if bridge.why_not() else "native"
 
 
 def measured_in(part: str, names: list[str], modes: list[str], pairs: int, device: str) -> list[Result]:
@@ -148,21 +80,6 @@ def measured_in(part: str, names: list[str], modes: list[str], pairs: int, devic
         return [Result(**one) for one in json.loads(file.read_text())["results"]]
 
 
-def machine(device: str = "cpu") -> str:
-    """Processor, cores, accelerator, Python, torch, date."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [
-            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line[:10] == "model name"
-        ]
-        name = models[0] if models else name
-    if device != "cpu":
-        name += f" with {torch.get_device_module(device).get_device_name()}"
-    python, today = platform.python_version(), date.today().isoformat()
-    return f"{name}, {os.cpu_count()} cores; Python {python}, torch {torch.__version__}; {today}"
-
-
 def table(results: list[Result]) -> str:
     """A Markdown table, a row for a workload and a mode, with the ratios to reach where there are some."""
     rows = [
@@ -171,7 +88,7 @@ def table(results: list[Result]) -> str:
     ]
     for workload in WORKLOADS:
         of_one = [one for one in results if one.workload == workload.name]
-        for one in sorted(of_one, key=lambda one: list(MODES).index(one.mode)):
+        for one in sorted(of_one, key=lambda one: MODES.index(one.mode)):
             ratios, ours = getattr(workload, one.mode, None), one.mode in OURS
             target = "" if ratios is None else f"{ratios[one.part == 'native']:.2f}"
             rows.append(
@@ -181,19 +98,12 @@ def table(results: list[Result]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def write_readme(results: list[Result]) -> None:
-    """Put the results into README.md, between its two marks."""
-    before, rest = README.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}{machine()}\n\n{table(results)}{END}{after}")
-
-
 def main() -> None:
     """Measure what the options ask for, and print the table."""
     names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", choices=names, default=names)
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--pairs", type=int, default=21, help="pairs of samples for each workload and mode")
     parts = ("both", "python", "native")
     parser.add_argument("--part", choices=parts, default="both", help="what takes the saves and writes")
@@ -202,8 +112,6 @@ def main() -> None:
     parser.add_argument("--write-readme", action="store_true", help="put the table into benchmarks/README.md")
     options = parser.parse_args()
 
-    if options.write_readme and options.device != "cpu":
-        parser.error("--write-readme is for the CPU: the README has its table")
     torch.set_num_threads(1)
     results = []
     if options.part == "both":
@@ -222,7 +130,7 @@ def main() -> None:
             json.dumps({"machine": machine(options.device), "results": [asdict(one) for one in results]}, indent=2)
         )
     if options.write_readme:
-        write_readme(results)
+        write_readme("results", table(results), options.device)
 
 
 if __name__ == "__main__":

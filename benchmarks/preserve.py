@@ -7,42 +7,21 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 
+import modes
 import torch
-from overhead import README, machine, part
-from torch.autograd.graph import allow_mutation_on_saved_tensors, saved_tensors_hooks
+from modes import in_both_parts, paired, part, repeats, write_readme
 from workloads import WORKLOADS, Step
 
-BEGIN, END = "<!-- preserve -->\n", "<!-- end of preserve -->\n"
+OVERWRITTEN = (0, 8, 32)
+"""How many activations are overwritten."""
+NAMES = ("mlp", "mlp-array", "lstm", "gpt-tiny", "resnet-tiny")
+MODES = ("versions", "contents", "preserve", "allow-mutation", "clone-at-save")
 WATCHING = ("versions", "contents")
 """The modes that raise where activations are overwritten. They are measured on the same program out of place."""
 LAYERS, WIDTH = 32, 1 << 19
-
-
-def _preserve() -> AbstractContextManager[object]:
-    import noclobber
-
-    return noclobber.preserve()
-
-
-def _watch(*, contents: bool = True) -> AbstractContextManager[object]:
-    import noclobber
-
-    return noclobber.watch(contents=contents)
-
-
-MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "bare": nullcontext,
-    "versions": lambda: _watch(contents=False),
-    "contents": _watch,
-    "preserve": _preserve,
-    "allow-mutation": allow_mutation_on_saved_tensors,
-    "clone-at-save": lambda: saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor),
-}
 
 
 def overwriting(times: int, in_place: bool) -> Step:
@@ -61,26 +40,10 @@ def overwriting(times: int, in_place: bool) -> Step:
     return step
 
 
-def ratio(mode: str, make: Step, bare: Step, pairs: int) -> float:
-    """The median ratio of CPU time, pair by pair."""
-    repeat = 1
-
-    def sample(name: str, step: Step) -> float:
-        with MODES[name]():
-            step()
-            begin = time.process_time()
-            for _ in range(repeat):
-                step()
-            return (time.process_time() - begin) / repeat
-
-    repeat = max(1, round(0.03 / sample("bare", bare)))
-    ratios = []
-    for pair in range(pairs):
-        took = {}
-        for name, step in [(mode, make), ("bare", bare)][:: 1 - 2 * (pair % 2)]:
-            took[name] = sample(name, step)
-        ratios.append(took[mode] / took["bare"])
-    return statistics.median(ratios)
+def ratio(mode: str, make: Step, bare: Step, pairs: int, device: str) -> float:
+    """The median ratio of time, pair by pair."""
+    repeat = repeats(bare, device)
+    return statistics.median(ours / of_bare for ours, of_bare in paired(mode, make, bare, repeat, pairs, device))
 
 
 def peak(mode: str, times: int) -> float:
@@ -95,11 +58,11 @@ def _print_peak(mode: str, times: int) -> None:
     step = overwriting(times, in_place=mode not in ("bare", *WATCHING))
     status = Path("/proc/self/status")
     for _ in range(2):
-        with MODES[mode]():
+        with modes.MODES[mode]():
             step()
     Path("/proc/self/clear_refs").write_text("5")
     before = _high_water(status)
-    with MODES[mode]():
+    with modes.MODES[mode]():
         step()
     print(_high_water(status) - before)
 
@@ -108,38 +71,42 @@ def _high_water(status: Path) -> float:
     return next(int(line.split()[1]) / 1000 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
 
-def table(pairs: int) -> Iterator[str]:
+def table(names: list[str], pairs: int, device: str) -> Iterator[str]:
     """The lines of the tables of this process, each as soon as it is measured."""
-    modes = [mode for mode in MODES if mode != "bare"]
-    yield f"| time, ratio to bare; {part()} | {' | '.join(modes)} |"
-    yield f"|---|{'---:|' * len(modes)}"
-    for workload in WORKLOADS[:4]:
-        torch.manual_seed(0)
-        step = workload.build()
-        step()
-        row = [f"{ratio(mode, step, step, pairs):.2f}" for mode in modes]
-        yield f"| {workload.says} | {' | '.join(row)} |"
-    for times in (0, 8, 32):
-        bare = overwriting(times, in_place=False)
+    yield f"| time, ratio to bare; {part()} | {' | '.join(MODES)} |"
+    yield f"|---|{'---:|' * len(MODES)}"
+    for workload in WORKLOADS:
+        if workload.name in names:
+            torch.manual_seed(0)
+            with torch.device(device):
+                step = workload.build()
+            step()
+            row = [f"{ratio(mode, step, step, pairs, device):.2f}" for mode in MODES]
+            yield f"| {workload.says} | {' | '.join(row)} |"
+    for times in OVERWRITTEN:
+        with torch.device(device):
+            bare, ours = overwriting(times, in_place=False), overwriting(times, in_place=True)
         row = [
-            "raises"
-            if mode in WATCHING and times
-            else f"{ratio(mode, overwriting(times, in_place=True), bare, pairs):.2f}"
-            for mode in modes
+            "raises" if mode in WATCHING and times else f"{ratio(mode, ours, bare, pairs, device):.2f}"
+            for mode in MODES
         ]
         yield f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |"
+    if device != "cpu":
+        return
     yield ""
-    yield f"| peak memory of a step, MB; {part()} | {' | '.join(MODES)} |"
-    yield f"|---|{'---:|' * len(MODES)}"
-    for times in (0, 8, 32):
-        row = [f"{peak(mode, times):.0f}" for mode in MODES]
+    yield f"| peak memory of a step, MB; {part()} | bare | {' | '.join(MODES)} |"
+    yield f"|---|{'---:|' * (1 + len(MODES))}"
+    for times in OVERWRITTEN:
+        row = [f"{peak(mode, times):.0f}" for mode in ("bare", *MODES)]
         yield f"| {times} of {LAYERS} activations overwritten | {' | '.join(row)} |"
 
 
 def main() -> None:
     """Measure, print, and write the README's tables if asked to: with Python alone, and with the native part."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--device", default="cpu", help="where the tensors are")
     parser.add_argument("--write-readme", action="store_true")
     parser.add_argument("--peak", nargs=2, metavar=("MODE", "TIMES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -147,14 +114,9 @@ def main() -> None:
     if options.peak:
         _print_peak(options.peak[0], int(options.peak[1]))
     elif options.write_readme:
-        command = [sys.executable, __file__, "--pairs", str(options.pairs)]
-        environs = [{**os.environ, "NOCLOBBER_PURE": pure} for pure in "10"]
-        runs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one) for one in environs]
-        before, rest = README.read_text().split(BEGIN)
-        tables = "\n".join(run.stdout for run in runs)
-        README.write_text(f"{before}{BEGIN}{machine()}\n\n{tables}{END}{rest.split(END)[1]}")
+        write_readme("preserve", in_both_parts(__file__, "--pairs", str(options.pairs)), options.device)
     else:
-        for line in table(options.pairs):
+        for line in table(options.workloads, options.pairs, options.device):
             print(line, flush=True)
 
 

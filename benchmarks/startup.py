@@ -10,9 +10,8 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from overhead import README, machine
+from modes import machine, write_readme
 
-BEGIN, END = "<!-- startup -->\n", "<!-- end of startup -->\n"
 PROGRAMS = {
     "import torch": "torch",
     "import torch._dynamo": "torch",
@@ -90,11 +89,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--write-readme", action="store_true")
     options = parser.parse_args()
-    text = f"{machine()}\n\n{table(options.programs, options.pairs)}"
-    print(text, end="")
+    text = table(options.programs, options.pairs)
+    print(f"{machine()}\n\n{text}", end="")
     if options.write_readme:
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text(f"{before}{BEGIN}{text}{END}{rest.split(END)[1]}")
+        write_readme("startup", text)
 
 
 if __name__ == "__main__":

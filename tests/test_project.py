@@ -140,6 +140,13 @@ def test_the_benchmark_runs() -> None:
     assert [row.split("|")[3].strip() for row in rows] == ["install", "contents"]
 
 
+def test_the_benchmark_of_growth_runs() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "growth.py"), "--programs", "rows-read", "--pairs", "1"]
+    done = subprocess.run([*command, "--modes", "preserve"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("| rows of one buffer, ")
+
+
 def test_the_benchmark_of_starting_runs() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "startup.py"), "--programs", "import torch", "--pairs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -21,19 +21,20 @@ gradient_trace/ the gradients that `fix` compares, and what the program keeps
 
 The way of a save. Autograd keeps a tensor and calls the pack hook of its thread (`core/save_hooks.hooks`). The hook
 makes a `Handle`: a weak reference with a detached alias, the version, the number of the node, the place, a fingerprint.
-The handle goes into the live table (`Context.live`), and autograd holds the handle. In backward, the unpack hook
-compares the version, and the fingerprint if contents are watched. If both are unchanged, it returns the alias. If not,
-`detectors/changed_saves.read` makes a Clobber (`describe/clobbers.clobber_of`), puts it on the bus, and raises what
-PyTorch would raise. A handle dies with its save, and leaves the table then.
+The handle goes into the live table (`Context.live`), by its storage and there by its bytes, and autograd holds the
+handle. In backward, the unpack hook compares the version, and the fingerprint if contents are watched. If both are
+unchanged, it returns the alias. If not, `detectors/changed_saves.read` makes a Clobber
+(`describe/clobbers.clobber_of`), puts it on the bus, and raises what PyTorch would raise. A handle dies with its save,
+and leaves the table then.
 
 The way of a write. `core/write_kernels` gives each operator that writes in place a kernel on the spare dispatch key, as
 its schema asks (`core/written`). The kernel (`core/kernel_functions`) calls the sink
-(`core/write_log.writes_to_saves`). If the storage has live saves, the write meets them (`Context.meet`, which is
-`write_policy.meet`). If a version counter leads to the write later, a `Record` in the history is enough
-(`core/history`). The first times that a line writes, it is asked all the same: if live saves are met, the names are
-noted under which the program holds the memory (`describe/holders`, with `describe/reachable`, which walks from
-variables through containers and objects), the module that is called, and the calls that lead there
-(`describe/called`). A write that autograd does not see (`no_grad`, `.data`) goes through
+(`core/write_log.writes_to_saves`). If saves are live whose bytes it may change, the write meets them (`Context.meet`,
+which is `write_policy.meet`); every save meets the first write to its storage, too. If a version counter leads to the
+write later, a `Record` in the history is enough (`core/history`). The first times that a line writes, it is asked all
+the same: if live saves are met, the names are noted under which the program holds the memory (`describe/holders`, with
+`describe/reachable`, which walks from variables through containers and objects), the module that is called, and the
+calls that lead there (`describe/called`). A write that autograd does not see (`no_grad`, `.data`) goes through
 `detectors/untracked_writes` first. The step of an optimizer is noted as one `Step` with the name of its class and its
 line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
 `model/source.owner_of` whose code a file is.

@@ -41,7 +41,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 
 
 def summary(ledger: Ledger) -> list[str]:
-    """Return whether all memory fits, where that is known; how much is kept, and when it was; then what is saved and lives anyway, if anything does."""
+    """Return whether all memory fits, where known; how much is kept, and when; and what is saved but lives anyway."""
     fits = [line for peak in ledger.peaks for line in _fits(peak)]
     if not ledger.entries:
         return [*fits, "kept for backward: nothing was saved"]

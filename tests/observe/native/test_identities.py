@@ -1,6 +1,7 @@
 """Python and the native part agree on which tensors share memory, and on which saves hold the same bytes."""
 
 import json
+import os
 import subprocess
 import sys
 from textwrap import dedent
@@ -62,6 +63,24 @@ def test_both_know_the_same_memory_and_the_same_bytes(
     keys = [private.storage_key(one) for one in views]
     assert [hot_path.storage_key(one) for one in views] == keys
     assert len(set(keys)) == 1
+
+
+@pytest.mark.usefixtures("built")
+def test_the_native_part_knows_which_tensors_share_a_counter() -> None:
+    script = """
+        import torch, noclobber
+        from noclobber.observe.recorder import CONTEXT
+        base, x = torch.ones(4, 2), torch.ones(2, requires_grad=True)
+        with noclobber.watch(contents=False):
+            y = base.detach().flatten()[:2] * x  # saves no view
+            shares = lambda one: CONTEXT.native.meet(0, one, 0, 0)
+            print([shares(one) for one in (base, base[3], base.detach(), base.data, base.data[0], base * 1, x)])
+            del y
+            print(shares(base))
+    """
+    run = [sys.executable, "-c", dedent(script)]
+    done = subprocess.run(run, env={**os.environ, OFF: "0"}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [str([True, True, True, False, False, False, False]), "False"], done.stderr
 
 
 def found(program: str, environment: dict[str, str]) -> list[tuple[str, int]]:

@@ -18,15 +18,15 @@ def test_an_interrupt_of_a_question_reaches_the_program(native: dict[str, str]) 
         with noclobber.preserve():
             assert CONTEXT.native is not None
             live, written = CONTEXT.live, torch.ones(3)
-            native, asked = type(live).at, Asked()
+            native, asked = type(live).has, Asked()
             live.unsorted.append(weakref.ref(asked))
-            type(live).at = interrupted
+            type(live).has = interrupted
             try:
                 written.add_(1)
             except KeyboardInterrupt:
                 print("heard", written.tolist())
             finally:
-                type(live).at = native
+                type(live).has = native
                 live.unsorted.clear()
             written.add_(1)
             print(written.tolist())

@@ -117,7 +117,7 @@ class HotPath(Protocol):
     ) -> None:
         """Take the writes of a thread; and its saves, where `hooks` is noclobber's own pair and not None.
 
-        `contents` says that saves get fingerprints, `keeping` that bytes are preserved, and `moved` is that of
+        `contents` says that saves get fingerprints, `keeping` that bytes are preserved. `moved` is that of
         `Contents` where it is `only_foreign`.
         """
 

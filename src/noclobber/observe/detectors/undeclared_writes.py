@@ -29,6 +29,7 @@ from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.witness.digests import fingerprint, fingerprint_and_memory, fingerprint_at
+from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, change
 
 KEPT = 256
@@ -339,23 +340,23 @@ class Operators:
         values = [*args, *kwargs.values()]
         results = writers.beside(values) if torch.is_grad_enabled() else []
         tensors = {
-            key: tensor
+            (key, span_of(tensor)): tensor
             for value in values
             for tensor in _tensors(value)
             if (key := private.storage_key(tensor)) is not None and self._may_wait(op, tensor)
         }
         was = {
             id(handle): (handle, fingerprint(handle.alias), int(handle.alias._version))
-            for key in tensors
-            for handle in live.at(key)
+            for key, span in tensors
+            for handle in live.at(key, span)
         }
 
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
                 writers.ended(results, (), op)
                 writers.returned(result, values)
-            for key, tensor in tensors.items():
-                for handle in live.at(key):
+            for (key, span), tensor in tensors.items():
+                for handle in live.at(key, span):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))
                     if version != handle.alias._version:
                         continue
