@@ -8,7 +8,8 @@ allocations     follows every operator, for hints: the memory of tensors over ti
 measured_peak   the peak of memory by PyTorch's allocators, with which `fix` checks a hint
 own_cost        what watching by Python has cost in a run, and what the native part would leave of that
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
-core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes, fingerprints
+witness/        the one idea: what the bytes of a tensor were, and whether they are so still. Digests, layouts
+core/           what all the rest uses: context, bus, threads, hooks on saves, kernels of writes
 native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/
 describe/       from records to the model: clobbers, refusals, names of tensors and states, PyTorch's own words
 detectors/      the ways of going wrong, one file each

@@ -28,12 +28,7 @@ from noclobber.observe.core.records import Backward, moment, reading, second_run
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import graph, private
-from noclobber.observe.witness.digests import (
-    Digest,
-    all_known,
-    is_on_device,
-    same_but_for_zeros,
-)
+from noclobber.observe.witness.digests import Digest, all_known, is_on_device, same_but_for_zeros
 from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:

@@ -18,15 +18,7 @@ from noclobber.observe.core.written import Written, tensors, written_by
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.user_save_hooks import UserSave
 from noclobber.observe.torch_api import graph, private
-from noclobber.observe.witness.digests import (
-    Digest,
-    all_known,
-    differ,
-    differs,
-    fingerprint,
-    numbers,
-    same_but_for_zeros,
-)
+from noclobber.observe.witness.digests import Digest, all_known, differs, fingerprint, numbers, same, same_but_for_zeros
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 if TYPE_CHECKING:
@@ -132,7 +124,7 @@ class Now:
     def has_changed(self, handle: Handle) -> bool:
         """Return True if a save is on the whole of a tensor that the region reads, with other bytes than in forward."""
         digest = self._whole.get((private.address(handle.alias), handle.alias.numel()))
-        return digest is not None and handle.digest is not None and differ(digest, handle.digest)
+        return digest is not None and handle.digest is not None and not same(digest, handle.digest)
 
 
 class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]

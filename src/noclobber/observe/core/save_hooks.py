@@ -46,13 +46,6 @@ Pair = tuple[Callable[..., object], Callable[..., object]]
 """A pack and an unpack hook, noclobber's or the program's."""
 
 
-class NativeSave(Protocol):
-    """A save of PyTorch's own (torch_api/native_saves.py)."""
-
-    def unpack(self) -> torch.Tensor:
-        """Return the tensor at its place in the graph. Raises RuntimeError if its version moved."""
-
-
 class Handle(private.Weak[torch.Tensor]):
     """What the pack hook returns instead of the tensor: a weak reference to the saved tensor.
 
@@ -89,7 +82,7 @@ class Handle(private.Weak[torch.Tensor]):
 
     follows: bool = False
     """Whether a later read gets what the tensor holds then, on any memory, and not the memory of the save."""
-    connected: NativeSave | None = None
+    connected: native_saves.Save | None = None
     """PyTorch's own save of the same tensor, if bytes are preserved and its place in the graph matters; else None."""
 
     def tensor(self) -> torch.Tensor | None:
@@ -157,7 +150,7 @@ class Needed(Argument):
     key: int
     standing: tuple[bool, object]
     """Whether the tensor required a gradient, and what identifies its place in the graph."""
-    connected: NativeSave | None
+    connected: native_saves.Save | None
     """PyTorch's own save of a tensor that was made in the graph, if its place there matters; else None."""
     unread: bool
     where: Geometry
@@ -208,7 +201,7 @@ class Suspect:
         """A copy of the bytes from before the first write that changes them; None if there is none."""
         self.spared = False
         """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
-        self.theirs: NativeSave | None = None
+        self.theirs: native_saves.Save | None = None
         """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
 
 

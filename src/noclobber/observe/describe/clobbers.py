@@ -23,14 +23,7 @@ from noclobber.observe.core.written import Written
 from noclobber.observe.describe import torch_messages
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private, shards
-from noclobber.observe.witness.digests import (
-    Digest,
-    differs,
-    differs_in_numbers,
-    fingerprint,
-    same,
-    same_but_for_zeros,
-)
+from noclobber.observe.witness.digests import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
 
 if TYPE_CHECKING:

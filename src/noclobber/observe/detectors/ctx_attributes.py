@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -36,13 +36,6 @@ UNCONNECTED = (
 )
 
 
-class NativeSave(Protocol):
-    """A save that PyTorch itself made of a tensor (`native_saves.make`)."""
-
-    def unpack(self) -> torch.Tensor:
-        """Return the saved tensor."""
-
-
 class CtxSave(Handle):
     """A stash: a tensor on a ctx, as it was when forward ended. It refers weakly to its own alias.
 
@@ -61,7 +54,7 @@ class CtxSave(Handle):
     """The index or key in the list, tuple or dict. None where the attribute itself is the tensor."""
     in_graph: bool
     """True if the tensor required a gradient when forward ended."""
-    connected: NativeSave | None
+    connected: native_saves.Save | None
     """PyTorch's own save of the tensor, made where bytes are preserved. It gives the old bytes at the old place in the
     graph. None for a result of the Function: a save of that would keep the Function's node alive forever."""
 

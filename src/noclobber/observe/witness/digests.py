@@ -74,13 +74,8 @@ NEVER: Digest = -1
 
 def same(one: Digest, other: Digest) -> bool:
     """Return True if two fingerprints are known to be equal. Waits for their device."""
-    return one is not None and not differ(one, other)
-
-
-def differ(one: Digest, other: Digest) -> bool:
-    """Return True if two fingerprints differ. Waits for their device."""
     answer = differs(one, other)
-    return answer if isinstance(answer, bool) else all_known([answer])[0]
+    return one is not None and not (answer if isinstance(answer, bool) else all_known([answer])[0])
 
 
 def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
