@@ -199,9 +199,12 @@ def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
 
 
 def _keys(args: tuple[object, ...]) -> list[int]:
-    """Return the storages of the gradients that a Function is given; a boxed one gets them in a list."""
+    """Return the storages of the gradients that a Function is given and that anybody else holds too. A boxed Function
+    gets them in a list."""
     given = [one for argument in args for one in (argument if isinstance(argument, list) else (argument,))]
-    keys = {private.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    shared = [one for one in tensors if private.use_count(one) > 1 or not private.is_only_holder(one)]
+    keys = {private.storage_key(one) for one in shared}
     return [key for key in keys if key is not None]
 
 
