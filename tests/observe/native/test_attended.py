@@ -56,7 +56,7 @@ with noclobber.watch():
     x = torch.ones(3, requires_grad=True)
     h = x * 2
 {}
-print(passed.count("aten::mul_") + passed.count("aten::zero_"))
+print(sum(passed.count(f"aten::{{op}}_") for op in ("mul", "zero", "detach")))
 """
 IN_FUNCTION = "Solves.apply(h)"
 BESIDE_A_HOOKED_VIEW = """
@@ -91,6 +91,14 @@ h.data.sum()
 run(torch.ones(3))
 """
 THE_DATA = "run(h.data)"
+DETACHED_OUTSIDE_OF_THE_GRAPH = """
+for _ in range(50):
+    torch.ones(3).detach_()
+"""
+DETACHED_IN_THE_GRAPH = """
+for _ in range(50):
+    (h * 1).detach_()
+"""
 BESIDE_A_VIEW_OF_A_FUNCTION = """
 class Shows(torch.autograd.Function):
     @staticmethod
@@ -117,6 +125,8 @@ with torch.no_grad():
         (BESIDE_A_VIEW_OF_A_FUNCTION, 0),
         (BY_THE_ENGINE, 0),
         (IN_A_BACKWARD, 0),
+        (DETACHED_OUTSIDE_OF_THE_GRAPH, 0),
+        (DETACHED_IN_THE_GRAPH, 50),
         (THE_DATA, 50),
         (BY_A_HOOK, 50),
         (THE_GRADIENT, 50),
@@ -131,6 +141,8 @@ with torch.no_grad():
         "beside a view of a Function",
         "the engine's",
         "in a backward",
+        "detached outside of the graph",
+        "detached in the graph",
         "the data",
         "a hook's",
         "the gradient",

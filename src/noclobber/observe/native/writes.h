@@ -223,7 +223,7 @@ inline Way way_of(const Operator &op, const at::Tensor &tensor) {
   if (counted && !flags.careful) {
     return NOTED;
   }
-  if (op.detaches || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
+  if ((op.detaches && in_graph) || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
     return FOR_PYTHON;
   }
   if (in_graph || (!op.uncounted && moves_a_save(impl))) {
