@@ -375,8 +375,10 @@ class Session:
             coverage = replace(coverage, saves=True, contents=self.contents, unseen=(*coverage.unseen, some))
         lost = tuple(dict.fromkeys((*coverage.lost, *self._lost)))
         if self._faked is not None:
+            from noclobber.render.text import place_of_line
+
             unseen = tuple(one for one in coverage.unseen if not one.startswith(WITHOUT_BYTES))
-            notes = (*coverage.notes, *self._faked.notes())
+            notes = (*coverage.notes, *self._faked.notes(place_of_line))
             coverage = replace(coverage, contents=False, fake=True, unseen=unseen, notes=notes)
         return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 

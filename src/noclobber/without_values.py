@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from noclobber.model.fake import Enough, FakeOrder, gpu_of
 from noclobber.model.ledger import Peak
+from noclobber.render.text import place_of_line
 
 if TYPE_CHECKING:
     from noclobber.observe.fake.run import FakeRun
@@ -51,4 +52,4 @@ class fake:
     @property
     def notes(self) -> tuple[str, ...]:
         """Where values were asked for, and what else differs from a run with values."""
-        return self._run.notes() if self._run is not None else ()
+        return self._run.notes(place_of_line) if self._run is not None else ()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from noclobber.model.fake import FakeOrder
 from noclobber.model.ledger import Peak
-from noclobber.model.source import Site
 from noclobber.observe import subscription
 from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
 from noclobber.observe.fake.memory import Memory
@@ -112,11 +111,15 @@ class FakeRun:
             for device, kinds in found
         )
 
-    def notes(self) -> tuple[str, ...]:
-        """Return what a reader of the report must know, in words."""
+    def notes(self, place_of: Callable[[str, int], str]) -> tuple[str, ...]:
+        """Return what a reader of the report must know, in words. `place_of` words a path and a line."""
         said = [f"the program was stopped after {self.steps.in_words()} (`--steps`)"] * self.steps.stopped
         if places := self._asked.sites():
-            shown = [f"{_place(site)} (`{what}`)" for site, what in places[:MOST_NAMED]]
+            lines = [(site.span() if site is not None else None, what) for site, what in places[:MOST_NAMED]]
+            shown = [
+                f"{place_of(at.path, at.line) if at is not None else 'a line that is not known'} (`{what}`)"
+                for at, what in lines
+            ]
             more = [f"{len(places) - MOST_NAMED} more"] * (len(places) > MOST_NAMED)
             asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
@@ -132,10 +135,3 @@ _active: list[FakeRun] = []
 def active() -> FakeRun | None:
     """Return the fake run that is under way."""
     return _active[-1] if _active else None
-
-
-def _place(site: Site | None) -> str:
-    if site is None:
-        return "a line that is not known"
-    span = site.span()
-    return f"{span.path}:{span.line}"
