@@ -95,5 +95,5 @@ def test_children_choose_by_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [["--watch-first", "3"], ["--ledger"], ["--hints"], ["--fake"]])
 def test_it_goes_with_nothing_that_needs_all(options: list[str], tmp_path: Path) -> None:
     ended = noclobber(["run", "--every", "20", *options, "-c", "1"], tmp_path)
-    assert "`--every` watches some backward calls only" in ended.stderr
+    assert "do not go together" in ended.stderr
     assert ended.status == 2

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.process import Process
-from noclobber.model.report import Report, Suppressed
+from noclobber.model.report import Coverage, Report, Suppressed
 
 from .catalogue import FINDINGS
 from .strategies import reports
@@ -21,6 +21,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").
 FOLLOWS = Draft202012Validator(SCHEMA)
 FULL = Report(
     tuple(FINDINGS.values()),
+    Coverage(fake=True),
     processes=(Process("a", None, 1, "host", ("python", "train.py")),),
     ledger=Ledger((Entry("train.py", 1, 1, "net", "ExpBackward0", 12, 1),)),
     suppressed=(Suppressed(FINDINGS["stale_save"], "inSource", "by comment"),),

@@ -87,10 +87,9 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
-    if options.every and (options.watch_first or options.ledger or options.hints):
-        options.parser.error(
-            "`--every` watches some backward calls only: leave out --watch-first, --ledger and --hints"
-        )
+    for needing_all in ("watch_first", "ledger", "hints"):
+        if options.every and getattr(options, needing_all):
+            options.parser.error(f"--every and --{needing_all.replace('_', '-')} do not go together")
     fake = order_of(options)
     try:
         selection = selection_of(options)
