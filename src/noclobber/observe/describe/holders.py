@@ -36,9 +36,9 @@ _MOST_TIMES = MOST_MODULES
 """How often the holders of what one line writes are looked for; it takes some 0.1 s."""
 _MOST_LINES = 64
 _MOST_SECONDS = 1.0
-"""How long a process looks in all: a suite of many programs must not take longer for it."""
+"""How long a process computes for that in all, busy machine or not: a suite of many programs must not take longer."""
 spent: list[float] = []
-"""How long each look of this process took, in seconds."""
+"""How long each look of this process computed, in seconds."""
 frozen = gc.get_freeze_count()
 """How many objects of the process the garbage collector did not show before the program began: it may hide more."""
 
@@ -71,7 +71,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     if known is None or key is None or known.times >= _MOST_TIMES:
         return False
     known.times += 1
-    begun = time.perf_counter()
+    begun = time.thread_time()
     with private.plain():
         frame = sys._getframe()
         is_late = sum(spent) >= _MOST_SECONDS
@@ -80,7 +80,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
         del frame
-    spent.append(time.perf_counter() - begun)
+    spent.append(time.thread_time() - begun)
     if not is_late or known.times == 1:
         known.holders = _both(known.holders, found)
     return True
