@@ -326,3 +326,18 @@ def test_a_hook_that_is_registered_in_the_backward_which_runs_it_is_named_in_the
     assert seen.findings == ()
     assert torch.equal(gradient, bare(program))
     assert seen.report.coverage.unseen == ("hooks in the backward call that registered them",)
+
+
+def test_several_parts_that_one_node_gives():
+    """The node passes its gradient on to the leaf as it is, and two products as well."""
+
+    def program(write):
+        w = torch.ones(3, requires_grad=True)
+        h = torch.addcmul(w, w, w)
+        h.register_hook(write)
+        (h * W).sum().backward()
+        return w.grad
+
+    heard, gradient = hear(lambda: program(in_place))
+    assert torch.equal(gradient, program(out_of_place))
+    assert heard.events == []

@@ -200,8 +200,11 @@ class Deliveries:
         """
         if func._schema.name not in ("aten::add", "aten::add_") or not is_of_the_engine(frame):
             return
-        part = private.identity(args[1])
+        first, part = map(private.identity, args[:2])
+        at = max((index for index, (_, each) in enumerate(handed) if each == part), default=len(handed))
         getting = [after for after, each in handed if each == part] or following
+        if any((after, first) in handed[:at] for after in getting):
+            return  # the node that has run gives both parts
         for spoil in self._changed(args[0]):
             heir = next((after for after in getting if after in spoil.heirs), None)
             if heir is None:
