@@ -47,7 +47,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["dependencies"]
     used = set[str]().union(*(imported(module) for module in MODULES)) - set(sys.stdlib_module_names) - {"noclobber"}
-    theirs = {"IPython", "lightning", "numpy", "pytest", "transformers"}  # of the program or the tests
+    theirs = {"IPython", "lightning", "numpy", "pytest", "safetensors", "transformers"}  # of the program or the tests
     assert used - theirs == {re.split(r"\W", wanted)[0] for wanted in declared}
 
 

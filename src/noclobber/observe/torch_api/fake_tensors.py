@@ -9,25 +9,32 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from noclobber.model.error import UnsupportedTorch
 
+try:
+    from torch._subclasses import fake_tensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    DEVICE = vars(FakeTensor)["device"]
+    """The property that tells the device of a fake tensor."""
+    WITHOUT_VALUES: tuple[type[RuntimeError], ...] = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,
+        fake_tensor.UnsupportedFakeTensorException,
+    )
+    """What an operator raises that needs values."""
+    _Converter = fake_tensor.FakeTensorConverter
+except (ImportError, AttributeError, KeyError) as missing:
+    raise UnsupportedTorch(
+        f"torch {torch.__version__} has no fake tensors as noclobber knows them: {missing}"
+    ) from None
+
 __all__ = ["DEVICE", "WITHOUT_VALUES", "Converter", "FakeTensor", "FakeTensorMode", "self_test"]
 
-DEVICE = vars(FakeTensor)["device"]
-"""The property that tells the device of a fake tensor."""
-WITHOUT_VALUES: tuple[type[RuntimeError], ...] = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
-    fake_tensor.UnsupportedFakeTensorException,
-)
-"""What an operator raises that needs values."""
 
-
-class Converter(fake_tensor.FakeTensorConverter):
+class Converter(_Converter):
     """PyTorch's converter, which refers to no new tensor weakly here: `Module.to` swaps parameters, and refuses to swap
     what has weak references (torch 2.13; tests/observe/fake/test_devices.py)."""
 
