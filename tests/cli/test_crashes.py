@@ -19,7 +19,7 @@ crash = sys.argv[1]
 class Session:
     started = False
     journal = None
-    def __init__(self, on_write, contents, counting, hints, everywhere, first):
+    def __init__(self, on_write, contents, counting, hints, everywhere, first, every, fake):
         self.pass_through("init", on_write)
     def start(self):
         self.pass_through("start")

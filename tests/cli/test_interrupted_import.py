@@ -42,7 +42,7 @@ def test_nothing_was_watched_as_the_program_was_interrupted(tmp_path: Path) -> N
         ("noclobber.program", "noclobber: interrupted\n"),
         ("noclobber.processes.member", "noclobber: interrupted\n"),
         ("noclobber.rules", "noclobber: interrupted\n"),
-        ("noclobber.fix.advice", "noclobber: interrupted\n"),
+        ("noclobber.mend.shown", "noclobber: interrupted\n"),
     ],
 )
 def test_an_import_of_noclobber_that_is_interrupted_shows_no_traceback(tmp_path: Path, module: str, said: str) -> None:

@@ -153,7 +153,7 @@ def test_a_launcher_that_does_not_import_torch(tmp_path: Path) -> None:
     ended = noclobber(["run", "main.py"], tmp_path)
     assert "error[NC201]" in ended.stderr
     assert ended.status == 1
-    assert "to fix this" not in ended.stderr
+    assert ended.stderr.endswith("to fix this: noclobber fix main.py\n")
 
 
 def test_a_killed_child_leaves_what_it_found(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ torch.stack([h[i % 3] for i in range(50)]).sum().backward()
 """
 THE_INPUT = "Overwrites.apply(h)"
 IN_A_BACKWARD = "Adjoint.apply(h).sum().backward()"
-THE_GRADIENT = "(Scales.apply(h) * 2).sum().backward()"
+THE_GRADIENT = "(Scales.apply(h) + h).mul(2).sum().backward()"
+THE_GRADIENT_ALONE = "(Scales.apply(h) * 2).sum().backward()"
 BY_A_HOOK = """
 h.register_hook(lambda gradient: run(gradient.clone()))
 h.sum().backward()
@@ -130,6 +131,7 @@ with torch.no_grad():
         (THE_DATA, 50),
         (BY_A_HOOK, 50),
         (THE_GRADIENT, 50),
+        (THE_GRADIENT_ALONE, 0),
         (THE_INPUT, 50),
         (THE_HOOKED_VIEW, 50),
     ],
@@ -146,6 +148,7 @@ with torch.no_grad():
         "the data",
         "a hook's",
         "the gradient",
+        "a gradient that nobody else holds",
         "the input",
         "the hooked view",
     ],

@@ -494,10 +494,11 @@ _STALE = "one of the variables needed for gradient computation has been modified
 @passed_over
 def checked(handle: Handle) -> torch.Tensor:
     """Return what PyTorch would unpack without hooks. Raises ClobberError with PyTorch's words if the version moved."""
-    if handle.suspect is not None and handle.suspect.theirs is not None:
-        return native_saves.unpacked(handle.suspect.theirs)
-    if handle.kept is not None:
-        return handle.kept
+    if (suspect := handle.suspect) is not None:
+        if suspect.theirs is not None:
+            return native_saves.unpacked(suspect.theirs)
+        if suspect.kept is not None:
+            return suspect.kept
     if (version := handle.version) != handle.alias._version:
         versions = f" is at version {handle.alias._version}; expected version {version} instead."
         try:
