@@ -1,5 +1,8 @@
 """Writes into gradients: heard if and only if another part of the graph gets the changed bytes."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -341,3 +344,28 @@ def test_several_parts_that_one_node_gives():
     heard, gradient = hear(lambda: program(in_place))
     assert torch.equal(gradient, program(out_of_place))
     assert heard.events == []
+
+
+class Kept:
+    """Lives as long as the node in whose metadata it is."""
+
+
+def test_the_graph_of_an_overwritten_gradient_is_freed_with_its_tensors():
+    """Nothing of it waits for the garbage collector."""
+    x = torch.ones(3, requires_grad=True)
+    with noclobber.watch() as seen:
+        gc.collect()
+        gc.disable()
+        try:
+            side = x.exp()
+            h = x * 1
+            h.register_hook(lambda gradient: gradient.mul_(0.5))
+            y = ((h + side) * 2).sum()
+            y.backward()
+            kept = h.grad_fn.metadata["kept"] = Kept()
+            graph = weakref.ref(kept)
+            del h, y, side, kept
+            assert graph() is None
+        finally:
+            gc.enable()
+    assert [one.code for one in seen.findings] == ["NC206"]

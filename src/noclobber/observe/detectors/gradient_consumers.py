@@ -113,7 +113,6 @@ class Deliveries:
         self._passed_on: list[tuple[Spoil, Node]] = []
         """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
         self._notice: Notice = lambda event: None
-        self._sums: Added = way.entry(self._added)
 
     def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Node]) -> None:
         """Record a gradient that is about to be written, and hook the nodes of the graph at the first one.
@@ -173,7 +172,7 @@ class Deliveries:
         for after, each in handed or [(after, each) for after in following for each in made]:
             self._passed_on += [(spoil, after) for spoil in self._changed(each) if after is not None]
         to = [(after, private.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
-        private.push_mode(_Sums(partial(self._sums, following, to)))
+        private.push_mode(_Sums(self._way.entry(partial(self._added, following, to))))
 
     def _close(self, spoil: Spoil) -> None:
         """Compare the bytes: the code that wrote has returned."""
