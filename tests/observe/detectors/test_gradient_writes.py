@@ -352,19 +352,21 @@ class Kept:
 
 def test_the_graph_of_an_overwritten_gradient_is_freed_with_its_tensors():
     """Nothing of it waits for the garbage collector."""
-    x = torch.ones(3, requires_grad=True)
+
+    def step():
+        x = torch.ones(3, requires_grad=True)
+        side = x.exp()
+        h = x * 1
+        h.register_hook(lambda gradient: gradient.mul_(0.5))
+        ((h + side) * 2).sum().backward()
+        kept = h.grad_fn.metadata["kept"] = Kept()
+        return weakref.ref(kept)
+
     with noclobber.watch() as seen:
         gc.collect()
         gc.disable()
         try:
-            side = x.exp()
-            h = x * 1
-            h.register_hook(lambda gradient: gradient.mul_(0.5))
-            y = ((h + side) * 2).sum()
-            y.backward()
-            kept = h.grad_fn.metadata["kept"] = Kept()
-            graph = weakref.ref(kept)
-            del h, y, side, kept
+            graph = step()
             assert graph() is None
         finally:
             gc.enable()
