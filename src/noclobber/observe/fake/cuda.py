@@ -20,7 +20,7 @@ class Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
-        self.stream_id = self.cuda_stream = 0
+        self.stream_id = self.cuda_stream = self.device_index = self.device_type = 0
 
     def __enter__(self) -> Stream:
         return self
