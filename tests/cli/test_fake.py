@@ -57,6 +57,26 @@ def test_an_error_out_of_fake_tensors_has_our_words(tmp_path):
     assert "noclobber: this error may come from the run without values" in done.stderr
 
 
+SPAWNS = """
+import torch
+
+def train(rank):
+    torch.ones(3, requires_grad=True).exp().sum().backward()
+
+if __name__ == "__main__":
+    train(0) if OWN else None
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_processes_that_ran_with_their_values_are_told(tmp_path, own):
+    done = run(tmp_path, SPAWNS.replace("OWN", str(own)))
+    assert f"nothing found in {2 + own} backward calls of 3 processes" in done.stderr
+    assert "without values" not in done.stderr
+    assert "2 processes of the program ran with their values" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

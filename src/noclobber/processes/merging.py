@@ -365,6 +365,10 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
             notes.append(f"{_all(some)} {words}: this is what was found until then")
     if waiting := [one for one in processes if _may_import_torch(one)]:
         notes.append(f"{_all(waiting)} had not ended yet: what torch does there later is in no report")
+    has_fakes = any(coverage.fake for coverage in covered)
+    if real := has_fakes * sum(not one.fake and one.backwards + one.raised > 0 for one in covered):
+        ran = f"{real} process{'es' * (real != 1)} of the program ran with {'their' if real != 1 else 'its'} values"
+        notes.append(f"{ran}: `--fake` is for the first one alone; `--world-size` makes it one rank of many")
     lost = dict.fromkeys(
         [*(one for coverage in covered for one in coverage.lost), *(lost for one in read for lost in one.lost)]
     )
@@ -377,7 +381,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
         tuple(lost),
         sum(coverage.backwards for coverage in covered),
         sum(coverage.raised for coverage in covered),
-        any(coverage.fake for coverage in covered),
+        has_fakes and not real,
     )
 
 

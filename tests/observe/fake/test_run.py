@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import noclobber
+from noclobber.observe.fake import ranks
 
 
 def test_a_stale_save_is_found_at_full_size():
@@ -100,3 +101,18 @@ def test_what_the_peak_is_made_of():
     assert peak.parameters == peak.gradients == 4_000_000
     assert 8_000_000 <= peak.optimizer < 8_000_100
     assert peak.activations >= 4_000_000
+
+
+def test_a_run_that_cannot_begin_leaves_everything_as_it_was(monkeypatch):
+    def fails(*_):
+        raise OSError("no rank")
+
+    monkeypatch.setattr(ranks, "begin", fails)
+    before = torch.cuda.is_available
+    with pytest.raises(OSError, match="no rank"), noclobber.fake():
+        raise AssertionError
+    assert torch.cuda.is_available is before
+    assert type(torch.ones(2)) is torch.Tensor
+    monkeypatch.undo()
+    with noclobber.fake():
+        assert torch.ones(2).numel() == 2

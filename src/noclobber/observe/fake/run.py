@@ -50,6 +50,13 @@ class FakeRun:
         if _active:
             raise RuntimeError("a fake run is under way: leave it before another one begins")
         _active.append(self)
+        try:
+            self._put_in_place()
+        except BaseException:
+            self.end()
+            raise
+
+    def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
