@@ -200,6 +200,8 @@ class Session:
                 self._backwards += 1
             if self.journal is not None:
                 self.journal.checked(self._backwards, self._raised)
+            if self._faked is not None:
+                self._faked.checked()
         if self._faked is not None and self._armed and self._faked.steps.are_enough(self._backwards + self._raised):
             from noclobber.observe import subscription
 
@@ -379,7 +381,7 @@ class Session:
 
             unseen = tuple(one for one in coverage.unseen if not one.startswith(WITHOUT_BYTES))
             notes = (*coverage.notes, *self._faked.notes(place_of_line))
-            coverage = replace(coverage, contents=False, fake=True, unseen=unseen, notes=notes)
+            coverage = replace(coverage, contents=False, fake=not self._faked.elsewhere, unseen=unseen, notes=notes)
         return replace(coverage, lost=lost, backwards=self._backwards, raised=self._raised)
 
     def begin_again(self) -> None:

@@ -69,6 +69,17 @@ if __name__ == "__main__":
 """
 
 
+def test_threads_that_ran_with_their_values_are_told(tmp_path):
+    ours = "    train(0) if OWN else None\n    torch.multiprocessing.spawn(train, nprocs=2)\n"
+    threads = (
+        "    import threading\n    one = threading.Thread(target=train, args=(0,))\n    one.start()\n    one.join()\n"
+    )
+    done = run(tmp_path, SPAWNS.replace(ours, threads))
+    assert "nothing found in 1 backward call" in done.stderr
+    assert "without values" not in done.stderr
+    assert "1 backward call of other threads ran with values" in done.stderr
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_processes_that_ran_with_their_values_are_told(tmp_path, own):
     done = run(tmp_path, SPAWNS.replace("OWN", str(own)))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterator
+from threading import get_ident
 
 import torch
 
@@ -44,12 +45,16 @@ class FakeRun:
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
         self._is_on = False
+        self._thread = 0
+        self.elsewhere = 0
+        """Backward calls of other threads, whose tensors have values: modes are a thread's own."""
 
     def begin(self) -> None:
         """Make all that comes fake, in this thread. Raises RuntimeError inside another fake run."""
         if _active:
             raise RuntimeError("a fake run is under way: leave it before another one begins")
         _active.append(self)
+        self._thread = get_ident()
         try:
             self._put_in_place()
         except BaseException:
@@ -99,6 +104,10 @@ class FakeRun:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             yield
 
+    def checked(self) -> None:
+        """Count a backward call that this thread has run."""
+        self.elsewhere += get_ident() != self._thread
+
     def explain(self, error: BaseException) -> None:
         """Say in a note of an error that ends the program if it comes from tensors without values."""
         if isinstance(error, Exception) and not getattr(error, "__notes__", None):
@@ -131,6 +140,9 @@ class FakeRun:
             asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
         said += self._mode.stopped
+        if self.elsewhere:
+            ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
+            said.append(f"{ran}: `--fake` is for the thread that begins the program")
         if self._outside.not_written:
             said.append(f"nothing was written to {', '.join(sorted(self._outside.not_written))}: there are no values")
         return tuple(said)
