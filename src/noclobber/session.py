@@ -217,12 +217,13 @@ class Session:
 
         if self._sampling is None or not self._armed:
             return
-        self._sampling.ends()
-        due = self._sampling.begins()
+        subscription.before_next_backward(self._sampled)  # first: other threads call backward meanwhile
+        with self._counting:
+            self._sampling.ends()
+            due = self._sampling.begins()
         if due != self.watching:
             self.watching = due
             subscription.settle()
-        subscription.before_next_backward(self._sampled)
 
     def _stop_early(self) -> None:
         """Stop after the first backward calls, while the program goes on."""

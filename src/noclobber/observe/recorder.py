@@ -219,10 +219,11 @@ def detach(*, forget: bool = True) -> None:
         guarded(way.end)
     _ways.clear()
     context.armed = context.watching = context.stop_writes = context.keeping = context.python_in_backward = False
-    context.careful, context.before_backward = 0, None
+    context.careful = 0
     context.ignore_all()
     context.contents = None
     if forget:
+        context.before_backward = None
         context.era += 1
         guarded(context.forget)
         guarded(lambda: bridge.forget(context))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -100,3 +101,15 @@ def test_the_calls_before_a_refusal_are_known(either: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", dedent(script)], env=either, capture_output=True, text=True)
     assert "error[NC104]" in done.stderr
     assert "99.py:1" in done.stderr
+
+
+def test_a_sampled_run_counts_every_call(either: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "weight = torch.ones(3, requires_grad=True)\n"
+        "for _ in range(60):\n"
+        "    weight.exp().sum().backward()\n"
+    )
+    command = [sys.executable, "-m", "noclobber", "run", "--every", "10", "train.py"]
+    done = subprocess.run(command, env=either, cwd=tmp_path, capture_output=True, text=True)
+    assert "not watched: 38 of 60 backward calls (`--every 10` watches the others)" in done.stderr

@@ -20,6 +20,11 @@ inline Py_ssize_t lines_kept = 0;    // for how many lines `Thread.boundaries` h
 
 // Returns whether anybody must be told of the call.
 inline bool anybody_waits() {
+  static const Name before_backward("before_backward");
+  Owned due(before_backward.of(context));
+  if (due != Py_None) {
+    return true;
+  }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(watchers); i++) {
     if (PyObject_IsTrue(PyTuple_GET_ITEM(PyList_GET_ITEM(watchers, i), 2)) != 0) {
       return true;
