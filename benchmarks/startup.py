@@ -55,7 +55,8 @@ def measure(program: str, pairs: int) -> Result:
     counted."""
     cpu_seconds(program)
     cpu_seconds(program, *RUN)
-    bare, watched = [], []
+    bare: list[float] = []
+    watched: list[float] = []
     for pair in range(pairs):
         for words in ((), RUN) if pair % 2 else (RUN, ()):
             (watched if words else bare).append(cpu_seconds(program, *words))

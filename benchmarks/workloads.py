@@ -136,6 +136,7 @@ def generating(width: int, heads: int, letters: int, window: int) -> Step:
         for place in range(window):
             x = model.letters(written[:, place : place + 1]) + model.places.weight[place]
             for layer, block in enumerate(model.blocks):
+                assert isinstance(block, Block)
                 x = x + block.out(attended(layer, block, x, place))
                 x = x + block.feed_forward(block.norm2(x))
             scores = F.linear(model.norm(x), model.letters.weight)[:, -1]

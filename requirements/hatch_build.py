@@ -4,12 +4,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 BUILT = Path("src", "noclobber", "observe", "native", "built")
 
 
-class Native(BuildHookInterface):
+class Native(BuildHookInterface[BuilderConfig]):
     """`requirements/wheels.py` puts what it compiles into BUILT; without that the wheel is for every system."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

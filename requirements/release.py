@@ -58,7 +58,8 @@ def newest() -> str:
     """The last release that pip finds for this Python."""
     pip = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     found = subprocess.run(pip, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return re.search(r"\(([0-9.]+)", found)[1]
+    (first, *_) = re.findall(r"\(([0-9.]+)", found)
+    return str(first)
 
 
 def shared_stamp() -> str:
@@ -121,7 +122,7 @@ def make_thin(folder: Path, shared: Path) -> None:
 
 def install(python: Path, *what: str) -> None:
     """By pip, to stderr: what this prints is the version."""
-    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *what]
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *what]
     subprocess.run(pip, check=True, stdout=sys.stderr)
 
 

@@ -48,9 +48,9 @@ def releases() -> list[str]:
     """The releases of torch that pip finds for this Python and pyproject.toml supports."""
     pip = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     found = subprocess.run(pip, check=True, stdout=subprocess.PIPE, text=True).stdout
-    all_of_them = re.search(r"Available versions: (.*)", found)[1].split(", ")
+    (all_of_them,) = re.findall(r"Available versions: (.*)", found)
     first = number(oldest())
-    return [one for one in all_of_them if re.fullmatch(r"[0-9.]+", one) and number(one) >= first]
+    return [one for one in all_of_them.split(", ") if re.fullmatch(r"[0-9.]+", one) and number(one) >= first]
 
 
 def number(release: str) -> tuple[int, ...]:
@@ -67,7 +67,8 @@ def pythons() -> list[tuple[str, str, str, str]]:
         if asked is None or asked.returncode or not Path(asked.stdout.split()[2], "Python.h").exists():
             print(f"PASSED OVER: {name}, which is not here, or without its headers", file=sys.stderr)
             continue
-        found.append((name, *asked.stdout.split()))
+        tag, ending, include = asked.stdout.split()
+        found.append((name, tag, ending, include))
     return found
 
 

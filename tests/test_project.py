@@ -8,7 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 
 from noclobber.observe.native.build import NEWEST_PYTHON
@@ -101,62 +100,35 @@ def test_the_citation_names_the_newest_release() -> None:
     assert named == (released[0] if released else (None, "None"))
 
 
-BREACHES = [
-    ("flow", "stray.py", '"""A module without a place."""\n'),
-    ("flow", "render/__init__.py", "\nfrom noclobber.rules import catalogue\n"),
-    ("torch", "model/events.py", "\nimport torch\n"),
-    ("plain", "rules/__init__.py", "\nimport subprocess\n"),
-    ("rules", "rules/nc101_stale_save.py", "\nfrom noclobber.rules import nc104_freed_graph\n"),
-    ("proof", "fix/proof/verdicts.py", "\nimport torch\n"),
-    ("acyclic", "model/source.py", "\nfrom noclobber.model import report\n"),
-]
+BREACHES = {  # what is added to a file, and the line of the report that tells
+    ("stray.py", '"""A module without a place."""\n'): "- noclobber.stray\n",
+    ("render/__init__.py", "from noclobber.rules import catalogue\n"): "noclobber.render -> noclobber.rules (",
+    ("model/events.py", "import torch\n"): "noclobber.model.events -> torch (",
+    ("rules/__init__.py", "import subprocess\n"): "noclobber.rules -> subprocess (",
+    ("rules/nc101_stale_save.py", "from noclobber.rules import nc104_freed_graph\n"): "-> noclobber.rules.nc104_freed_",
+    ("observe/detectors/stale_casts.py", "from . import lost_hooks\n"): "noclobber.observe.detectors.lost_hooks (l.",
+    ("fix/proof/verdicts.py", "import torch\n"): "noclobber.fix.proof.verdicts -> torch (",
+    ("model/source.py", "from noclobber.model import report\n"): "- .source -> .report (",
+}
 
 
-@pytest.mark.parametrize(("contract", "path", "text"), BREACHES)
-def test_import_contract_catches_a_breach(contract: str, path: str, text: str, tmp_path: Path) -> None:
+def test_import_contracts_catch_each_breach(tmp_path: Path) -> None:
+    """That they are kept without these, `make check` says."""
     shutil.copytree(PACKAGE, tmp_path / "noclobber", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-
-    def lint() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()"]
-        options = ["--no-cache", "--no-logo", "--contract", contract]
-        return subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
-
-    kept = lint()
-    assert kept.returncode == 0, kept.stdout
-    with (tmp_path / "noclobber" / path).open("a") as module:
-        module.write(text)
-    broken = lint()
-    assert broken.returncode == 1
-    assert "0 kept, 1 broken" in broken.stdout
+    for path, text in BREACHES:
+        with (tmp_path / "noclobber" / path).open("a") as module:
+            module.write(f"\n{text}")
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()"]
+    done = subprocess.run([*command, "--no-cache", "--no-logo"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert [one for one in BREACHES.values() if one not in done.stdout] == [], done.stdout
 
 
 def test_the_benchmark_runs() -> None:
     script = ROOT / "benchmarks" / "overhead.py"
     command = [sys.executable, str(script), "--part", "python", "--workloads", "mlp", "--pairs", "1"]
-    done = subprocess.run([*command, "--modes", "install", "contents"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--modes", "install", "contents"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| MLP")]
     assert [row.split("|")[3].strip() for row in rows] == ["install", "contents"]
-
-
-def test_the_benchmark_of_growth_runs() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "growth.py"), "--programs", "rows-read", "--pairs", "1"]
-    done = subprocess.run([*command, "--modes", "preserve"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| rows of one buffer, ")
-
-
-def test_the_benchmark_of_starting_runs() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "startup.py"), "--programs", "import torch", "--pairs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| `import torch` | ")
-
-
-def test_the_benchmark_of_a_long_training_runs() -> None:
-    script = ROOT / "benchmarks" / "endurance.py"
-    command = [sys.executable, str(script), "--minutes", "1", "--steps", "200", "--rows", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("|      200 | ")
