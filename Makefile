@@ -84,7 +84,7 @@ fuzz-preserve: $(if $(TORCH),,$(READY))  ## the same for the gradients under `pr
 	$(RUN) -m tests.fuzz.drive --programs $(N) --seed "$(SEED)" --jobs $(JOBS) \
 		--preserve --without "hook,grad write"
 
-# Threads that take turns as often as the interpreter can, for so long in each of the four modes.
+# Threads that take turns as often as the interpreter can, for so many seconds of CPU time in each of the four modes.
 SECONDS := 60
 
 fuzz-threads: $(if $(TORCH),,$(READY))  ## four minutes; fails where a thread fails, or trains otherwise than bare

@@ -89,14 +89,14 @@ def test_another_program_in_its_place(tmp_path: Path) -> None:
 
 def ended_by(command: list[str], folder: Path, number: signal.Signals) -> Ended:
     """How a process ends that is sent a signal as soon as it says that it is ready."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.05)
+    while not all(" S " in stat.read_text() for stat in Path(f"/proc/{process.pid}/task").glob("*/stat")):
+        time.sleep(0.01)  # all its threads wait
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate()
     return Ended(stdout, without_addresses(stderr), process.returncode)
 
 
@@ -130,11 +130,11 @@ def test_signals(tmp_path: Path, setup: str, number: signal.Signals, footer: str
 
 def test_interrupt_while_threads_are_waited_for(tmp_path: Path) -> None:
     text = """
-        import atexit, threading, time
+        import atexit, os, threading
         atexit.register(print, "exit function")
         def late():
             print("ready", flush=True)
-            time.sleep(0.5)
+            os.read(0, 1)
         threading.Thread(target=late).start()
         """
     write(tmp_path, {"main.py": text})
@@ -175,7 +175,7 @@ def test_broken_pipe(tmp_path: Path, text: str) -> None:
         stderr = process.stderr.read().decode()
         assert "BrokenPipeError" in stderr
         assert stderr.count(NEVER) == (command is RUN)
-        ends.append((stderr.replace(NEVER, ""), process.wait(60)))
+        ends.append((stderr.replace(NEVER, ""), process.wait()))
         process.stderr.close()
     assert ends[0] == ends[1]
 

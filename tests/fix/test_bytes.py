@@ -112,5 +112,5 @@ def test_the_backward_that_keeps_most_counts(tmp_path, monkeypatch):
     with launching(["program.py"]) as launcher:
         for text in (LATER, after):
             (tmp_path / "program.py").write_text(text)
-            found.append(launcher.run(Order("search", 3, 60)).saved)
+            found.append(launcher.run(Order("search", 3, 3600)).saved)
     assert found[1] - found[0] == more - allocated == 4096

@@ -16,7 +16,7 @@ def test_evidence_is_the_gradient_of_each_call(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(programs.STALE.replace("h += 1", "h = h + 1"))
     with launching(["program.py"]) as launcher:
-        bare = launcher.run(Order("bare", 3, 60, fresh=True))
+        bare = launcher.run(Order("bare", 3, 3600, fresh=True))
         calls = [one for one in evidence.read(bare.evidence) if one["kind"] == "backward"]
     torch.manual_seed(0)
     w = torch.randn(3, dtype=torch.float32)
@@ -331,8 +331,8 @@ def test_modules_and_data_files_are_found_where_they_are(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     patch = programs.replaced(tmp_path / "layers.py", ("t += 1", "t = t * 5"))
     with launching(["program.py"]) as launcher:
-        served = launcher.run(Order("bare", 3, 60, served=patch.served))
-        plain = launcher.run(Order("bare", 3, 60))
+        served = launcher.run(Order("bare", 3, 3600, served=patch.served))
+        plain = launcher.run(Order("bare", 3, 3600))
         ((_, gradient, _),) = evidence.read(served.evidence)[0]["leaves"]
     assert "modified by an inplace operation" in plain.error
     assert torch.allclose(gradient, 15 * torch.exp(torch.ones(2)))

@@ -34,7 +34,7 @@ def fixed(tmp_path, monkeypatch):
     def fix(text, *, writing=False):
         (tmp_path / "program.py").write_text(text)
         done = verb.fix(
-            ["program.py"], Selection(), writing=writing, unproven=False, backwards=3, seconds=60, tell=lambda _: None
+            ["program.py"], Selection(), writing=writing, unproven=False, backwards=3, seconds=3600, tell=lambda _: None
         )
         return done, (tmp_path / "program.py").read_text()
 

@@ -81,7 +81,7 @@ NOTHING = "noclobber: nothing found in 1 backward call"
 def outputs() -> dict[str, list[Any]]:
     """What each cell showed; the number of a cell is its place among them."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS.values()])
-    NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=120).execute()
+    NotebookClient(notebook, allow_errors=True, kernel_name="python3").execute()
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 

@@ -125,8 +125,7 @@ def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     with subprocess.Popen([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        until = time.monotonic() + 10
-        while state_of(pid, platform.node()) == "running" and time.monotonic() < until:
+        while state_of(pid, platform.node()) == "running":
             time.sleep(0.05)
         assert state_of(pid, platform.node()) == "lost"
         parent.kill()

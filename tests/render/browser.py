@@ -20,6 +20,6 @@ def shown(page: str, folder: Path, act: str = "") -> str:
     path.write_text(page.replace("</body>", f"<script>{act}</script></body>"), encoding="utf-8")
     command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
     environ = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
