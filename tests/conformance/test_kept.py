@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import noclobber
 from noclobber.ops.probing import overwrite
 
-SAMPLES = 2
-"""Sample inputs of each operator. With 100 the answer is the same (torch 2.13: 537 operators, 23,943 tensors)."""
+SAMPLES = 1
+"""Of each operator. With 100 the answer is the same (torch 2.13: 537 operators, 23,943 tensors)."""
 
 
 class Bare:
@@ -95,4 +95,4 @@ def test_the_probe_says_what_bare_autograd_does(form):
         operators += tensors > counted
     assert not wrong
     assert operators > (500 if form == "op" else 120)
-    assert tensors > 4 * operators
+    assert tensors > 2 * operators

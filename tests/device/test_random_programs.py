@@ -12,7 +12,7 @@ from tests.fuzz.judge import FAULTS, Outcome, first_line, judge, run, unlike
 from tests.fuzz.programs import random_program
 from tests.fuzz.statements import ON_THE_CPU, moved
 
-MANY = 60
+MANY = 30
 ON_DEVICES = pytest.mark.parametrize("device", [sham.NAME, pytest.param("cuda", marks=pytest.mark.gpu)])
 """MPS has no numbers of 64 bits, which the programs compute with."""
 

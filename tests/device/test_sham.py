@@ -30,25 +30,6 @@ def test_its_tensors_are_plain_ones(device):
 
 
 @HERE
-def test_views_share_memory_and_version(device):
-    x = torch.zeros(3, 4, device=device)
-    x.t()[1:].view(3, 3)[0].add_(1)
-    assert x.cpu()[0].tolist() == [0, 1, 0, 0]
-    assert x._version == 1
-    assert x[1].untyped_storage()._cdata == x.untyped_storage()._cdata
-    assert x.unfold(1, 2, 1)[0].data_ptr() == x.data_ptr()
-
-
-@HERE
-def test_what_is_copied_shares_nothing(device):
-    near = torch.zeros(3)
-    far = near.to(device)
-    far.add_(1)
-    near.copy_(far * 2)
-    assert (near.tolist(), far.tolist()) == ([2, 2, 2], [1, 1, 1])
-
-
-@HERE
 def test_its_memory_can_only_be_read_by_its_operators(device):
     program = "from tests.device import sham; import ctypes, torch; x = torch.ones(3, device=sham.arrive()); "
     assert subprocess.run([sys.executable, "-c", program + "assert x.data_ptr()"]).returncode == 0
@@ -119,22 +100,6 @@ def test_it_draws_random_numbers_of_its_own(device):
 
 
 @HERE
-def test_autocast_and_the_scaler_know_it(device):
-    net = nn.Linear(3, 2, device=device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        y = net(torch.ones(1, 3, device=device))
-        assert y.dtype is torch.bfloat16
-        assert y.exp().dtype is torch.float32
-    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler(device, init_scale=4.0)
-    before = net.weight.detach().cpu()
-    scaler.scale(y.float().sum() * torch.tensor(float("inf"), device=device)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 2
-    assert torch.equal(net.weight.detach().cpu(), before)
-
-
-@HERE
 def test_the_cells_of_recurrent_nets_are_fused(device):
     for kind in (nn.LSTM, nn.GRU):
         torch.manual_seed(0)
@@ -153,18 +118,9 @@ def test_the_cells_of_recurrent_nets_are_fused(device):
 
 
 @HERE
-def test_overlap_is_refused_as_on_the_cpu(device):
-    x = torch.ones(3, 3, device=device)
-    with pytest.raises(RuntimeError, match="single memory location"):
-        x.copy_(x.t())
-    with pytest.raises(RuntimeError, match="single memory location"):
-        torch.ones(3, device=device).expand(2, 3).add_(1)
-
-
-@HERE
 def test_random_programs_come_to_the_same(device):
     """But for what moving them changes: where hooks copy to the CPU, a copy is made."""
-    for number in range(150):
+    for number in range(50):
         program = random_program(f"sham-{number}", (*ON_THE_CPU, "transfer", "saved hooks", "set", "inference"))
         here, there = run(program), run(moved(program, device))
         assert type(here.error) is type(there.error), f"{here.error!r} {there.error!r}\n{program}"

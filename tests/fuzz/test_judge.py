@@ -10,7 +10,6 @@ from torch.autograd.graph import saved_tensors_hooks
 import noclobber
 from noclobber.model.report import Coverage, Lost
 from tests.fuzz.judge import Outcome, changed_gradients, changed_saves, judge, right_gradients, run, wrong_gradient
-from tests.fuzz.shrink import shrunk
 from tests.fuzz.statements import FUNCTIONS, PRELUDE, function
 
 HEAD = "\n".join([PRELUDE, *map(function, FUNCTIONS)]) + "\n"
@@ -224,15 +223,3 @@ def test_a_wrong_gradient_that_comes_to_nothing_is_luck():
     assert not changed_gradients(HEAD + program.replace("Loud.apply(y * 2)", "(y * 2)") + END)
     assert not changed_gradients(RIGHT)
     assert changed_gradients(SILENT.replace("y = x.exp()", "q = x * 1\ny = q.exp()"))
-
-
-def test_a_failing_program_is_cut_down_to_what_fails():
-    noise = "with torch.no_grad():\n    z = w * 2\nif True:\n    y = x.exp()\ny.mul_(2)\nt.add_(1)\n"
-    program = HEAD + noise + "(y.sum() + z.sum()).backward()\ngrads[1] = gradients()\n"
-    assert shrunk(program, lambda text: judge(text).outcome is Outcome.RAISED) == (
-        "import torch\n"
-        "x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)\n"
-        "y = x.exp()\n"
-        "y.mul_(2)\n"
-        "(y.sum()).backward()\n"
-    )

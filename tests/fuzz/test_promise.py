@@ -12,7 +12,7 @@ from tests.fuzz.judge import FAULTS, Outcome, judge
 from tests.fuzz.programs import programs, random_program, weighted
 from tests.fuzz.statements import KINDS, TABLES
 
-MANY = 300
+MANY = 100
 
 
 def verdict_of(program):

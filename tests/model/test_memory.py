@@ -30,7 +30,7 @@ def timelines(draw: st.DrawFn) -> tuple[list[int], dict[Key, list[Interval]]]:
 
 
 @given(timelines())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_fall_is_the_difference_of_the_peaks(drawn: tuple[list[int], dict[Key, list[Interval]]]) -> None:
     live, groups = drawn
     found, peak = falls(live, groups), max(live)

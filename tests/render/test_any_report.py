@@ -22,7 +22,7 @@ from noclobber.render.text import visible
 from .strategies import ANY_TEXT, findings, reports
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
-slower = settings(max_examples=150, deadline=None)
+slower = settings(max_examples=50, deadline=None)
 
 
 @slower
@@ -46,7 +46,7 @@ def places(value: object) -> list[tuple[object, object]]:
     return [place for key, inner in rows for place in [(value, key), *places(inner)]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(reports, JSON, st.data())
 def test_a_damaged_report_is_refused_or_shown(report: Report, put: object, data: st.DataObject) -> None:
     document = json.loads(report.to_json())

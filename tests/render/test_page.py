@@ -42,7 +42,7 @@ class Elements(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(reports)
 def test_no_text_of_a_program_becomes_markup(report: Report) -> None:
     page = Elements(render(report, "html"))
@@ -52,7 +52,7 @@ def test_no_text_of_a_program_becomes_markup(report: Report) -> None:
     assert set(Elements(part(report)).names) <= {"pre", "span"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(findings)
 def test_a_page_says_what_the_terminal_says(finding: Finding) -> None:
     text = html.unescape(re.sub(r"<[^>]+>", "", part(Report((finding,)))))

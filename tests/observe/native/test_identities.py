@@ -45,7 +45,7 @@ def hot_path() -> Any:
         return load()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(geometries(), min_size=1, max_size=6), st.sampled_from(DTYPES), st.booleans(), st.booleans())
 def test_both_know_the_same_memory_and_the_same_bytes(
     hot_path: Any, numbers: list[Geometry], dtype: torch.dtype, written: bool, freed: bool

@@ -1,6 +1,6 @@
 """A release without one of the private names that noclobber uses: a person is told, and the program is as it is bare.
 
-The names are found by walking the source, and each is taken away in a fresh process.
+The names are found by walking the source, and each is taken away in a process that has armed nothing.
 """
 
 import ast
@@ -54,7 +54,7 @@ def is_private(name):
 
 
 PROGRAM = """
-import json, operator, os, sys, warnings
+import importlib, json, operator, os, pkgutil, sys, warnings
 import torch, torch.utils.checkpoint, torch.multiprocessing.reductions, torch.jit._builtins, torch.utils._device
 def values():
     torch.manual_seed(0)
@@ -75,7 +75,6 @@ def without(name):
         bare = values()
     except Exception:
         return "torch itself needs it"
-    import noclobber
     warnings.simplefilter("ignore")
     try:
         with noclobber.watch(contents=True) as seen:
@@ -86,6 +85,10 @@ def without(name):
     lost = any(name in one.why for one in coverage.lost) or coverage.writes != "dispatch key"
     return ("same" if watched == bare else f"changed: {watched}") + (", lost" if lost else f", untold {coverage.lost}")
 values()  # torch imports much for the first backward and the first region: a second, in each fork
+import noclobber.observe  # no name is asked for when a module is imported
+for one in pkgutil.walk_packages(noclobber.observe.__path__, "noclobber.observe."):
+    if ".fake" not in one.name and ".native" not in one.name:
+        importlib.import_module(one.name)
 for name in sys.argv[1:]:
     sys.stdout.flush()
     if not os.fork():
@@ -96,7 +99,7 @@ for name in sys.argv[1:]:
 
 
 def outcomes(names):
-    """What happens in a process where a name is taken away before noclobber is imported, for each name."""
+    """What happens in a process where a name is taken away before anything is armed, for each name."""
     run = subprocess.run([sys.executable, "-c", PROGRAM, *names], capture_output=True, text=True, check=True)
     return dict(json.loads(line) for line in run.stdout.splitlines())
 
