@@ -3,11 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from . import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -48,7 +49,7 @@ RIGHT = (
 
 
 def execute(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    return served.run(words)
 
 
 def line_of(path: Path, code: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,11 @@ import torch
 
 import noclobber
 
-from .served import Run, served
+from . import served
 from .test_pages import matches
 
 PAGE = (Path(__file__).parents[1] / "docs" / "when-is-in-place-allowed.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with served() as carry_out:
-        yield carry_out
 
 
 def test_every_program_of_the_page_is_tested() -> None:
@@ -30,9 +23,9 @@ def test_every_program_of_the_page_is_tested() -> None:
 
 
 @pytest.mark.parametrize(("program", "shown"), BLOCKS, ids=range(1, len(BLOCKS) + 1))
-def test_a_program_prints_what_stands_below_it(program: str, shown: str, run: Run, tmp_path: Path) -> None:
+def test_a_program_prints_what_stands_below_it(program: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(program)
-    printed = run(["run", "example.py"], tmp_path)
+    printed = served.said(["run", "example.py"], tmp_path)
     assert matches(shown, printed), printed
 
 

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -16,7 +15,7 @@ from nbclient import NotebookClient
 
 import noclobber
 
-from .served import Run, served
+from . import served
 
 ROOT = Path(__file__).parents[1]
 WRONG = "import torch\nx = torch.ones(3, requires_grad=True)\ny = x.exp()\ny.data.mul_(2)\ny.sum().backward()\n"
@@ -61,15 +60,9 @@ def run(command: str, folder: Path) -> str:
         environ[name] = value
     program, *rest = words
     assert program in ("noclobber", "pytest", "python")
-    done = subprocess.run(
-        [sys.executable, *([] if program == "python" else ["-m", program]), *rest],
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return done.stdout
+    return served.run(
+        [*([] if program == "python" else ["-m", program]), *rest], folder, env=environ, merged=True
+    ).stdout
 
 
 @pytest.mark.parametrize("block", CONSOLE, ids=[text.splitlines()[0] for text in CONSOLE])
@@ -95,11 +88,7 @@ PYTHON = list(
 @pytest.mark.parametrize(("program", "shown"), PYTHON, ids=[shown.splitlines()[0][:20] for _, shown in PYTHON])
 def test_a_python_block_prints_what_stands_below_it(program, shown, tmp_path):
     (tmp_path / "program.py").write_text(program)
-    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "program.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
-    )
-    assert done.stdout.rstrip() == shown.rstrip()
+    assert served.run(["program.py"], tmp_path).stdout.rstrip() == shown.rstrip()
 
 
 def test_each_python_block_is_run():
@@ -115,16 +104,10 @@ def test_matches_can_fail():
     assert not matches("a\n", "a\nb\n")
 
 
-@pytest.fixture(scope="module")
-def served_run() -> Iterator[Run]:
-    with served() as carry_out:
-        yield carry_out
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=range(1, len(RECIPES) + 1))
-def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, served_run: Run, tmp_path: Path) -> None:
+def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(recipe)
-    printed = served_run(["run", "recipe.py"], tmp_path)
+    printed = served.said(["run", "recipe.py"], tmp_path)
     begins = WHOLE.match(recipe)
     assert begins
     codes = re.findall(r"^(?:error|warning)\[(NC\d+)\]", printed, re.MULTILINE)
@@ -134,7 +117,7 @@ def test_a_recipe_is_wrong_or_right_as_it_says(recipe: str, served_run: Run, tmp
 def test_the_cells_of_the_recipes_show_what_stands_below_them() -> None:
     cells = [text for kind, text in IN_RECIPES if kind == "ipython"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    NotebookClient(notebook, kernel_name="python3").execute()
     assert cells
     for text, cell in zip(cells, notebook.cells, strict=True):
         kind, shown = IN_RECIPES[IN_RECIPES.index(("ipython", text)) + 1]
@@ -159,7 +142,7 @@ def test_the_shell_of_the_recipes_works_in_a_pipeline(tmp_path: Path) -> None:
 def test_the_pages_become_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     site = {name: (tmp_path / "site" / name / "index.html").read_text() for name in PLACES}
     assert "backward" in site["rules/NC101"]

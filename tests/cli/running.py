@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
+from tests import served
+
 NEVER = "noclobber: nothing to watch: torch was never imported\n"
 PYTHON = [sys.executable]
 RUN = [sys.executable, "-m", "noclobber", "run"]
@@ -42,7 +44,6 @@ def call(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         text=True,
-        timeout=120,
         check=False,
     )
     return Ended(without_addresses(done.stdout), without_addresses(done.stderr or ""), done.returncode)
@@ -51,7 +52,13 @@ def call(
 def noclobber(
     words: Sequence[str], folder: Path, stdin: str | None = "", env: Mapping[str, str] | None = None
 ) -> Ended:
-    """Run `noclobber WORDS...`."""
+    """Run `noclobber WORDS...` where torch has been imported."""
+    done = served.run(["-m", "noclobber", *words], folder, stdin, {**ENVIRONMENT, **(env or {})})
+    return Ended(without_addresses(done.stdout), without_addresses(done.stderr), done.returncode)
+
+
+def fresh(words: Sequence[str], folder: Path, stdin: str | None = "", env: Mapping[str, str] | None = None) -> Ended:
+    """Run `noclobber WORDS...` in a Python that has imported nothing."""
     return call([sys.executable, "-m", "noclobber", *words], folder, stdin, env)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import ENVIRONMENT, call, write
+from tests import served
+
+from .running import ENVIRONMENT, fresh, write
 
 EVIL = b"h\n\x1b[31m\xe2\x80\xae\xff"
 SHOWN = "h␊␛[31m\\u202e\\xff"
@@ -21,12 +23,11 @@ STALE = """
     y += 1  # \x1b[31m
     y.sum().backward()
     """
-OURS = [sys.executable.encode(), b"-m", b"noclobber"]
 
 
 def ours(words: list[bytes], folder: Path) -> tuple[int, str, bytes]:
-    done = subprocess.run([*OURS, *words], cwd=folder, env=ENVIRONMENT, capture_output=True, timeout=120, check=False)
-    return done.returncode, done.stderr.decode(), done.stdout
+    done = served.run(["-m", "noclobber", *map(os.fsdecode, words)], folder, env=ENVIRONMENT)
+    return done.returncode, done.stderr, os.fsencode(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_value_of_many_kilobytes_is_cut(tmp_path: Path) -> None:
 
 def test_the_screen_of_doctor(tmp_path: Path) -> None:
     write(tmp_path, {"torch.py": "raise ImportError('no\\n\\x1b[31m\\u202e')"})
-    ended = call([*map(os.fsdecode, OURS), "doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    ended = fresh(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert "cannot be imported: ImportError: no␊␛[31m\\u202e\n" in ended.stdout
 
 
@@ -88,7 +89,8 @@ def test_fix_of_a_file_with_such_a_name(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": STALE})
     outer, inner = pty.openpty()
     plain = {**ENVIRONMENT, "NO_COLOR": "1"}
-    process = subprocess.Popen([*OURS, b"fix", b"a.py"], cwd=tmp_path, env=plain, stdout=inner, stderr=inner)
+    command = [sys.executable, "-m", "noclobber", "fix", "a.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=plain, stdout=inner, stderr=inner)
     os.close(inner)
     shown = b""
     while True:
@@ -96,7 +98,7 @@ def test_fix_of_a_file_with_such_a_name(tmp_path: Path) -> None:
             shown += os.read(outer, 65536)
         except OSError:
             break
-    process.wait(60)
+    process.wait()
     assert b"\x1b" not in shown
     assert "-y += 1  # ␛[31m\r\n".encode() in shown
 

@@ -15,7 +15,7 @@ from noclobber import doctor
 from noclobber.observe.recorder import SEEN
 from noclobber.observe.torch_api import private
 
-from .running import noclobber, write
+from .running import fresh, noclobber, write
 
 
 def test_one_screen_that_says_what_works(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_narrow_screen_breaks_lines_between_words(tmp_path: Path) -> None:
 
 def test_a_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     write(tmp_path, {"torch.py": "raise OSError('libtorch.so is missing')"})
-    done = noclobber(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    done = fresh(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert done.status == 1
     assert "torch      cannot be imported: OSError: libtorch.so is missing\n" in done.stdout
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import PYTHON, call, noclobber, write
+from tests import served
+
+from .running import noclobber, write
 
 SECOND = """
     import torch
@@ -72,7 +74,7 @@ def test_few_are_all(tmp_path: Path) -> None:
 
 def test_each_error_of_pytorch_comes_whether_its_step_is_watched_or_not(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": RAISED})
-    bare = call([*PYTHON, "train.py"], tmp_path)
+    bare = served.run(["train.py"], tmp_path)
     ours = noclobber(["run", "--every", "10", "-o", "report.json", "train.py"], tmp_path)
     assert ours.stdout == bare.stdout
     report = json.loads((tmp_path / "report.json").read_text())

@@ -1,10 +1,10 @@
 """`noclobber run --fake`: a program on a GPU that is played, to its third step."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests import served
 
 TRAINER = """
 import torch
@@ -28,8 +28,7 @@ for epoch in range(1000):
 
 def run(folder, source, *options):
     (folder / "train.py").write_text(source)
-    command = [sys.executable, "-m", "noclobber", "run", "--fake", *options, "train.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return served.run(["-m", "noclobber", "run", "--fake", *options, "train.py"], folder)
 
 
 def test_a_program_runs_to_its_third_step(tmp_path):
@@ -104,7 +103,6 @@ def test_what_cannot_be_is_refused(tmp_path, options, words):
 
 def test_an_option_of_a_fake_run_needs_one(tmp_path):
     (tmp_path / "train.py").write_text("")
-    command = [sys.executable, "-m", "noclobber", "run", "--steps", "3", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = served.run(["-m", "noclobber", "run", "--steps", "3", "train.py"], tmp_path)
     assert done.returncode == 2
     assert "--steps needs --fake" in done.stderr

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests import served
+
 from .running import write
 
 STATES = """
@@ -84,8 +86,8 @@ clobber()
 def test_a_program_draws_what_it_draws_bare(verb, tmp_path):
     write(tmp_path, {"main.py": STATES + DRAWS})
     drawn = tmp_path / "drawn"
-    subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True)
+    served.run(["main.py"], tmp_path)
     bare = drawn.read_text()
     drawn.unlink()
-    subprocess.run([sys.executable, "-m", "noclobber", *verb, "main.py"], cwd=tmp_path, capture_output=True)
+    served.run(["-m", "noclobber", *verb, "main.py"], tmp_path)
     assert set(drawn.read_text().splitlines()) == {bare.strip()}

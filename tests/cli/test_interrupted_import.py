@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import RUN, call, noclobber, write
+from .running import RUN, call, fresh, write
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Finder())
 
 def test_nothing_was_watched_as_the_program_was_interrupted(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "import torch", "torch.py": "import os, signal; os.kill(os.getpid(), signal.SIGINT)"})
-    ended = noclobber(["run", "main.py"], tmp_path)
+    ended = fresh(["run", "main.py"], tmp_path)
     said = "noclobber: nothing was watched: the program was interrupted while it imported torch"
     assert ended.stderr.splitlines()[-1] == said
     assert ended.status == -signal.SIGINT

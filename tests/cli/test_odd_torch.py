@@ -10,7 +10,7 @@ import pytest
 
 from noclobber import doctor
 
-from .running import noclobber, write
+from .running import fresh, noclobber, write
 
 ODD = {
     "raises": ("raise ImportError('no library')", "cannot be imported: ImportError: no library"),
@@ -23,13 +23,13 @@ ODD = {
 @pytest.mark.parametrize(("text", "said"), ODD.values(), ids=ODD)
 def test_an_odd_torch(tmp_path: Path, text: str, said: str) -> None:
     write(tmp_path, {"torch.py": text, "a.py": "import torch\n"})
-    screen = noclobber(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    screen = fresh(["doctor"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert (screen.status, screen.stderr) == (1, "")
     assert said in screen.stdout
     names = [line.split()[0] for line in screen.stdout.splitlines() if not line.startswith(" ")]
     assert names[-2:] == ["children", "optional"]
     for words in (["explain", "relu"], ["explain", "--operators"], ["fix", "a.py"], ["fix", "--hints", "a.py"]):
-        ended = noclobber(words, tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        ended = fresh(words, tmp_path, env={"PYTHONPATH": str(tmp_path)})
         assert (ended.status, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
         assert ended.stderr.startswith("noclobber: error: torch cannot be imported: ")
 

@@ -11,7 +11,7 @@ import pytest
 import noclobber
 from noclobber.observe import own_cost
 
-from .running import noclobber as run_noclobber
+from .running import fresh
 
 MUCH = "import noclobber.observe.own_cost as cost; cost.LEAST = cost.PART = 0"
 STEPS = """
@@ -28,7 +28,7 @@ h.sum().backward()
 @pytest.mark.parametrize(("before", "options"), [(MUCH, []), ("pass", []), (MUCH, ["--ledger"])])
 def test_a_run_in_which_python_took_much_says_so(before: str, options: list[str], tmp_path: Path) -> None:
     built_nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NOCLOBBER_PURE": ""}
-    ended = run_noclobber(["run", *options, "-c", STEPS.format(before)], tmp_path, env=built_nowhere)
+    ended = fresh(["run", *options, "-c", STEPS.format(before)], tmp_path, env=built_nowhere)
     line = r"noclobber: noclobber's own Python took about \d+ s of \d+ s; `noclobber doctor --build-native` brings .*\n"
     assert bool(re.search(line, ended.stderr)) == (before == MUCH and not options), ended.stderr
     assert "nothing found in 1 backward call\n" in ended.stderr
@@ -36,7 +36,7 @@ def test_a_run_in_which_python_took_much_says_so(before: str, options: list[str]
 
 
 def test_who_has_turned_the_native_part_off_is_not_asked_to_build_it(tmp_path: Path) -> None:
-    ended = run_noclobber(["run", "-c", STEPS.format(MUCH)], tmp_path, env={"NOCLOBBER_PURE": "1"})
+    ended = fresh(["run", "-c", STEPS.format(MUCH)], tmp_path, env={"NOCLOBBER_PURE": "1"})
     assert ended.stderr == "noclobber: nothing found in 1 backward call\n"
 
 

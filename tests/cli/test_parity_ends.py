@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from .running import NEVER, assert_same, noclobber, write
+from .running import NEVER, assert_same, fresh, noclobber, write
 
 STATUSES = {
     "nothing": ("pass", 0),
@@ -150,7 +150,7 @@ def test_the_report_comes_after_all_that_the_program_writes(tmp_path: Path) -> N
 def test_what_lives_until_the_interpreter_goes_comes_last(tmp_path: Path) -> None:
     text = "class D:\n    def __del__(self, write=__import__('os').write):\n        write(2, b'gone\\n')\nkept = D()"
     write(tmp_path, {"main.py": text})
-    assert noclobber(["run", "main.py"], tmp_path).stderr == NEVER + "gone\n"
+    assert fresh(["run", "main.py"], tmp_path).stderr == NEVER + "gone\n"
 
 
 def test_a_program_that_moves_away_still_gets_its_report(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_program_that_moves_away_still_gets_its_report(tmp_path: Path) -> None
         sys.stderr = sys.stdout = open("log", "w")
         """
     write(tmp_path, {"main.py": text})
-    ended = noclobber(["run", "--format", "json", "-o", "report.json", "main.py"], tmp_path)
+    ended = fresh(["run", "--format", "json", "-o", "report.json", "main.py"], tmp_path)
     assert ended.stderr == NEVER.rstrip("\n") + "; the report is in report.json\n"
     program = json.loads((tmp_path / "report.json").read_text())["program"]
     assert program["argv"] == ["main.py"]

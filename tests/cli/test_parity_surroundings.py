@@ -11,10 +11,9 @@ import pytest
 from .running import RUN, assert_same, call, write
 
 WHERE = "import sys; print(__name__, sys.argv, sys.path, sys.flags)\n"
-GLOBALS = "print(sorted(globals().items(), key=str))\nimport sys; print(vars(sys.modules['__main__']) is globals())\n"
+ALL = "print(sorted(globals().items(), key=str))\n" + WHERE + "print(vars(sys.modules['__main__']) is globals())\n"
 
 
-@pytest.mark.parametrize("text", [WHERE, GLOBALS], ids=["where", "globals"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -33,19 +32,18 @@ GLOBALS = "print(sorted(globals().items(), key=str))\nimport sys; print(vars(sys
     ],
     ids=" ".join,
 )
-def test_same_surroundings(tmp_path: Path, words: list[str], text: str) -> None:
+def test_same_surroundings(tmp_path: Path, words: list[str]) -> None:
     names = ["main.py", "pkg/__init__.py", "pkg/__main__.py", "pkg/inner.py", "folder/__main__.py"]
-    write(tmp_path, {name: "" if "__init__" in name else text for name in names})
+    write(tmp_path, {name: "" if "__init__" in name else ALL for name in names})
     (tmp_path / "link.py").symlink_to("pkg/inner.py")
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
-        packed.writestr("__main__.py", text)
-    assert assert_same(tmp_path, words, stdin=text).stdout
+        packed.writestr("__main__.py", ALL)
+    assert assert_same(tmp_path, words, stdin=ALL).stdout
 
 
-@pytest.mark.parametrize("text", [WHERE, GLOBALS], ids=["where", "globals"])
 @pytest.mark.parametrize("words", [["--raise"], ["-c", "x"], []], ids=str)
-def test_same_surroundings_of_code(tmp_path: Path, words: list[str], text: str) -> None:
-    assert assert_same(tmp_path, ["-c", text, *words]).stdout
+def test_same_surroundings_of_code(tmp_path: Path, words: list[str]) -> None:
+    assert assert_same(tmp_path, ["-c", ALL, *words]).stdout
 
 
 def test_joined_options_are_those_of_python(tmp_path: Path) -> None:
@@ -54,14 +52,13 @@ def test_joined_options_are_those_of_python(tmp_path: Path) -> None:
     assert_same(tmp_path, ["-cprint(7)", "x"])
 
 
-@pytest.mark.parametrize("option", ["-P", "-O", "-Wdefault", "-Xdev"])
 @pytest.mark.parametrize("words", [["main.py"], ["-m", "main"], ["folder"], ["-c", WHERE]], ids=lambda words: words[0])
-def test_options_of_the_interpreter_hold(tmp_path: Path, words: list[str], option: str) -> None:
-    if option == "-P" and words[0] == "-m":
-        pytest.skip("`python -P -m main` does not look here either")
+def test_options_of_the_interpreter_hold(tmp_path: Path, words: list[str]) -> None:
     text = WHERE + "import warnings; warnings.warn('old', DeprecationWarning); assert sys.argv is None\n"
     write(tmp_path, {"main.py": text, "folder/__main__.py": text})
-    assert_same(tmp_path, words, options=[option])
+    for options in (["-O"], ["-Wdefault", "-Xdev"], ["-P"]):
+        if options != ["-P"] or words[0] != "-m":  # `python -P -m main` does not look here either
+            assert_same(tmp_path, words, options=options)
 
 
 SCRIPTS = {

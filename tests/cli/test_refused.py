@@ -11,7 +11,7 @@ import pytest
 
 from noclobber.cli.output import unusable, unwritable
 
-from .running import assert_same, noclobber, write
+from .running import assert_same, fresh, noclobber, write
 
 NOT_PROGRAMS = {
     "no folder": (["run", "-o", "none/report.json", "ran.py"], "cannot write `none/report.json`: there is no folder `"),
@@ -198,5 +198,5 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     look = "import sys; print(sorted({'torch', 'rich', 'numpy', 'xxhash'} & set(sys.modules)))"
     for words in ([], ["explain", "NC101"], ["explain", "modified by an inplace operation"], ["run", "none.py"]):
         code = f"import noclobber.cli, sys\ntry: noclobber.cli.main({words!r})\nfinally: {look}"
-        ended = noclobber(["run", "-c", code], tmp_path)
+        ended = fresh(["run", "-c", code], tmp_path)
         assert ended.stdout.splitlines()[-1] == "[]"

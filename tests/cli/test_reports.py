@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import Ended, noclobber, write
+from .running import Ended, fresh, noclobber, write
 
 BROKEN = """
     import sys
@@ -153,7 +153,7 @@ def test_what_was_checked_before_a_failure_is_said(tmp_path: Path) -> None:
 
 def test_a_torch_that_is_not_pytorch(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "import torch", "torch.py": ""})
-    ended = noclobber(["run", "main.py"], tmp_path)
+    ended = fresh(["run", "main.py"], tmp_path)
     assert ended.stderr == f"noclobber: nothing to watch: `torch` is {tmp_path}/torch.py, not PyTorch\n"
     assert ended.status == 0
 
@@ -170,7 +170,7 @@ def test_devices_and_links_are_written_through(tmp_path: Path) -> None:
 
 def test_json_without_a_file_is_all_that_stderr_gets(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "print('out')"})
-    ended = noclobber(["run", "--format", "json", "main.py"], tmp_path)
+    ended = fresh(["run", "--format", "json", "main.py"], tmp_path)
     assert ended.stdout == "out\n"
     assert json.loads(ended.stderr)["program"]["torch"] is None
 

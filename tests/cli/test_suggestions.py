@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import call, noclobber, write
+from tests import served
+
+from .running import noclobber, write
 
 BROKEN = """
     import sys
@@ -49,7 +51,7 @@ def test_the_edits_mend_the_program(tmp_path: Path) -> None:
         )
         lines[edit["line"] - 1 : edit["end_line"]] = [begin + edit["replacement"] + end]
     path.write_text("".join(lines))
-    after = call([sys.executable, "-m", "pkg.train", "2"], tmp_path)
+    after = served.run(["-m", "pkg.train", "2"], tmp_path)
     # by hand: 2 s (1 - s) of s = 1 / (1 + 1 / e) for the element that is not overwritten
     assert json.loads(after.stdout) == pytest.approx([0, 0, 2 * 0.19661193])
     assert document["program"]["fix"]["command"] == ["noclobber", "fix", "-m", "pkg.train", "2", "it's"]
@@ -90,7 +92,7 @@ def test_the_command_runs_as_it_stands(tmp_path: Path) -> None:
 
 def test_a_warning_about_the_syntax_is_shown_once(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": BROKEN.replace("h[1] = 0.0", 'h[1] = 0.0 if sys is "\\d" else 1.0')})
-    bare = call([sys.executable, "train.py", "2"], tmp_path)
+    bare = served.run(["train.py", "2"], tmp_path)
     assert bare.stderr.count("SyntaxWarning: ") > 0
     for verb in ("run", "fix"):
         watched = noclobber([verb, "train.py", "2"], tmp_path)

@@ -5,10 +5,15 @@ from contextlib import ExitStack
 import pytest
 
 from noclobber.fix.edits.patch import Patch
+from noclobber.fix.proof import launcher
 from noclobber.fix.proof.job import Order
 from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.verdicts import Prover
+from tests import served
 from tests.fix import programs
+
+SECONDS = 3600
+"""That no trial takes, however busy the machine is."""
 
 
 class Bench:
@@ -19,9 +24,9 @@ class Bench:
         self.path.write_text(text)
         self.stack = ExitStack()
         self.launcher = self.stack.enter_context(launching(["program.py"]))
-        search = self.launcher.run(Order("search", backwards, 60))
+        search = self.launcher.run(Order("search", backwards, SECONDS))
         self.finding = search.findings[0]
-        self.prover = Prover(self.launcher, search, backwards, 60)
+        self.prover = Prover(self.launcher, search, backwards, SECONDS)
         self.prover.meet(self.finding, search.findings[:1], search, Patch())
 
     def judged(self, *pairs, mode="watch", way="same"):
@@ -32,6 +37,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "_spawned", served.spawned)
     made = []
 
     def make(text, **options):

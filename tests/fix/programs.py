@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
+from tests import served
 
 STALE = dedent("""\
     import torch
@@ -103,6 +102,6 @@ def replaced(path: Path, *pairs: tuple[str, str]) -> Patch:
 
 def printed(path: Path) -> str:
     """What a program prints under `python`; it must end well."""
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    done = served.run([str(path)])
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -50,7 +50,7 @@ UNSEEDED = PROGRAM.format(draws=", ".join(DRAWS.values()))
 
 def gradients(launcher, fresh):
     """What a trial of the program has for gradients: the numbers that it drew."""
-    result = launcher.run(Order("bare", 1, 60, fresh=fresh))
+    result = launcher.run(Order("bare", 1, 3600, fresh=fresh))
     (call,) = [one for one in evidence.read(result.evidence) if one["kind"] == "backward"]
     return call["leaves"][0][1].tolist()
 

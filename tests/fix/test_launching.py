@@ -15,7 +15,7 @@ from noclobber.fix.proof.job import Order
 from noclobber.fix.proof.launcher import Launcher, Tell, launching
 from noclobber.fix.verb import fix
 from noclobber.selection import Selection
-from tests.cli.running import noclobber
+from tests.cli.running import fresh
 from tests.fix import programs
 
 forks = pytest.mark.skipif(not launcher.FORKS, reason="processes are forked on Linux only")
@@ -34,7 +34,7 @@ def test_one_interpreter_is_started_for_all_runs(tmp_path: Path) -> None:
     sites = tmp_path / "sites"
     sites.mkdir()
     (sites / "sitecustomize.py").write_text(STARTED.format(path=str(tmp_path / "started")))
-    done = noclobber(["fix", "program.py"], tmp_path, env={"PYTHONPATH": str(sites)})
+    done = fresh(["fix", "program.py"], tmp_path, env={"PYTHONPATH": str(sites)})
     assert done.status == 0, done.stderr
     verb, server = (tmp_path / "started").read_text().splitlines()
     assert " -m noclobber fix program.py" in verb
@@ -53,7 +53,7 @@ def left(status):
     print(*(one for one in sys.modules if one not in before and one.startswith("noclobber")), file=sys.__stdout__)
     leave(status)
 os._exit = left
-TrialProcess(sys.argv[1], Order(sys.argv[2], 3, 60)).carry_out(["program.py"])
+TrialProcess(sys.argv[1], Order(sys.argv[2], 3, 3600)).carry_out(["program.py"])
 """
 
 
@@ -77,14 +77,14 @@ def test_what_a_trial_spends_its_time_to_import_is_there_in_the_next(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(COMPILER)
     with launching(["program.py"]) as launched:
-        assert [launched.run(Order("bare", 1, 60)).printed for _ in range(2)] == ["False\n", "True\n"]
-        fresh = launched.run(Order("bare", 1, 60, fresh=True))
+        assert [launched.run(Order("bare", 1, 3600)).printed for _ in range(2)] == ["False\n", "True\n"]
+        fresh = launched.run(Order("bare", 1, 3600, fresh=True))
     assert fresh.printed == "False\n"
 
 
 def test_a_program_that_minds_that_torch_is_imported_is_run_where_it_is_not(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys\nassert 'torch' not in sys.modules\n" + programs.STALE)
-    done = noclobber(["fix", "program.py"], tmp_path)
+    done = fresh(["fix", "program.py"], tmp_path)
     assert done.status == 0, done.stderr
     assert "  proven: 3 backward calls compared, all gradients correct to the last bit" in done.stderr
 
@@ -110,7 +110,7 @@ def test_without_a_server_each_trial_is_spawned(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(launcher, "FORKS", False)
     (tmp_path / "program.py").write_text(programs.STALE)
     fixed = fix(
-        ["program.py"], Selection(), writing=False, unproven=False, backwards=3, seconds=60, tell=lambda _: None
+        ["program.py"], Selection(), writing=False, unproven=False, backwards=3, seconds=3600, tell=lambda _: None
     )
     assert fixed.status == 0, fixed.words
     assert "-    h += 1  # the write\n+    h = h + 1  # the write\n" in fixed.diff

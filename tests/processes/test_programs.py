@@ -16,6 +16,7 @@ import pytest
 
 import noclobber as noclobber_package
 
+from .. import served
 from ..cli.running import ENVIRONMENT, RUN, call, noclobber, write
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="fork and signals")
@@ -59,9 +60,9 @@ STARTS = """
 
 def test_children_are_watched_however_they_start(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": STARTS})
-    bare = call([sys.executable, "main.py"], tmp_path)
+    bare = served.run(["main.py"], tmp_path)
     ended = noclobber(["run", "--format", "json", "-o", "report.json", "main.py"], tmp_path)
-    assert (ended.stdout, ended.status, bare.status) == (bare.stdout, 1, 0)
+    assert (ended.stdout, ended.status, bare.returncode) == (bare.stdout, 1, 0)
     report = json.loads((tmp_path / "report.json").read_text())
     (finding,) = report["findings"]
     by_id = {process["id"]: process for process in report["processes"]}
@@ -219,7 +220,7 @@ def test_a_refusal_that_ends_a_child_is_found(tmp_path: Path) -> None:
                 print("raised")
         """
     write(tmp_path, {"main.py": text})
-    bare = call([sys.executable, "main.py"], tmp_path)
+    bare = served.run(["main.py"], tmp_path)
     ended = noclobber(["run", "main.py"], tmp_path)
     numbers = re.compile(r"\(pid \d+\)")
     told, footer = ended.stderr.split("error[", 1)
@@ -256,7 +257,7 @@ API = """
 
 def test_blocks_hand_on_to_children(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": STARTS, "api.py": API})
-    assert call([sys.executable, "api.py"], tmp_path).stdout.splitlines() == [
+    assert served.run(["api.py"], tmp_path).stdout.splitlines() == [
         "0 [('NC201', 2)] 2",
         "['error[NC201]', 'error[NC301]'] ['api.py', 'api.py']",
         "True",

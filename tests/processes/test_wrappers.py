@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed
 
-from ..cli.running import call, noclobber
+from .. import served
+from ..cli.running import noclobber
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 HERE = Path(__file__).parent
@@ -18,7 +18,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 def test_legal_training_has_the_same_bits_and_no_finding(tmp_path: Path) -> None:
     program = str(HERE / "legal.py")
-    bare = call([sys.executable, *TORCHRUN, program], tmp_path)
+    bare = served.run([*TORCHRUN, program], tmp_path)
     ended = noclobber(["run", *TORCHRUN, program], tmp_path)
     assert len(bare.stdout.splitlines()) == 10
     assert sorted(ended.stdout.splitlines()) == sorted(bare.stdout.splitlines())

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from noclobber.model.report import Report
 from noclobber.render import render
 from noclobber.rules import Rule, catalogue
 
-from ..served import served
+from .. import served
 
 HEADINGS = ["What happens", "Why", "Example", "Instead", "Notes"]
 RULES = catalogue()
@@ -33,23 +32,14 @@ def sections(rule: Rule) -> dict[str, str]:
     return {heading: textwrap.dedent(body).strip("\n") for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-Runs = Callable[[Rule, str, Path], tuple[dict[str, Any], str]]
-
-
-@pytest.fixture(scope="module")
-def report_of() -> Iterator[Runs]:
-    """What `noclobber run` reports of a program, and what it printed; in forks of a process that has imported torch."""
-    with served() as carry_out:
-
-        def run(rule: Rule, program: str, folder: Path) -> tuple[dict[str, Any], str]:
-            folder.joinpath("program.py").write_text(program + "\n")
-            hints = ["--hints"] * (rule.SEVERITY == "hint")
-            said = carry_out(["run", *hints, "--format", "json", "-o", "out.json", "program.py"], folder)[-2000:]
-            out = folder / "out.json"
-            assert out.exists(), said
-            return json.loads(out.read_text()), said
-
-        yield run
+def report_of(rule: Rule, program: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """What `noclobber run` reports of a program, and what it printed."""
+    folder.joinpath("program.py").write_text(program + "\n")
+    hints = ["--hints"] * (rule.SEVERITY == "hint")
+    said = served.said(["run", *hints, "--format", "json", "-o", "out.json", "program.py"], folder)[-2000:]
+    out = folder / "out.json"
+    assert out.exists(), said
+    return json.loads(out.read_text()), said
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
@@ -62,7 +52,7 @@ def test_a_page_has_a_title_and_the_five_headings_in_order(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
-def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path, report_of: Runs) -> None:
+def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path) -> None:
     example = sections(rule)["Example"]
     assert len(example.splitlines()) <= 20, "an example is read at a glance"
     report, said = report_of(rule, example, tmp_path)
@@ -92,7 +82,7 @@ def test_no_report_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
-def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path: Path, report_of: Runs) -> None:
+def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path: Path) -> None:
     report, said = report_of(rule, sections(rule)["Instead"], tmp_path)
     codes = {finding["code"] for finding in report["findings"]}
     # Written in place, as NC901 advises, a program gets the hint that this is safe.

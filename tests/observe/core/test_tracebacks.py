@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 import traceback
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 import noclobber
 from noclobber.model.tracebacks import without_own_frames
+from tests import served
 
 
 def leaf():
@@ -143,9 +142,7 @@ def test_a_program_that_ends_by_a_chain_is_shown_without_them(tmp_path):
         "import torch\ny = torch.ones(3, requires_grad=True).exp()\ny.mul_(2)\ntry: y.sum().backward()\n"
         "except RuntimeError as error: raise ValueError('x') from error\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "noclobber", "run", program], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = served.run(["-m", "noclobber", "run", str(program)], tmp_path)
     assert str(Path(noclobber.__file__).parent) not in done.stderr
     assert "<noclobber" not in done.stderr
     assert done.stderr.count("error[NC101]") == 1

@@ -6,13 +6,12 @@ What is right is computed by the program as it should have been written, in floa
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from noclobber.observe.gradient_trace import forward_mode
+from tests import served
 
 HEAD = """
 import torch
@@ -98,12 +97,7 @@ print(json.dumps(found))
 
 def by_forward_mode(programs, *, updates=False):
     """In a process of its own, which forward mode has from its begin to its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(updates)],
-        input=json.dumps([HEAD + one for one, _ in programs]),
-        capture_output=True,
-        text=True,
-    )
+    done = served.run(["-c", CHILD, json.dumps(updates)], stdin=json.dumps([HEAD + one for one, _ in programs]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
