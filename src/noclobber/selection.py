@@ -121,8 +121,8 @@ def _beginning(name: str) -> str | None:
     from noclobber.rules import catalogue, rule_of
 
     rule = rule_of(name)
-    code = rule.CODE if rule is not None else name.upper()
-    return code if code.startswith("NC") and any(one.CODE.startswith(code) for one in catalogue()) else None
+    code = rule.code if rule is not None else name.upper()
+    return code if code.startswith("NC") and any(one.code.startswith(code) for one in catalogue()) else None
 
 
 def from_project(folder: str) -> Selection:
@@ -253,7 +253,7 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
                 if code is None:
                     found.append(f"`{comment}` at {there}: there is no rule {name or '``'}")
                     continue
-                meant = {one.CODE for one in catalogue() if one.CODE.startswith(code) and selection.has(one.CODE)}
+                meant = {one.code for one in catalogue() if one.code.startswith(code) and selection.has(one.code)}
                 if meant and not meant & used[at, line]:
                     found.append(f"`noclobber: ignore[{name}]` at {there} kept nothing out in this run")
     return tuple(found)

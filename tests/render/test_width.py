@@ -20,7 +20,7 @@ from noclobber.rules import catalogue
 from . import awkward
 from . import catalogue as findings
 
-PAGES = {one.CODE: one.__doc__ or "" for one in catalogue()}
+PAGES = {one.code: one.text for one in catalogue()}
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -151,4 +151,4 @@ def _line(line: str, *, color: bool) -> str:
     if line.startswith(CHANGED):
         return CHANGED + patch_line(line.removeprefix(CHANGED), color=color)
     rule = rule_of(line.partition(" ")[0])
-    return summary_line(line, rule.SEVERITY if rule is not None else "", color=color)
+    return summary_line(line, rule.severity if rule is not None else "", color=color)

@@ -81,6 +81,13 @@ def read_label(read: Read, *, after: Site | None = None, verb: str = "reads it")
     return (label("read", read.site, f"{reader_in_words(read)} {verb} {place}"),)
 
 
+def write_and_read(write: Write, read: Read, *, writes: str = "overwrites it", reads: str) -> tuple[Label, ...]:
+    """Return the labels of a write and of the read after it, and of the library's line that wrote."""
+    site = line_to_show(write)
+    library = inside_label(site, f"{writer_in_words(write)} runs here")
+    return (*write_label(write, verb=writes), *read_label(read, after=site, verb=reads), *library)
+
+
 def handed_label(handed: Handed | None) -> tuple[Label, ...]:
     """ "`numpy` hands its memory out here"; empty where it is not known."""
     if handed is None or handed.site is None:
