@@ -23,7 +23,7 @@ NOT_PROGRAMS = {
     "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),
     "other form": (
         ["report", "form.json"],
-        "cannot read `form.json`: damaged report: a part of it is not as noclobber builds it",
+        "cannot read `form.json`: damaged report: `labels` is str, which it cannot be",
     ),
     "endless": (["report", "/dev/zero"], "cannot read `/dev/zero`: it has 200 MB or more, which no report has"),
     "another format": (

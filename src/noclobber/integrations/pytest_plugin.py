@@ -22,7 +22,8 @@ from noclobber.imports import after_import
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Coverage, Report, Suppressed, finding_in, finding_out
+from noclobber.model.plain import built
+from noclobber.model.report import Coverage, Report, Suppressed, finding_out
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import notice_children, starts_program_in_python
@@ -532,7 +533,7 @@ class _Summary:
         if about is None:
             return
         if fails := about.get("fails", 0):
-            errors = map(finding_in, about["findings"][:fails])
+            errors = (built(Finding, one) for one in about["findings"][:fails])
             report.longrepr = _Failure(errors, self._style)  # type: ignore[assignment]
         self._tests.add(report.nodeid)
         if report.skipped and not hasattr(report, "wasxfail"):
@@ -552,7 +553,7 @@ class _Summary:
         self._unsupported = self._unsupported or about["unsupported"]
         self._unseen.update(dict.fromkeys(about["unseen"]))
         self._calls[where] = about["calls"]
-        for finding in map(finding_in, about["findings"]):
+        for finding in (built(Finding, one) for one in about["findings"]):
             severe = _is_severe(finding, self._selection)
             self.outside_is_wrong = self.outside_is_wrong or (outside and severe)
             if severe and not outside:
