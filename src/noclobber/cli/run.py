@@ -79,6 +79,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
     from noclobber.program import NotAProgram, end_as_python
     from noclobber.run import Run
     from noclobber.selection import SelectionError
+    from noclobber.session import Session
 
     output = real(options.output) if options.output else None
     folder = output if output and (os.path.isdir(output) or options.output.endswith(SEPARATORS)) else None
@@ -96,16 +97,17 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         require_baseline(selection, updating=options.update_baseline)
     except SelectionError as reason:
         return refuse(str(reason))
-    run = Run(
-        options.on_write,
-        options.contents and fake is None,
-        folder,
-        ledger=options.ledger,
+    session = Session(
+        on_write=options.on_write,
+        contents=options.contents and fake is None,
+        counting=options.ledger,
         hints=options.hints,
+        everywhere=True,
         first=options.watch_first,
         every=options.every,
         fake=fake,
     )
+    run = Run(session, folder)
     try:
         run.carry_out(
             words,
@@ -196,8 +198,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
         else:
             why = unwritten(output, render(report, options.format))
         if not why:
-            _tell(run, f"noclobber: {nothing or counts(report)}; {where}")
-            _tell_notes(run, report)
+            _tell(run, f"noclobber: {nothing or counts(report)}; {where}", *notes(report))
             return
         _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
@@ -205,13 +206,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
         put("\n", run.stderr)
     put(render(report, options.format, color=color, width=width), run.stderr)
     if options.format in ("concise", "statistics"):
-        _tell(run, *checked(report))
-        _tell_notes(run, report)
-
-
-def _tell_notes(run: Run, report: Report) -> None:
-    """Tell what a reader must know beside the findings, where the report itself does not show it here."""
-    _tell(run, *notes(report))
+        _tell(run, *checked(report), *notes(report))
 
 
 def _tell(run: Run, *lines: str) -> None:
