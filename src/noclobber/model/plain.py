@@ -108,10 +108,11 @@ def span_out(span: Span) -> dict[str, Any]:
 
 
 def _span_in(data: dict[str, Any]) -> Span:
-    """Read back what `span_out` made. Raises WrongSpan and KeyError."""
-    for name in _SPAN[1:]:
-        if data[name] < 0:
-            raise WrongSpan(f"`{name}` is {data[name]}")
-    if abs(data["end_line"] - data["line"]) > MOST_LINES:
-        raise WrongSpan(f"no source has lines {data['line']} to {data['end_line']}")
-    return Span(data["path"], data["line"], data["column"], data["end_line"], data["end_column"])
+    """Read back what `span_out` made. Raises WrongType, WrongSpan and KeyError."""
+    numbers = {name: built(int, data[name], name) for name in _SPAN[1:]}
+    for name, number in numbers.items():
+        if number < 0:
+            raise WrongSpan(f"`{name}` is {number}")
+    if abs(numbers["end_line"] - numbers["line"]) > MOST_LINES:
+        raise WrongSpan(f"no source has lines {numbers['line']} to {numbers['end_line']}")
+    return Span(built(str, data["path"], "path"), **numbers)

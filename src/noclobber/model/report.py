@@ -136,10 +136,10 @@ class Report:
             found = document.get("format") if isinstance(document, dict) else None
             held = f"of format `{found}`" if isinstance(found, str) else "something else"
             raise ReportError(f"expected a document of format `{FORMAT}`, but this is {held}")
-        for name in ("findings", "coverage", "program"):
-            if name not in document:
-                raise ReportError(f"damaged report: `{name}` is missing somewhere")
-        return checked(Report, {**document, "pages": []})
+        report = checked(Report, {**document, "pages": []})
+        if missing := [name for name in ("findings", "coverage", "program") if name not in document]:
+            raise ReportError(f"damaged report: `{missing[0]}` is missing somewhere")
+        return report
 
 
 def json_in(text: str | bytes) -> Any:
