@@ -18,7 +18,7 @@ from typing import Any
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report, Suppressed
 from noclobber.reading import Unreadable, text_of
-from noclobber.render.text import shown_path
+from noclobber.render.text import real, shown_path
 
 FORMAT = "noclobber-baseline/1"
 MOST_TIMES = 10**9
@@ -69,7 +69,7 @@ class Selection:
         """Return True if findings of a code count in the file of this one."""
         if finding.primary is None:
             return True
-        path = _real(finding.primary.span.path)
+        path = real(finding.primary.span.path)
         return not any(
             finding.code.startswith(one.ignore or ("-",)) and _matches(path, one.pattern, self.root)
             for one in self.per_file
@@ -239,10 +239,10 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
             for line in range(primary.span.line, primary.span.end_line + 1):
-                used[_real(primary.span.path), line].add(one.finding.code)
+                used[real(primary.span.path), line].add(one.finding.code)
     found = []
     for path in sorted(set(paths)):
-        at = _real(path)
+        at = real(path)
         for line, comment in _comments(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
@@ -307,17 +307,9 @@ def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
     folder = os.path.dirname(os.path.realpath(baseline))
     path = primary.span.path
     if os.path.isabs(path) or os.path.exists(path):
-        real = _real(path)
-        path = os.path.relpath(real, folder) if real.startswith(folder + os.sep) else real
+        whole = real(path)
+        path = os.path.relpath(whole, folder) if whole.startswith(folder + os.sep) else whole
     return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
-
-
-def _real(path: str) -> str:
-    """Return the real path of a file, or what a report holds instead, if no file can have this name."""
-    try:
-        return os.path.realpath(path)
-    except ValueError:
-        return path
 
 
 def require(path: str, *, must_exist: bool) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from noclobber.cli import doctor, explain, fix, report, run
 from noclobber.cli.beside import killed
-from noclobber.cli.output import here, settle_format
+from noclobber.cli.output import settle_format
 from noclobber.cli.parser import Parser, Verbs, split
 from noclobber.cli.printing import INTERRUPTED, REFUSED, StdoutFailed, keep_closed, out, put, refuse, say
 from noclobber.model.version import FROM_SOURCE, version
+from noclobber.render.text import current_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
         return REFUSED
     if options.verb in ("run", "fix") and (not program or (program[0] in ("-m", "-c") and len(program) == 1)):
         options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
-    if options.verb in ("run", "fix") and not here():
+    if options.verb in ("run", "fix") and not current_folder():
         return refuse("the current folder was removed")
     if "format" in options:
         settle_format(options)

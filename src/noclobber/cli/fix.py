@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from noclobber.cli.output import file_name, real, unwritable, unwritten
+from noclobber.cli.output import file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selection_of
 from noclobber.render.color import wanted, width_of
-from noclobber.render.text import visible
+from noclobber.render.text import real, visible
 
 
 def add(verbs: Verbs) -> None:

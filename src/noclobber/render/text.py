@@ -75,15 +75,27 @@ def shown_path(path: str) -> str:
 
 def from_here(path: str) -> str:
     """Return a path relative to the current directory where it lies under it; else as it is."""
-    if os.path.isabs(path):
-        try:
-            here = os.getcwd()
-        except OSError:  # the directory was removed under the running program
-            here = os.sep
-        # Under the root every path lies, and none would be found again without its first slash.
-        if os.path.dirname(here) != here and path.startswith(here + os.sep):
-            path = path[len(here) + 1 :]
+    here = current_folder()
+    # Under the root every path lies, and none would be found again without its first slash.
+    if here and os.path.dirname(here) != here and path.startswith(here + os.sep):
+        return path[len(here) + 1 :]
     return path
+
+
+def current_folder() -> str:
+    """Return the current folder; empty if it was removed under the running program."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def real(path: str) -> str:
+    """Return where a file lies; what was typed if nobody knows: no file can have this name, or the folder is gone."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
 
 
 def bytes_of(path: str) -> bytes:

@@ -47,12 +47,13 @@ from __future__ import annotations
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import PUT_BACK
 from noclobber.model.silent import Event
+from noclobber.model.units import counted
 from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import WRITE_TO_VIEW, counted, node_in_words, op_in_words, stem
+from noclobber.rules.shared.wording import WRITE_TO_VIEW, node_in_words, op_in_words, stem
 
 MESSAGES = ("needed for gradient computation has been modified by an inplace operation",)
 

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from noclobber.model.operators import kept_by
+from noclobber.model.units import counted
 from noclobber.rules import Rule, rule_of, rule_of_message
 from noclobber.rules.shared.cut_short import codes_of_piece
 from noclobber.rules.shared.keeps import row_of
-from noclobber.rules.shared.wording import counted, node_in_words, shape_in_words, stem
+from noclobber.rules.shared.wording import node_in_words, shape_in_words, stem
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation"

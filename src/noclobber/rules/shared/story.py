@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Label
+from noclobber.model.units import counted, listed
 from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.labels import (
     in_step,
@@ -19,7 +20,7 @@ from noclobber.rules.shared.labels import (
     write_label,
     writer_in_words,
 )
-from noclobber.rules.shared.wording import counted, listed, node_in_words
+from noclobber.rules.shared.wording import node_in_words
 
 MOST_LABELS = 3
 MOST_LINES = 4
