@@ -7,7 +7,7 @@ import re
 import shlex
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from noclobber.model.finding import Label
@@ -16,6 +16,8 @@ from noclobber.model.source import Span, cell_of, source_line
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
+GAP = "  "
+"""What stands between the columns of a table."""
 NARROWEST = 20
 """Words are not broken to fewer cells."""
 FIXING, APPLYING = "to fix this", "to apply and measure this"
@@ -63,6 +65,17 @@ def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[s
     most = max(width, NARROWEST)
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
+
+
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return how wide each column of a table is."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def row_of(cells: Sequence[str], widths: Sequence[int], *, right: int = 0) -> str:
+    """Return a row of a table as a line. The first `right` cells stand to the right of their columns, others left."""
+    columns = enumerate(zip(cells, widths, strict=True))
+    return GAP.join(cell.rjust(most) if at < right else cell.ljust(most) for at, (cell, most) in columns).rstrip()
 
 
 def shown_path(path: str) -> str:
