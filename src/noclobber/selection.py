@@ -17,6 +17,7 @@ from typing import Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report, Suppressed
+from noclobber.model.units import counted
 from noclobber.reading import Unreadable, text_of
 from noclobber.render.text import real, shown_path
 
@@ -200,7 +201,7 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
             left.append(finding)
     notes = report.coverage.notes
     if gone := sum(known.values()):
-        what = f"{gone} finding{'s' * (gone != 1)} of the baseline did not show up"
+        what = f"{counted(gone, 'finding')} of the baseline did not show up"
         notes = (*notes, f"{what}; `--update-baseline` takes {'them' if gone != 1 else 'it'} out")
     coverage = replace(report.coverage, notes=notes)
     return replace(report, findings=tuple(left), suppressed=tuple(out), coverage=coverage)
@@ -294,8 +295,7 @@ def baseline_of(report: Report, selection: Selection) -> tuple[str, str]:
         {"code": code, "path": where, "source": source, "count": count}
         for (code, where, source), count in sorted(keys.items())
     ]
-    held = f"{keys.total()} finding{'s' * (keys.total() != 1)}"
-    words = f"{held}: {(keys - old).total()} new, {(old - keys).total()} taken out"
+    words = f"{counted(keys.total(), 'finding')}: {(keys - old).total()} new, {(old - keys).total()} taken out"
     return json.dumps({"format": FORMAT, "findings": entries}, indent=2, ensure_ascii=False) + "\n", words
 
 

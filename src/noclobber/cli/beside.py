@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from noclobber.model.units import counted
+
 if TYPE_CHECKING:
     from noclobber.model.report import Report
 
@@ -13,8 +15,8 @@ def counts(report: Report) -> str:
     """Return how many findings there are; where there is none, what was checked."""
     from noclobber.render.judged import nothing_found
 
-    found = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
-    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in found if count) or nothing_found(report)
+    found = [counted(count, word) for word in ("error", "warning", "hint") if (count := report.count(word))]
+    return ", ".join(found) or nothing_found(report)
 
 
 def checked(report: Report) -> list[str]:

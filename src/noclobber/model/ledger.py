@@ -69,9 +69,19 @@ class Ledger:
     peaks: tuple[Peak, ...] = ()
 
     @property
+    def kept(self) -> list[Entry]:
+        """What the saves keep alive: no parameters and buffers."""
+        return [one for one in self.entries if not one.lives_anyway]
+
+    @property
     def bytes(self) -> int:
-        """The bytes at the peak, without parameters and buffers."""
-        return sum(one.bytes for one in self.entries if not one.lives_anyway)
+        """The bytes of that."""
+        return sum(one.bytes for one in self.kept)
+
+    @property
+    def storages(self) -> int:
+        """In how many storages they are."""
+        return sum(one.storages for one in self.kept)
 
     @property
     def parameters(self) -> int:

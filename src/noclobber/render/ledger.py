@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from noclobber.model.ledger import Entry, Ledger, Peak
-from noclobber.model.units import share, size
+from noclobber.model.units import counted, share, size
 from noclobber.render.fit import CUT
 from noclobber.render.text import GAP, filled, one_line, place_of_line, row_of, widths_of
 
@@ -22,7 +22,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 
     With a width, words are broken there, and rows have shorter columns, or fewer.
     """
-    kept = [one for one in ledger.entries if not one.lives_anyway]
+    kept = ledger.kept
     lines = summary(ledger)
     if width is not None:
         lines = [part for line in lines for part in filled(line, width, below="  ")]
@@ -42,8 +42,7 @@ def summary(ledger: Ledger) -> list[str]:
     fits = [line for peak in ledger.peaks for line in _fits(peak)]
     if not ledger.entries:
         return [*fits, "kept for backward: nothing was saved"]
-    storages = sum(one.storages for one in ledger.entries if not one.lives_anyway)
-    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
+    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {counted(ledger.storages, 'storage')}"]
     if ledger.path:
         lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
     living = ["parameters"] * (ledger.parameters > 0) + ["buffers"] * (ledger.buffers > 0)

@@ -48,12 +48,11 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import label
 from noclobber.model.silent import Event
 from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import same_line
+from noclobber.rules.shared.labels import known, same_line
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import node_in_words
@@ -75,7 +74,7 @@ def find(event: Event) -> Account | None:
         writes,
         notes=[_silenced(event), reason(event.save)],
         helps=helps,
-        beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
+        beside=known("save", applied, f"{node_in_words(event.save.node)} is applied here"),
     )
 
 

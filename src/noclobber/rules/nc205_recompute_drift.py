@@ -60,13 +60,13 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Suggestion, label, label_at
+from noclobber.model.finding import Cause, Cure, Suggestion, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
-from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
+from noclobber.rules.shared.labels import known, read_label, same_line, spelled, subject, writer_in_words
 from noclobber.rules.shared.refusing import of_refusal, recognised, says
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
@@ -116,13 +116,8 @@ def find(event: Event) -> Account | None:
         verb = f"overwrites {name_in_words(writes[0].tensor, 'a tensor that the region reads,')}"
         if writes[0].op == _DETACHES:
             verb = f"takes {name_in_words(writes[0].tensor, 'a tensor that the region reads')} out of the graph"
-    saved = event.save.site and label(
-        "save",
-        event.save.site,
-        f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward",
-    )
-    apart = event.region and not same_line(event.region, event.save.site)
-    region = event.region and apart and label("save", event.region, "the region is checkpointed here")
+    computed = f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward"
+    region = None if same_line(event.region, event.save.site) else event.region
     return story(
         headline,
         clobber,
@@ -130,8 +125,8 @@ def find(event: Event) -> Account | None:
         notes=[_AGAIN, *map(_in_words, moved)],
         helps=_cures(event, replace(clobber, writes=tuple(writes))),
         verb=verb,
-        saved=(saved,) if saved else (),
-        created=(region,) if region else (),
+        saved=known("save", event.save.site, computed),
+        created=known("save", region, "the region is checkpointed here"),
     )
 
 
@@ -143,7 +138,7 @@ def _differs(drift: Drift, moved: list[Moved]) -> Account:
     if drift.raised:
         headline = f"a checkpointed region raises {drift.raised} {again}: `{one.name}` is {one.now}, and was {one.was}"
     labels = [
-        *([label("create", drift.region, "the region is checkpointed here")] if drift.region else ()),
+        *known("create", drift.region, "the region is checkpointed here"),
         *([label_at("write", span, f"`{one.name}` changes here: {one.was} in forward, {one.now} now")] if span else ()),
         *read_label(drift.read, verb="runs the region again"),
     ]
@@ -172,7 +167,6 @@ def _kept(clobber: Clobber) -> Account:
     # A result may have a version counter of its own, apart from that of what it is a view of (a batched `matmul`).
     writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in found]
     name = spelled(save.tensor, save.site) if save.tensor.name else "what is computed"
-    saved = save.site and label("save", save.site, f"the policy of the checkpoint keeps {name} here")
     silent = (
         "the write moves another version counter than the one that checkpoint compares, or checkpoint compares none"
     )
@@ -181,7 +175,7 @@ def _kept(clobber: Clobber) -> Account:
         clobber,
         writes,
         notes=[_TAKEN, *[f"PyTorch raises nothing: {silent}"] * (not clobber.raised)],
-        saved=(saved,) if saved else (),
+        saved=known("save", save.site, f"the policy of the checkpoint keeps {name} here"),
     )
 
 
@@ -217,7 +211,6 @@ def _other_tensors(refusal: Refusal) -> Account:
 def _stopped(event: Drift) -> Account:
     """The finding for a second run that ended before the last operator filled what it had saved."""
     save, node = event.save, node_in_words(event.save.node)
-    saved = save.site and label("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards")
     return story(
         f"a checkpointed region stops too early when it runs again: the `{save.field}` of {node} is not filled",
         Clobber(save, (), event.read, save.version),
@@ -231,7 +224,7 @@ def _stopped(event: Drift) -> Account:
             "or, where a library calls checkpoint: run the forward inside "
             "`torch.utils.checkpoint.set_checkpoint_early_stop(False)`",
         ),
-        saved=(saved,) if saved else (),
+        saved=known("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards"),
     )
 
 

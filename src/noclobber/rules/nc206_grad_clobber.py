@@ -41,12 +41,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Label, Suggestion, label
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event, GradientWrite
 from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import same_line, write_and_read
+from noclobber.rules.shared.labels import known, same_line, write_and_read
 from noclobber.rules.shared.story import story
 
 
@@ -66,9 +66,9 @@ def find(event: Event) -> Account | None:
 
 
 def _gradient(event: GradientWrite) -> Account:
-    who, hook, helps = _who(event), list[Label](), list[Help]()
-    if event.registered is not None and not same_line(event.registered, event.write.site):
-        hook = [label("create", event.registered, "the hook is registered here")]
+    who, helps = _who(event), list[Help]()
+    registered = None if same_line(event.registered, event.write.site) else event.registered
+    hook = known("create", registered, "the hook is registered here")
     reads, words = f"runs {who}", "make a new tensor, and leave `grad_output` as it is"
     if event.by == "hook":
         reads, words = "runs the hook", "return a new gradient from the hook"

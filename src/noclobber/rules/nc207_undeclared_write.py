@@ -57,12 +57,12 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Suggestion, label
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event, Undeclared
 from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import inside_label, same_line, write_label, writer_in_words
+from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
 
@@ -96,9 +96,8 @@ def _function(event: Undeclared) -> Account:
     write, name = event.write, f"`{event.function}`"
     if event.beside:
         return _beside(event)
-    labels = [*write_label(write, verb="writes the input")]
-    if event.call is not None and not same_line(event.call, write.site):
-        labels.append(label("create", event.call, f"{name} is applied here"))
+    call = None if same_line(event.call, write.site) else event.call
+    labels = write_label(write, verb="writes the input") + known("create", call, f"{name} is applied here")
     library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     what = name_in_words(write.tensor, "the input")
     return account(
@@ -118,13 +117,8 @@ def _function(event: Undeclared) -> Account:
 def _beside(event: Undeclared) -> Account:
     write, name = event.write, f"`{event.function}`"
     what = name_in_words(write.tensor, "a tensor")
-    labels = (
-        write_label(write, verb=f"writes the memory of {what}")
-        if write.op
-        else (label("write", write.site, f"{name} writes the memory of {what} here"),)
-        if write.site
-        else ()
-    )
+    verb = f"writes the memory of {what}"
+    labels = write_label(write, verb=verb) if write.op else known("write", write.site, f"{name} {verb} here")
     return account(
         f"{name} writes what an earlier call returned and does not say so: later gradients leave the write out",
         (*labels, *inside_label(write.site, f"{name} runs here")),

@@ -37,10 +37,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import label
 from noclobber.model.silent import Event, LostHook
 from noclobber.rules.shared.account import Account, account
-from noclobber.rules.shared.labels import write_and_read
+from noclobber.rules.shared.labels import known, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
 SEVERITY = "warning"
@@ -51,7 +50,7 @@ def find(event: Event) -> Account | None:
     if not isinstance(event, LostHook):
         return None
     what = name_in_words(event.tensor, "a view")
-    hook = [] if event.hook is None else [label("create", event.hook, f"the hook on {what} is registered here")]
+    hook = known("create", event.hook, f"the hook on {what} is registered here")
     view = f"the view {what}" if event.tensor.name else "a view"
     return account(
         f"an in-place write to {view} drops the hooks registered on it",

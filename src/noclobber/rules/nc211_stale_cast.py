@@ -43,10 +43,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import label
 from noclobber.model.silent import Event, StaleCast
 from noclobber.rules.shared.account import Account, account
-from noclobber.rules.shared.labels import same_line, spelled, where, write_and_read
+from noclobber.rules.shared.labels import known, same_line, spelled, where, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
 SEVERITY = "warning"
@@ -58,12 +57,15 @@ def find(event: Event) -> Account | None:
         return None
     what = name_in_words(event.tensor)
     made = f"autocast casts {spelled(event.tensor, event.cast)} to {event.dtype} here and keeps the cast"
-    cast = [] if event.cast is None else [label("save", event.cast, made)]
+    cast = known("save", event.cast, made)
     is_elsewhere = event.used is not None and not same_line(event.used, event.cast)
     again = f", as the forward at {where(event.used)} did" if is_elsewhere else ""
     return account(
         f"autocast uses an old cast of {what}, which has changed since: loss and gradient are those of the old values",
-        [*cast, *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast")],
+        [
+            *known("save", event.cast, made),
+            *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast"),
+        ],
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
         helps=[
             "enter `torch.autocast` again in each iteration, around the forward and the loss only",
