@@ -63,7 +63,7 @@ def find(event: Event) -> Account | None:
     return account(
         f"autocast uses an old cast of {what}, which has changed since: loss and gradient are those of the old values",
         [
-            *known("save", event.cast, made),
+            *cast,
             *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast"),
         ],
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
