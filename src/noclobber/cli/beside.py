@@ -52,10 +52,3 @@ def crashed(what: str, trace: str) -> list[str]:
     """Return the lines that ask for an issue where noclobber itself failed."""
     text = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
     return [text, *trace.rstrip().split("\n")] if os.environ.get("NOCLOBBER_DEBUG") else [text]
-
-
-def trace_of(crash: Exception) -> str:
-    """Return the traceback of an error, as text."""
-    import traceback
-
-    return "".join(traceback.format_exception(crash))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import traceback
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.beside import checked, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
 from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
@@ -161,7 +162,8 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
                 _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))
     run.close()
     for crash in run.crashes:
-        _tell(run, *crashed("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), trace_of(crash)))
+        first = "".join(f"{type(crash).__name__}: {crash}".splitlines()[:1])
+        _tell(run, *crashed(first, "".join(traceback.format_exception(crash))))
     return status
 
 
