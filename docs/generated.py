@@ -21,7 +21,7 @@ _FENCED = re.compile(r"(^ *```.*?^ *```|^    [^\n]*|`[^`\n]+`|^#[^\n]*|\[[^\]]*\
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
-    pages = {f"rules/{rule.CODE}.md": rules.page(rule).markdown for rule in rules.catalogue()}
+    pages = {f"rules/{rule.code}.md": rule.markdown for rule in rules.catalogue()}
     pages |= {
         "rules/index.md": rule_index(),
         "operators.md": operator_page(),
@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Link each code to its page."""
     folder = page.file.src_uri.rpartition("/")[0] or "."
     own = page.file.src_uri.rpartition("/")[2].removesuffix(".md")
-    known = {rule.CODE for rule in rules.catalogue()} - {own}
+    known = {rule.code for rule in rules.catalogue()} - {own}
 
     def linked(found: re.Match[str]) -> str:
         code = found[0]
@@ -74,7 +74,7 @@ def rule_index() -> str:
     """The list of rules."""
     rows = []
     for rule in rules.catalogue():
-        rows.append(f"| [{rule.CODE}]({rule.CODE}.md) | {rule.NAME} | {rule.SEVERITY} | {rules.page(rule).headline} |")
+        rows.append(f"| [{rule.code}]({rule.code}.md) | {rule.name} | {rule.severity} | {rule.headline} |")
     head = "# Rules\n\n| code | name | severity | what |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 

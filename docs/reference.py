@@ -31,7 +31,7 @@ RECORDS = (
 
 def options_page() -> str:
     """Return the options of each command, as its parser knows them."""
-    (verbs,) = (one for one in command_line()._actions if isinstance(one, argparse._SubParsersAction))
+    _, verbs = command_line()
     return "".join(_verb(name, one) for name, one in verbs.choices.items())
 
 

@@ -6,7 +6,7 @@ from noclobber import render
 from noclobber.model.finding import Finding
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import Report
-from noclobber.model.units import size
+from noclobber.model.units import counted, size
 from noclobber.render.judged import calls_in_words
 
 
@@ -26,8 +26,7 @@ class PrintedReport(Report):
 
     def counted(self) -> str:
         """Return "1 finding in 12 backward calls"."""
-        found = len(self.findings)
-        return f"{found} finding{'s' * (found != 1)} in {calls_in_words(self.coverage.backwards)}"
+        return f"{counted(len(self.findings), 'finding')} in {calls_in_words(self.coverage.backwards)}"
 
 
 class PrintedLedger(Ledger):
@@ -39,8 +38,7 @@ class PrintedLedger(Ledger):
         return render.table(self).rstrip("\n")
 
     def __repr__(self) -> str:
-        storages = sum(one.storages for one in self.entries if not one.lives_anyway)
-        return f"<noclobber.Ledger: {size(self.bytes)} in {storages} storage{'s' * (storages != 1)}>"
+        return f"<noclobber.Ledger: {size(self.bytes)} in {counted(self.storages, 'storage')}>"
 
     def _repr_html_(self) -> str:
         return render.preformatted(str(self))

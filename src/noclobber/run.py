@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from noclobber import program
-from noclobber.model.fake import Enough, FakeOrder
-from noclobber.model.report import Coverage, Report, ReportError
+from noclobber.model.fake import Enough
+from noclobber.model.report import Report, ReportError
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.version import version
 from noclobber.processes.leftover import new_folder, runs
@@ -38,30 +38,24 @@ class Run:
     end, and stays if the program is killed.
     """
 
-    def __init__(
-        self,
-        on_write: Literal["record", "raise"],
-        contents: bool,
-        folder: str | None = None,
-        *,
-        ledger: bool = False,
-        hints: bool = False,
-        first: int = 0,
-        every: int = 0,
-        fake: FakeOrder | None = None,
-    ) -> None:
+    def __init__(self, session: Session, folder: str | None = None) -> None:
         self.stderr = sys.stderr
         self.status = 0
         self.showed_error = False
         """Whether the last thing on stderr is the traceback of an error that ended the program."""
         self.crashes: list[Exception] = []
-        self._on_write: Literal["record", "raise"] = on_write
-        self._contents = contents
-        self._kept = folder
+        self._keeps_files = folder is not None
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        self._ledger, self._hints, self._first, self._every = ledger, hints, first, every
-        self._fake = fake
+        order = Order(
+            folder or new_folder(self.runs),
+            session.contents,
+            session.on_write,
+            first=session.first,
+            every=session.every,
+        )
+        self._session = session
+        self._member = Member(order, session, self.crashes)
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -70,7 +64,6 @@ class Run:
         self.cost = ""
         """What noclobber's own Python has cost, in words; empty if it was little."""
         self._date = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._member: Member | None = None
         self._interrupt: BaseException | None = None
 
     def carry_out(
@@ -81,33 +74,20 @@ class Run:
         `report` is called if the program leaves before that end: by `os._exit`, or as another program (`os.execv`).
         `early` gets what was found when the first backward calls are over, if only these are watched.
         """
-        loaded = program.load(words)
-        self._argv = list(loaded.argv)
-        with kept_apart(self.crashes):
-            session = Session(
-                on_write=self._on_write,
-                contents=self._contents,
-                counting=self._ledger,
-                hints=self._hints,
-                everywhere=True,
-                first=self._first,
-                every=self._every,
-                fake=self._fake,
-            )
-            folder = self._kept or new_folder(self.runs)
-            order = Order(folder, self._contents, self._on_write, first=self._first, every=self._every)
-            self._member = Member(order, session, self.crashes)
-            session.at_stop = partial(self._stopped, session, early)
-            self._member.at_exit = partial(self._left, report)
-            self._member.begin()
+        self._session.at_stop = partial(self._stopped, early)
+        self._member.at_exit = partial(self._left, report)
         try:
+            loaded = program.load(words)
+            self._argv = list(loaded.argv)
+            with self.kept_apart():
+                self._member.begin()
             error = program.execute(loaded)
         except program.NotAProgram:
             self.close()
             raise
         if isinstance(error, Enough):
             error = None
-        if error is not None and self._member is not None:
+        if error is not None:
             self._member.escaped(error)
         self.status = program.show(error)
         self.showed_error = error is not None and not isinstance(error, SystemExit)
@@ -116,13 +96,12 @@ class Run:
         with self.kept_apart():
             self.cost = self._measured()
         program.wind_down()
-        if self._member is not None:
-            self._member.end(self.status & 0xFF)
+        self._member.end(self.status & 0xFF)
 
-    def _stopped(self, session: Session, early: Callable[[Report], object]) -> None:
+    def _stopped(self, early: Callable[[Report], object]) -> None:
         if not self.in_child:
             with self.kept_apart():
-                early(replace(session.report(), ledger=session.ledger()))
+                early(replace(self._session.report(), ledger=self._session.ledger()))
 
     def _left(self, report: Callable[[], int], status: int) -> int:
         self.status = status
@@ -157,8 +136,6 @@ class Run:
             "noclobber": version(),
             "date": self._date,
         }
-        if member is None:
-            return Report(coverage=Coverage(writes="nothing", saves=False), program=about)
         with contextlib.suppress(OSError, ReportError):
             files = report_of(member.order.folder, member.order.run)
             until = time.monotonic() + STARTING
@@ -167,16 +144,16 @@ class Run:
                 files = report_of(member.order.folder, member.order.run)
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
-        member.session.stop()
-        return replace(with_own(files, member.session, about), ledger=member.session.ledger())
+        self._session.stop()
+        return replace(with_own(files, self._session, about), ledger=self._session.ledger())
 
     def _measured(self) -> str:
         """Say how long noclobber's Python took, and what the native part would leave of that; empty if it was little.
 
         The ledger and hints leave all to Python anyway.
         """
-        member = self._member
-        if member is None or not member.session.started or self._ledger or self._hints or self._every or self._fake:
+        session = self._session
+        if not session.started or session.account or session.allocations or session.every or session.fake:
             return ""
         from noclobber.observe import own_cost
 
@@ -194,22 +171,23 @@ class Run:
     @property
     def unwritten(self) -> str:
         """Return why this process could not write all that it found into the folder; empty if it could."""
-        return self._member.journal.failed if self._member is not None else ""
+        return self._member.journal.failed
 
     def close(self) -> None:
         """Remove the files of the processes, if nobody asked for them."""
-        if self._kept is None and self._member is not None:
+        if not self._keeps_files:
             shutil.rmtree(self._member.order.folder, ignore_errors=True)
 
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
-        unsupported = self._member.unsupported if self._member is not None else ""
-        if self._member is not None and self._member.watched:
+        if (
+            self._member.watched
+            or any(one.watched for one in report.processes)
+            or sum(one.counts for one in report.processes) > 1
+        ):
             return ""
-        if any(one.watched for one in report.processes) or sum(one.counts for one in report.processes) > 1:
-            return ""
-        if unsupported:
-            return f"nothing was watched: {unsupported}"
+        if self._member.unsupported:
+            return f"nothing was watched: {self._member.unsupported}"
         if "torch" not in sys.modules and self._interrupt is not None and _is_of_torch(self._interrupt):
             return "nothing was watched: the program was interrupted while it imported torch"
         if "torch" not in sys.modules and not any(one.counts for one in report.processes):

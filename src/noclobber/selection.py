@@ -17,8 +17,9 @@ from typing import Any
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report, Suppressed
+from noclobber.model.units import counted
 from noclobber.reading import Unreadable, text_of
-from noclobber.render.text import shown_path
+from noclobber.render.text import real, shown_path
 
 FORMAT = "noclobber-baseline/1"
 MOST_TIMES = 10**9
@@ -69,7 +70,7 @@ class Selection:
         """Return True if findings of a code count in the file of this one."""
         if finding.primary is None:
             return True
-        path = _real(finding.primary.span.path)
+        path = real(finding.primary.span.path)
         return not any(
             finding.code.startswith(one.ignore or ("-",)) and _matches(path, one.pattern, self.root)
             for one in self.per_file
@@ -121,8 +122,8 @@ def _beginning(name: str) -> str | None:
     from noclobber.rules import catalogue, rule_of
 
     rule = rule_of(name)
-    code = rule.CODE if rule is not None else name.upper()
-    return code if code.startswith("NC") and any(one.CODE.startswith(code) for one in catalogue()) else None
+    code = rule.code if rule is not None else name.upper()
+    return code if code.startswith("NC") and any(one.code.startswith(code) for one in catalogue()) else None
 
 
 def from_project(folder: str) -> Selection:
@@ -200,7 +201,7 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
             left.append(finding)
     notes = report.coverage.notes
     if gone := sum(known.values()):
-        what = f"{gone} finding{'s' * (gone != 1)} of the baseline did not show up"
+        what = f"{counted(gone, 'finding')} of the baseline did not show up"
         notes = (*notes, f"{what}; `--update-baseline` takes {'them' if gone != 1 else 'it'} out")
     coverage = replace(report.coverage, notes=notes)
     return replace(report, findings=tuple(left), suppressed=tuple(out), coverage=coverage)
@@ -239,10 +240,10 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:
             for line in range(primary.span.line, primary.span.end_line + 1):
-                used[_real(primary.span.path), line].add(one.finding.code)
+                used[real(primary.span.path), line].add(one.finding.code)
     found = []
     for path in sorted(set(paths)):
-        at = _real(path)
+        at = real(path)
         for line, comment in _comments(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
@@ -253,7 +254,7 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
                 if code is None:
                     found.append(f"`{comment}` at {there}: there is no rule {name or '``'}")
                     continue
-                meant = {one.CODE for one in catalogue() if one.CODE.startswith(code) and selection.has(one.CODE)}
+                meant = {one.code for one in catalogue() if one.code.startswith(code) and selection.has(one.code)}
                 if meant and not meant & used[at, line]:
                     found.append(f"`noclobber: ignore[{name}]` at {there} kept nothing out in this run")
     return tuple(found)
@@ -294,8 +295,7 @@ def baseline_of(report: Report, selection: Selection) -> tuple[str, str]:
         {"code": code, "path": where, "source": source, "count": count}
         for (code, where, source), count in sorted(keys.items())
     ]
-    held = f"{keys.total()} finding{'s' * (keys.total() != 1)}"
-    words = f"{held}: {(keys - old).total()} new, {(old - keys).total()} taken out"
+    words = f"{counted(keys.total(), 'finding')}: {(keys - old).total()} new, {(old - keys).total()} taken out"
     return json.dumps({"format": FORMAT, "findings": entries}, indent=2, ensure_ascii=False) + "\n", words
 
 
@@ -307,17 +307,9 @@ def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
     folder = os.path.dirname(os.path.realpath(baseline))
     path = primary.span.path
     if os.path.isabs(path) or os.path.exists(path):
-        real = _real(path)
-        path = os.path.relpath(real, folder) if real.startswith(folder + os.sep) else real
+        whole = real(path)
+        path = os.path.relpath(whole, folder) if whole.startswith(folder + os.sep) else whole
     return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
-
-
-def _real(path: str) -> str:
-    """Return the real path of a file, or what a report holds instead, if no file can have this name."""
-    try:
-        return os.path.realpath(path)
-    except ValueError:
-        return path
 
 
 def require(path: str, *, must_exist: bool) -> None:

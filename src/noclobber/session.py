@@ -191,6 +191,11 @@ class Session:
             if self.journal is not None:
                 self.journal.failed(lost)
 
+    def _failed(self, what: str, failure: Exception) -> None:
+        from noclobber.observe.core.boundary import lost
+
+        self.failed(lost(what, failure))
+
     def checked(self, *, raised: bool) -> None:
         """The recorder has checked a backward call to its end, or until it raised."""
         with self._counting:
@@ -202,13 +207,12 @@ class Session:
                 self.journal.checked(self._backwards, self._raised)
             if self._faked is not None:
                 self._faked.checked()
-        if self._faked is not None and self._armed and self._faked.steps.are_enough(self._backwards + self._raised):
-            from noclobber.observe import subscription
+        from noclobber.observe import subscription
 
+        calls = self._backwards + self._raised
+        if self._faked is not None and self._armed and self._faked.steps.are_enough(calls):
             subscription.before_next_backward(self._faked.steps.stop)
-        if self.first and self._backwards + self._raised == self.first:
-            from noclobber.observe import subscription
-
+        if self.first and calls == self.first:
             subscription.before_next_backward(self._stop_early)
 
     def _sampled(self) -> None:
@@ -268,9 +272,7 @@ class Session:
         try:
             return rules.explain(event)
         except Exception as failure:
-            from noclobber.observe.core.boundary import lost
-
-            self.failed(lost("some findings", failure))
+            self._failed("some findings", failure)
             return None
 
     def _keep(self, finding: Finding) -> None:
@@ -321,9 +323,7 @@ class Session:
         try:
             return of_one_write(shown.advised(findings))
         except Exception as failure:
-            from noclobber.observe.core.boundary import lost
-
-            self.failed(lost("changes to the source", failure))
+            self._failed("changes to the source", failure)
             return tuple(findings)
 
     def ledger(self) -> Ledger | None:
@@ -344,9 +344,7 @@ class Session:
         try:
             hints = self.allocations.hints()
         except Exception as failure:
-            from noclobber.observe.core.boundary import lost
-
-            self.failed(lost("hints", failure))
+            self._failed("hints", failure)
             return ()
         found = [(hint, self._explained(hint)) for hint in hints]
         ordered = sorted((one for _, one in found if one is not None), key=lambda one: one.code)

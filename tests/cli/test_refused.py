@@ -23,7 +23,7 @@ NOT_PROGRAMS = {
     "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),
     "other form": (
         ["report", "form.json"],
-        "cannot read `form.json`: damaged report: a part of it is not as noclobber builds it",
+        "cannot read `form.json`: damaged report: `labels` is str, which it cannot be",
     ),
     "endless": (["report", "/dev/zero"], "cannot read `/dev/zero`: it has 200 MB or more, which no report has"),
     "another format": (
@@ -122,7 +122,9 @@ def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
         {"other.json": '{"format": "x"}', "damaged.json": '{"format": "noclobber-report/1", "findings": [{}]}'},
     )
     write(tmp_path, {"nested.json": "[" * 100_000 + "]" * 100_000, "typed.json": WRONG_TYPE})
-    write(tmp_path, {"negative.json": NEGATIVE, "form.json": WRONG_TYPE.replace('"labels": []', '"labels": ["x"]')})
+    write(
+        tmp_path, {"negative.json": NEGATIVE, "form.json": WRONG_TYPE.replace('7, "labels": []', '"", "labels": ["x"]')}
+    )
     ended = noclobber(words, tmp_path, stdin="x y\n")
     assert ended.stderr.startswith(f"noclobber: error: {line}")
     assert ended.stderr.count("\n") == 1

@@ -15,7 +15,9 @@ from noclobber.mend import cures
 from noclobber.mend.cures import candidates
 from noclobber.mend.scene import Scene
 from noclobber.mend.shown import advised
-from noclobber.model.report import finding_in, finding_out
+from noclobber.model.finding import Finding
+from noclobber.model.plain import built
+from noclobber.model.report import finding_out
 from noclobber.model.source import source_text
 from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal
@@ -94,7 +96,7 @@ def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, b
 
 def reworded(finding):
     """The finding as a report brings it back, with other words everywhere."""
-    told = finding_in(finding_out(finding))
+    told = built(Finding, finding_out(finding))
     return replace(
         told,
         message="other words",

@@ -32,17 +32,17 @@ def paths(report: Report) -> list[str]:
     return [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in found]
 
 
-@pytest.mark.parametrize("rule", catalogue(), ids=lambda rule: rule.CODE)
+@pytest.mark.parametrize("rule", catalogue(), ids=lambda rule: rule.code)
 def test_every_rule_brings_its_page(rule: Any) -> None:
-    findings = (at("a.py", 1, "", rule.CODE),)
+    findings = (at("a.py", 1, "", rule.code),)
     (found,) = run_of(Report(findings, pages=pages(findings)))["tool"]["driver"]["rules"]
-    page = rule.__doc__.strip()
-    assert f"{rule.CODE} {rule.NAME}: {found['shortDescription']['text']}" == page.partition("\n")[0]
+    page = rule.text
+    assert f"{rule.code} {rule.name}: {found['shortDescription']['text']}" == page.partition("\n")[0]
     assert 20 < len(found["fullDescription"]["text"]) < 1024
     assert found["help"]["text"] == page
-    assert found["help"]["markdown"].startswith(f"# {rule.CODE} {rule.NAME}: ")
+    assert found["help"]["markdown"].startswith(f"# {rule.code} {rule.name}: ")
     assert found["help"]["markdown"].count("```python\n") == 2
-    level = {"error": "error", "warning": "warning", "hint": "note"}[rule.SEVERITY]
+    level = {"error": "error", "warning": "warning", "hint": "note"}[rule.severity]
     assert found["defaultConfiguration"] == {"level": level}
 
 

@@ -11,16 +11,17 @@ from rich.cells import cell_len
 from noclobber.cli import main
 from noclobber.fix.verb import Fixed
 from noclobber.model.finding import Finding
+from noclobber.model.page import PROGRAMS
 from noclobber.model.probe import Case, Formula, OperatorPage
 from noclobber.render import operator, window
-from noclobber.render.page import CODE, page
+from noclobber.render.page import page
 from noclobber.render.text import visible
 from noclobber.rules import catalogue
 
 from . import awkward
 from . import catalogue as findings
 
-PAGES = {one.CODE: one.__doc__ or "" for one in catalogue()}
+PAGES = {one.code: one.text for one in catalogue()}
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -57,7 +58,7 @@ def test_a_page(text: str, width: int) -> None:
     shown = page(text, width)
     for line in text.strip().splitlines():
         section = line if line and not line.startswith(" ") else section
-        code += [line] if section in CODE and line else []
+        code += [line] if section in PROGRAMS and line else []
     words = [line.strip().removeprefix("- ") for line in shown.splitlines() if line not in code and len(line) > width]
     assert [line for line in words if " " in line] == [], "only a word that is wider stands alone"
     assert [line for line in shown.splitlines() if line in code] == code

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import noclobber.rules
 from noclobber.model.events import Step, Via
 from noclobber.model.finding import Finding
 from noclobber.model.source import Site
@@ -322,10 +324,10 @@ def test_a_buffer_that_the_program_writes_is_a_stale_save() -> None:
 
 def test_codes_and_names_are_unique_and_agree_with_the_files() -> None:
     rules = catalogue()
-    assert len({rule.CODE for rule in rules}) == len({rule.NAME for rule in rules}) == len(rules) >= 7
-    for rule in rules:
-        file = rule.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-        assert f"{rule.CODE}_{rule.NAME}".lower().replace("-", "_").startswith(file)
+    assert len({rule.code for rule in rules}) == len({rule.name for rule in rules}) == len(rules) >= 7
+    files = sorted(path.stem for path in Path(noclobber.rules.__file__).parent.glob("nc*.py"))
+    for rule, file in zip(rules, files, strict=True):
+        assert f"{rule.code}_{rule.name}".lower().replace("-", "_").startswith(file)
 
 
 def test_a_save_in_another_function_leaves_both_open() -> None:

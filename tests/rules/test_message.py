@@ -120,7 +120,7 @@ def test_rule_of_message_sees_a_stale_message_however_wrapped() -> None:
     for text in (HEAD, f"[rank0]: RuntimeError: {HEAD}: {EXP.format(node='Exp')}", HEAD.replace(" ", "\n")):
         rule = rule_of_message(text)
         assert rule is not None
-        assert rule.CODE == "NC101"
+        assert rule.code == "NC101"
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_the_known_texts_are_those_that_the_rules_recognise() -> None:
     words = ("no_grad", "(aten::mul_)", "aten::mul_(self,", "_unsafe_set_version_counter()")
     for code, text in KNOWN:
         filled = [text, *(text.replace("*", word, times) for word in words for times in (1, -1))]
-        recognised = {rule.CODE for rule in map(rule_of_message, filled) if rule is not None}
+        recognised = {rule.code for rule in map(rule_of_message, filled) if rule is not None}
         assert recognised == {code}, text

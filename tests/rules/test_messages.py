@@ -54,7 +54,7 @@ def error_of(program: str) -> Exception:
 
 def rules_of(text: str) -> list[str]:
     """The codes of every rule that recognises a text."""
-    return [rule.CODE for rule in catalogue() if any(pattern.search(text) for pattern in rule.MESSAGES)]
+    return [rule.code for rule in catalogue() if any(pattern.search(text) for pattern in rule.messages)]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[f"{one.code}-{one.raises[:40]}" for one in PROGRAMS])
@@ -78,8 +78,8 @@ def test_a_text_is_recognised_inside_a_wrapped_traceback(code: str, text: str, p
     pasted = "\n".join(prefix + line for line in lines)
     found = rule_of_message(pasted)
     assert found is not None
-    assert code == found.CODE
-    assert explanation(pasted).startswith(f"{code} {found.NAME}: ")
+    assert code == found.code
+    assert explanation(pasted).startswith(f"{code} {found.name}: ")
 
 
 @pytest.mark.parametrize(("code", "text"), REFUSALS, ids=REFUSAL_NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -22,20 +21,20 @@ from .. import served
 
 HEADINGS = ["What happens", "Why", "Example", "Instead", "Notes"]
 RULES = catalogue()
-CODES = [rule.CODE for rule in RULES]
+CODES = [rule.code for rule in RULES]
 REPORTS = Path(__file__).parent / "reports"
 
 
 def sections(rule: Rule) -> dict[str, str]:
     """The text below each heading, its indent removed."""
-    parts = re.split(rf"^({'|'.join(HEADINGS)})$", inspect.cleandoc(rule.__doc__ or ""), flags=re.MULTILINE)
+    parts = re.split(rf"^({'|'.join(HEADINGS)})$", rule.text, flags=re.MULTILINE)
     return {heading: textwrap.dedent(body).strip("\n") for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def report_of(rule: Rule, program: str, folder: Path) -> tuple[dict[str, Any], str]:
     """What `noclobber run` reports of a program, and what it printed."""
     folder.joinpath("program.py").write_text(program + "\n")
-    hints = ["--hints"] * (rule.SEVERITY == "hint")
+    hints = ["--hints"] * (rule.severity == "hint")
     said = served.said(["run", *hints, "--format", "json", "-o", "out.json", "program.py"], folder)[-2000:]
     out = folder / "out.json"
     assert out.exists(), said
@@ -44,8 +43,8 @@ def report_of(rule: Rule, program: str, folder: Path) -> tuple[dict[str, Any], s
 
 @pytest.mark.parametrize("rule", RULES, ids=CODES)
 def test_a_page_has_a_title_and_the_five_headings_in_order(rule: Rule) -> None:
-    page = inspect.cleandoc(rule.__doc__ or "")
-    assert page.startswith(f"{rule.CODE} {rule.NAME}: ")
+    page = rule.text
+    assert page.startswith(f"{rule.code} {rule.name}: ")
     assert list(sections(rule)) == HEADINGS
     assert all(sections(rule).values())
     assert all(len(line) <= 120 for line in page.splitlines())
@@ -56,7 +55,7 @@ def test_the_example_gives_this_rule_and_no_other(rule: Rule, tmp_path: Path) ->
     example = sections(rule)["Example"]
     assert len(example.splitlines()) <= 20, "an example is read at a glance"
     report, said = report_of(rule, example, tmp_path)
-    assert {finding["code"] for finding in report["findings"]} == {rule.CODE}, said
+    assert {finding["code"] for finding in report["findings"]} == {rule.code}, said
     for finding in report["findings"]:
         labels = finding["labels"]
         assert sum(one["primary"] for one in labels) == 1
@@ -71,7 +70,7 @@ def check_report(rule: Rule, report: dict[str, Any], folder: Path) -> None:
     """
     text = render(Report.from_json(json.dumps(report)), "full").replace(f"{folder}{os.sep}", "")
     if torch.__version__.startswith("2.13.") and sys.version_info[:2] == (3, 11):
-        path = REPORTS / f"{rule.CODE}.txt"
+        path = REPORTS / f"{rule.code}.txt"
         if os.environ.get("NOCLOBBER_UPDATE_GOLDEN"):
             path.write_text(text, encoding="utf-8")
         assert text == path.read_text(encoding="utf-8")
@@ -86,5 +85,5 @@ def test_the_program_instead_gives_no_finding_and_ends_well(rule: Rule, tmp_path
     report, said = report_of(rule, sections(rule)["Instead"], tmp_path)
     codes = {finding["code"] for finding in report["findings"]}
     # Written in place, as NC901 advises, a program gets the hint that this is safe.
-    assert rule.CODE not in codes if rule.SEVERITY == "hint" else not codes, said
+    assert rule.code not in codes if rule.severity == "hint" else not codes, said
     assert report["program"]["status"] == 0, said

@@ -21,7 +21,7 @@ STEP = Step("SGD", PLAIN.at("h *= keep"))
 
 def the(event: Event) -> Finding:
     """The finding of an event, which one rule and no other has."""
-    codes = [finding.code for rule in catalogue() if (finding := rule.find(event)) is not None]
+    codes = [rule.code for rule in catalogue() if rule.find(event) is not None]
     assert len(codes) == 1
     finding = explain(event)
     assert finding is not None

@@ -6,11 +6,11 @@ import pytest
 
 from noclobber.model.events import Save, Tensor, Write
 from noclobber.model.overlap import Region
+from noclobber.model.units import listed
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import (
     is_custom,
     keeps,
-    listed,
     name_in_words,
     node_in_words,
     op_in_words,

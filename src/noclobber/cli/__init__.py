@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import warnings
@@ -10,9 +9,11 @@ from collections.abc import Sequence
 
 from noclobber.cli import doctor, explain, fix, report, run
 from noclobber.cli.beside import killed
-from noclobber.cli.output import here, settle_format
-from noclobber.cli.parser import Parser, split
+from noclobber.cli.output import settle_format
+from noclobber.cli.parser import Parser, Verbs, split
 from noclobber.cli.printing import INTERRUPTED, REFUSED, StdoutFailed, keep_closed, out, put, refuse, say
+from noclobber.model.version import FROM_SOURCE, version
+from noclobber.render.text import current_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,20 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
+    parser, verbs = command_line()
     if words[:1] in (["run"], ["fix"]):
-        words, program = split(words)
-    parser = command_line()
+        words, program = split(words, verbs.choices[words[0]])
     options, unknown = parser.parse_known_args(words)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.version:
-        return _version()
+        out("noclobber, run from its source\n" if version() == FROM_SOURCE else f"noclobber {version()}\n")
+        return 0
     if options.verb is None:
         put(parser.format_help(), sys.stderr)
         return REFUSED
     if options.verb in ("run", "fix") and (not program or (program[0] in ("-m", "-c") and len(program) == 1)):
         options.parser.error("what to run is missing: SCRIPT, -m MODULE or -c CODE")
-    if options.verb in ("run", "fix") and not here():
+    if options.verb in ("run", "fix") and not current_folder():
         return refuse("the current folder was removed")
     if "format" in options:
         settle_format(options)
@@ -67,8 +69,8 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
     return status
 
 
-def command_line() -> argparse.ArgumentParser:
-    """Return the parser of all verbs."""
+def command_line() -> tuple[Parser, Verbs]:
+    """Return the parser of all verbs, and the verbs."""
     parser = Parser(
         prog="noclobber",
         description="Find the in-place writes that break PyTorch gradients: where a tensor was saved, where it was "
@@ -81,14 +83,4 @@ def command_line() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in (run, fix, explain, doctor, report):
         verb.add(verbs)
-    return parser
-
-
-def _version() -> int:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        out(f"noclobber {version('noclobber')}\n")
-    except PackageNotFoundError:
-        out("noclobber, run from its source\n")
-    return 0
+    return parser, verbs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from noclobber.model.units import counted
+
 if TYPE_CHECKING:
     from noclobber.model.report import Report
 
@@ -13,8 +15,8 @@ def counts(report: Report) -> str:
     """Return how many findings there are; where there is none, what was checked."""
     from noclobber.render.judged import nothing_found
 
-    found = [(report.count(severity), severity) for severity in ("error", "warning", "hint")]
-    return ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in found if count) or nothing_found(report)
+    found = [counted(count, word) for word in ("error", "warning", "hint") if (count := report.count(word))]
+    return ", ".join(found) or nothing_found(report)
 
 
 def checked(report: Report) -> list[str]:
@@ -50,10 +52,3 @@ def crashed(what: str, trace: str) -> list[str]:
     """Return the lines that ask for an issue where noclobber itself failed."""
     text = f"noclobber: internal error: {what} (please open an issue with what this prints under NOCLOBBER_DEBUG=1)"
     return [text, *trace.rstrip().split("\n")] if os.environ.get("NOCLOBBER_DEBUG") else [text]
-
-
-def trace_of(crash: Exception) -> str:
-    """Return the traceback of an error, as text."""
-    import traceback
-
-    return "".join(traceback.format_exception(crash))

@@ -66,8 +66,8 @@ def carry_out(options: argparse.Namespace) -> int:
     pages, unknown = [], ""
     for word in words:
         if (rule := rule_of(word)) is not None:
-            pages.append(page(rule.__doc__ or "", width))
-        elif word[:2].upper() == "NC" and (some := [one for one in catalogue() if one.CODE.startswith(word.upper())]):
+            pages.append(page(rule.text, width))
+        elif word[:2].upper() == "NC" and (some := [one for one in catalogue() if one.code.startswith(word.upper())]):
             pages.append(_list(some, width))
         elif " " not in word and (shown := _operator(word, width)):
             pages.append(shown)
@@ -86,8 +86,7 @@ def _list(rules: Iterable[Rule], width: int | None) -> str:
     """Return a line for each rule."""
     lines = []
     for one in rules:
-        headline = (one.__doc__ or "").strip().partition("\n")[0].removeprefix(f"{one.CODE} {one.NAME}: ")
-        line = f"{one.CODE}  {one.NAME:<22} {headline}"
+        line = f"{one.code}  {one.name:<22} {one.headline}"
         lines += [line] if width is None else filled(line, width, below=" " * 8)
     return "".join(f"{line}\n" for line in lines)
 
@@ -157,8 +156,8 @@ def _unknown(word: str) -> int:
     operators = {one.rpartition(".")[2]: one for one in names()}
     last = word.rpartition(".")[2]
     near = [
-        *get_close_matches(word.upper(), [one.CODE for one in catalogue()], cutoff=0.7),
-        *get_close_matches(word.lower(), [one.NAME for one in catalogue()]),
+        *get_close_matches(word.upper(), [one.code for one in catalogue()], cutoff=0.7),
+        *get_close_matches(word.lower(), [one.name for one in catalogue()]),
         *(operators[one] for one in get_close_matches(last, operators, cutoff=0.7)),
     ][:3]
     meant = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from noclobber.cli.output import file_name, real, unwritable, unwritten
+from noclobber.cli.output import file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selection_of
 from noclobber.render.color import wanted, width_of
-from noclobber.render.text import visible
+from noclobber.render.text import real, visible
 
 
 def add(verbs: Verbs) -> None:
@@ -151,4 +151,4 @@ def _line(line: str, *, color: bool) -> str:
     if line.startswith(CHANGED):
         return CHANGED + patch_line(line.removeprefix(CHANGED), color=color)
     rule = rule_of(line.partition(" ")[0])
-    return summary_line(line, rule.SEVERITY if rule is not None else "", color=color)
+    return summary_line(line, rule.severity if rule is not None else "", color=color)

@@ -49,22 +49,6 @@ def file_name(text: str) -> str:
     return text
 
 
-def here() -> str:
-    """Return the current folder; empty if it was removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
-def real(path: str) -> str:
-    """Return where a file lies; what was typed if nobody knows, as the current folder was removed."""
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError):
-        return path
-
-
 def unwritable(path: str) -> str:
     """Return why a file cannot be written, without trying; empty if it can."""
     folder = os.path.dirname(path) or os.curdir

@@ -10,28 +10,10 @@ from typing import NoReturn, TypeAlias
 from noclobber.cli.meant import like
 from noclobber.cli.printing import REFUSED, cut, out, say
 
-_WITH_VALUE = (
-    "-o",
-    "-f",
-    "--format",
-    "--backwards",
-    "--seconds",
-    "--watch-first",
-    "--every",
-    "--select",
-    "--ignore",
-    "--baseline",
-    "--fail-on",
-    "--steps",
-    "--device",
-    "--world-size",
-    "--rank",
-)
-"""Options whose value is the next word."""
 
-
-def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into our options and the program. The program begins at the first word that is no option."""
+def split(words: list[str], verb: Parser) -> tuple[list[str], list[str]]:
+    """Split a command line into a verb's options and the program, which begins at the first word that is no option."""
+    with_value = {name for name, option in verb._option_string_actions.items() if option.nargs != 0}
     index = 1
     while index < len(words):
         word = words[index]
@@ -42,7 +24,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
             return words[:index], joined + words[index + 1 :]
         if word == "-" or not word.startswith("-"):
             break
-        index += 2 if word in _WITH_VALUE else 1
+        index += 2 if word in with_value else 1
     return words[:index], words[index:]
 
 

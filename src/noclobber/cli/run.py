@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import traceback
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from noclobber.cli.beside import checked, counts, crashed, killed, notes, trace_of
+from noclobber.cli.beside import checked, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
 from noclobber.cli.meant import file_like
-from noclobber.cli.output import SEPARATORS, add_format, file_name, real, unusable, unwritable, unwritten
+from noclobber.cli.output import SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
-from noclobber.render.text import visible
+from noclobber.render.text import real, visible
 
 if TYPE_CHECKING:
     from noclobber.model.report import Report
@@ -79,6 +80,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
     from noclobber.program import NotAProgram, end_as_python
     from noclobber.run import Run
     from noclobber.selection import SelectionError
+    from noclobber.session import Session
 
     output = real(options.output) if options.output else None
     folder = output if output and (os.path.isdir(output) or options.output.endswith(SEPARATORS)) else None
@@ -96,16 +98,17 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         require_baseline(selection, updating=options.update_baseline)
     except SelectionError as reason:
         return refuse(str(reason))
-    run = Run(
-        options.on_write,
-        options.contents and fake is None,
-        folder,
-        ledger=options.ledger,
+    session = Session(
+        on_write=options.on_write,
+        contents=options.contents and fake is None,
+        counting=options.ledger,
         hints=options.hints,
+        everywhere=True,
         first=options.watch_first,
         every=options.every,
         fake=fake,
     )
+    run = Run(session, folder)
     try:
         run.carry_out(
             words,
@@ -159,7 +162,8 @@ def _reported(run: Run, options: argparse.Namespace, words: list[str], output: s
                 _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))
     run.close()
     for crash in run.crashes:
-        _tell(run, *crashed("".join(f"{type(crash).__name__}: {crash}".splitlines()[:1]), trace_of(crash)))
+        first = "".join(f"{type(crash).__name__}: {crash}".splitlines()[:1])
+        _tell(run, *crashed(first, "".join(traceback.format_exception(crash))))
     return status
 
 
@@ -196,8 +200,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
         else:
             why = unwritten(output, render(report, options.format))
         if not why:
-            _tell(run, f"noclobber: {nothing or counts(report)}; {where}")
-            _tell_notes(run, report)
+            _tell(run, f"noclobber: {nothing or counts(report)}; {where}", *notes(report))
             return
         _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
     color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
@@ -205,13 +208,7 @@ def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str 
         put("\n", run.stderr)
     put(render(report, options.format, color=color, width=width), run.stderr)
     if options.format in ("concise", "statistics"):
-        _tell(run, *checked(report))
-        _tell_notes(run, report)
-
-
-def _tell_notes(run: Run, report: Report) -> None:
-    """Tell what a reader must know beside the findings, where the report itself does not show it here."""
-    _tell(run, *notes(report))
+        _tell(run, *checked(report), *notes(report))
 
 
 def _tell(run: Run, *lines: str) -> None:

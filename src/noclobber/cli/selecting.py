@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from noclobber.cli.output import here, real, unwritable, write
+from noclobber.cli.output import unwritable, write
 from noclobber.model.report import Report
-from noclobber.render.text import shown_path
+from noclobber.render.text import current_folder, real, shown_path
 from noclobber.selection import (
     FAIL_ON,
     Selection,
@@ -44,7 +44,7 @@ def add_selection(parser: argparse.ArgumentParser, *, updating: bool = True) -> 
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """Return which findings count, by the options and [tool.noclobber]. Raises SelectionError."""
-    folder = here()
+    folder = current_folder()
     chosen = from_project(folder) if folder else Selection()
     if options.select is not None:
         chosen = replace(chosen, select=codes(options.select, "--select"))

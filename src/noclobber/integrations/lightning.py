@@ -12,14 +12,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from noclobber.integrations.training import METRIC as METRIC
-from noclobber.integrations.training import Training
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report
+from noclobber.integrations.training import Training, Watching
 
 _log = logging.getLogger("lightning.pytorch")
 
 
-class NoclobberCallback(Callback):
+class NoclobberCallback(Watching, Callback):
     """Watch the first three training steps, and then one of `every`. A step is a batch.
 
     A silent error is a ClobberWarning at the end of the first step that has it. What was found is logged when the
@@ -31,16 +29,6 @@ class NoclobberCallback(Callback):
 
     def __init__(self, *, every: int = 100, contents: bool = True) -> None:
         self._training = Training(every, contents)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What all watched steps have found."""
-        return self.report.findings
-
-    @property
-    def report(self) -> Report:
-        """The findings, with what was watched and which steps were not."""
-        return self._training.report
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin a step. A model that skips the rest of the epoch leaves one open."""

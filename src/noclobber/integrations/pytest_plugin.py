@@ -22,8 +22,10 @@ from noclobber.imports import after_import
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Coverage, Report, Suppressed, finding_in, finding_out
+from noclobber.model.plain import built
+from noclobber.model.report import Coverage, Report, Suppressed, finding_out
 from noclobber.model.tracebacks import without_own_frames
+from noclobber.model.units import counted
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import notice_children, starts_program_in_python
 from noclobber.session import Session
@@ -71,8 +73,7 @@ class Watched:
         """What started and is not watched, in words."""
 
     def __repr__(self) -> str:
-        found = len(self.findings)
-        return f"<noclobber: {found} finding{'s' * (found != 1)}>"
+        return f"<noclobber: {counted(len(self.findings), 'finding')}>"
 
     def start(self) -> None:
         """Watch from now on, or from when torch is imported."""
@@ -532,7 +533,7 @@ class _Summary:
         if about is None:
             return
         if fails := about.get("fails", 0):
-            errors = map(finding_in, about["findings"][:fails])
+            errors = (built(Finding, one) for one in about["findings"][:fails])
             report.longrepr = _Failure(errors, self._style)  # type: ignore[assignment]
         self._tests.add(report.nodeid)
         if report.skipped and not hasattr(report, "wasxfail"):
@@ -552,7 +553,7 @@ class _Summary:
         self._unsupported = self._unsupported or about["unsupported"]
         self._unseen.update(dict.fromkeys(about["unseen"]))
         self._calls[where] = about["calls"]
-        for finding in map(finding_in, about["findings"]):
+        for finding in (built(Finding, one) for one in about["findings"]):
             severe = _is_severe(finding, self._selection)
             self.outside_is_wrong = self.outside_is_wrong or (outside and severe)
             if severe and not outside:
@@ -581,9 +582,8 @@ class _Summary:
         if self._unsupported:
             write(f"noclobber: {self._unsupported}", red=True)
         counts = Counter(finding.severity for finding, _ in self._listed.values()) + self._failing
-        found = [f"{count} {what}{'s' * (count != 1)}" for what, count in sorted(counts.items()) if count]
-        watched = len(self._tests - self._skipped)
-        of = f"{watched} test{'s' * (watched != 1)}"
+        found = [counted(count, what) for what, count in sorted(counts.items()) if count]
+        of = counted(len(self._tests - self._skipped), "test")
         out = in_words(sum(self._left_out.values(), Counter()))
         left = f" (left out: {out})" if out else ""
         write(f"noclobber: watched {of}: {', '.join(found) or self._nothing_found()}{left}")

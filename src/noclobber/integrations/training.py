@@ -7,11 +7,28 @@ from logging import INFO, WARNING
 from typing import Any
 
 from noclobber.blocks import watch
+from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.render import render
 
 METRIC = "noclobber/findings"
 """What the logs get when a step has found something new: how many findings there are."""
+
+
+class Watching:
+    """What the callbacks show of their training."""
+
+    _training: Training
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What all watched steps have found."""
+        return self.report.findings
+
+    @property
+    def report(self) -> Report:
+        """The findings, with what was watched and which steps were not."""
+        return self._training.report
 
 
 class Training:

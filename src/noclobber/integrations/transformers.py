@@ -14,9 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 
-from noclobber.integrations.training import METRIC, Training
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report
+from noclobber.integrations.training import METRIC, Training, Watching
 from noclobber.observe.torch_api.frames import passed_over
 
 _log = logging.get_logger("transformers.trainer")
@@ -30,7 +28,7 @@ _ONLY_STEPS = (
 )
 
 
-class NoclobberCallback(TrainerCallback):
+class NoclobberCallback(Watching, TrainerCallback):
     """Watch the first three steps, and then one of `every`. A step has all micro-batches that gradients add up over.
 
     A silent error is a ClobberWarning at the end of the first step that has it, and the logs get `noclobber/findings`:
@@ -45,16 +43,6 @@ class NoclobberCallback(TrainerCallback):
         self._training = Training(every, contents)
         self._trainer: Trainer | None = None
         """Whose epoch runs."""
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What all watched steps have found."""
-        return self.report.findings
-
-    @property
-    def report(self) -> Report:
-        """The findings, with what was watched and which steps were not."""
-        return self._training.report
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

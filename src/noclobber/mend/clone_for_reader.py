@@ -22,7 +22,8 @@ from noclobber.mend.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure
 from noclobber.model.operators import KEPT, NODES
-from noclobber.rules.shared.wording import listed, stem
+from noclobber.model.units import listed
+from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import called, definition, dotted, has_stars, keyword, last_name
 from noclobber.syntax.tree import File, Place, walk

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from noclobber.model.events import MOST_MODULES, Save, Tensor, Write
-from noclobber.model.silent import Event, save_of, scenes_of, tensor_of, writes_of
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import MOST_MODULES, Refusal, Save, Tensor, Write
+from noclobber.model.hints import InPlaceCall, Opportunity
+from noclobber.model.silent import Drift, Event, GradientWrite, Undeclared
 from noclobber.model.source import Site, Span, cell_of, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
@@ -150,36 +152,50 @@ class Finding:
     @property
     def save(self) -> Save | None:
         """The save that was spoilt; None where the finding is about none, or it is not known."""
-        return save_of(self.event) if self.event is not None else None
+        if isinstance(self.event, Clobber):
+            return self.event.save
+        return self.event.save if isinstance(self.event, Drift) and not self.event.raised else None
 
     @property
     def tensor(self) -> Tensor | None:
         """The tensor that the finding is about."""
-        return tensor_of(self.event) if self.event is not None else None
+        if isinstance(self.event, (Clobber, Drift)):
+            return self.event.save.tensor
+        if isinstance(self.event, (GradientWrite, Undeclared)):
+            return self.event.write.tensor
+        return self.event.tensor if self.event is not None else None
 
     @property
     def writes(self) -> tuple[Write, ...]:
         """The writes that are known, in the order of time."""
-        return writes_of(self.event) if self.event is not None else ()
+        event = self.event
+        if isinstance(event, (Clobber, Drift)):
+            return event.writes
+        if isinstance(event, (Opportunity, InPlaceCall)):
+            return (Write(event.op, event.write, tensor=event.tensor),)
+        return () if event is None or isinstance(event, Refusal) else (event.write,)
+
+    @property
+    def _scenes(self) -> tuple[Write | Refusal, ...]:
+        """What has `modules` and `calls`: the writes, or the refused one."""
+        return (self.event,) if isinstance(self.event, Refusal) else self.writes
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules in which it was written: "net.blocks.0.act"; at most `MOST_MODULES`, the last for all others."""
-        scenes = scenes_of(self.event) if self.event is not None else ()
-        return tuple(dict.fromkeys(module for one in scenes for module in one.modules))[:MOST_MODULES]
+        return tuple(dict.fromkeys(module for one in self._scenes for module in one.modules))[:MOST_MODULES]
 
     @property
     def calls(self) -> tuple[Site, ...]:
         """The calls from the program's first line to the one that wrote, as in `Write`."""
-        scenes = scenes_of(self.event) if self.event is not None else ()
-        return next((one.calls for one in reversed(scenes) if one.calls), ())
+        return next((one.calls for one in reversed(self._scenes) if one.calls), ())
 
     def about(self, event: Event) -> Finding:
-        """Return the finding with what it is about, unless the rule has said so itself."""
-        event = event if self.event is None else self.event
-        save, tensor = save_of(event), tensor_of(event)
-        fields = (save.field,) if save is not None else ()
-        return replace(self, event=event, fields=fields, names=(tensor.name,) if tensor and tensor.name else ())
+        """Return the finding with what it is about."""
+        found = replace(self, event=event)
+        fields = (found.save.field,) if found.save is not None else ()
+        names = (found.tensor.name,) if found.tensor is not None and found.tensor.name else ()
+        return replace(found, fields=fields, names=names)
 
     def with_facts_of(self, other: Finding) -> Finding:
         """Return this finding, with what an equal one is about: another field that the line saves, another tensor.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,9 +69,19 @@ class Ledger:
     peaks: tuple[Peak, ...] = ()
 
     @property
+    def kept(self) -> list[Entry]:
+        """What the saves keep alive: no parameters and buffers."""
+        return [one for one in self.entries if not one.lives_anyway]
+
+    @property
     def bytes(self) -> int:
-        """The bytes at the peak, without parameters and buffers."""
-        return sum(one.bytes for one in self.entries if not one.lives_anyway)
+        """The bytes of that."""
+        return sum(one.bytes for one in self.kept)
+
+    @property
+    def storages(self) -> int:
+        """In how many storages they are."""
+        return sum(one.storages for one in self.kept)
 
     @property
     def parameters(self) -> int:
@@ -98,11 +107,3 @@ def ledger_out(ledger: Ledger) -> dict[str, Any]:
         "entries": entries,
         **({"peaks": [asdict(one) for one in ledger.peaks]} if ledger.peaks else {}),
     }
-
-
-def ledger_in(data: Mapping[str, Any]) -> Ledger:
-    """Read back what `ledger_out` made. Raises KeyError and TypeError."""
-    known = ({"buffer": False, **one} for one in data["entries"])  # a report may be older than that word
-    entries = tuple(Entry(**{name: one[name] for name in Entry.__slots__}) for one in known)
-    peaks = tuple(Peak(**one) for one in data.get("peaks", ()))
-    return Ledger(entries, data["path"], data["line"], data["backwards"], peaks)

@@ -24,7 +24,7 @@ class Page:
     @property
     def headline(self) -> str:
         """What the rule is about, in one line."""
-        return self._first.removeprefix(f"{self.code} {self.name}: ")
+        return self.title.removeprefix(f"{self.code} {self.name}: ")
 
     @property
     def summary(self) -> str:
@@ -34,13 +34,14 @@ class Page:
     @property
     def markdown(self) -> str:
         """The page as Markdown."""
-        found = [f"# {self._first}", f"Severity: {self.severity}."]
+        found = [f"# {self.title}", f"Severity: {self.severity}."]
         for name, body in self.parts():
             found += [f"## {name}", f"```python\n{body}\n```" if name in PROGRAMS else body]
         return "\n\n".join(found) + "\n"
 
     @property
-    def _first(self) -> str:
+    def title(self) -> str:
+        """The code, the name and the headline, in one line."""
         return self.text.partition("\n")[0]
 
     def parts(self) -> list[tuple[str, str]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from noclobber.model.units import listed
+
 State = Literal["ended", "running", "lost"]
 """What is known of its end: it ended by itself, it still ran, or it was ended by a signal (SIGKILL, out of memory)."""
 LONGEST = 100
@@ -79,7 +81,7 @@ def together(processes: Sequence[Process]) -> str:
         return f"on {ranks_of(ranks)}"
     names = list(dict.fromkeys(one.described() for one in processes))
     named, more = names[:MOST_NAMED], len(names) - MOST_NAMED
-    return f"in {_listed([*named, f'{more} more'] if more > 0 else named)}"
+    return f"in {listed([*named, f'{more} more'] if more > 0 else named)}"
 
 
 def ranks_of(ranks: Iterable[int | None]) -> str:
@@ -91,9 +93,4 @@ def ranks_of(ranks: Iterable[int | None]) -> str:
         else:
             runs.append([rank])
     parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    return f"{'ranks' if len(parts) > 1 or ' ' in parts[0] else 'rank'} {_listed(parts)}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{'ranks' if len(parts) > 1 or ' ' in parts[0] else 'rank'} {listed(parts)}"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from noclobber.model.events import Tensor, Write
-from noclobber.model.finding import Cause, Cure, Edit, Finding, Label, Suggestion
+from noclobber.model.finding import Finding
 from noclobber.model.hints import Hint, InPlaceCall
-from noclobber.model.ledger import Ledger, ledger_in, ledger_out
+from noclobber.model.ledger import Ledger, ledger_out
 from noclobber.model.page import Page
-from noclobber.model.plain import WrongSpan, built, named, span_in, span_out
+from noclobber.model.plain import WrongSpan, WrongType, built, named, span_out
 from noclobber.model.process import Process
-from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.model.typed import WrongType, require_types
 
 FORMAT = "noclobber-report/1"
 Made = TypeVar("Made")
@@ -70,6 +67,10 @@ class Coverage:
 
     fake: bool = False
     """Whether tensors had no values (`--fake`)."""
+
+    def __post_init__(self) -> None:
+        if min(self.backwards, self.raised) < 0:
+            raise ValueError("a number of backward calls is below 0")
 
     @property
     def not_watched(self) -> tuple[str, ...]:
@@ -135,7 +136,10 @@ class Report:
             found = document.get("format") if isinstance(document, dict) else None
             held = f"of format `{found}`" if isinstance(found, str) else "something else"
             raise ReportError(f"expected a document of format `{FORMAT}`, but this is {held}")
-        return checked(_report_in, document)
+        report = checked(Report, {**document, "pages": []})
+        if missing := [name for name in ("findings", "coverage", "program") if name not in document]:
+            raise ReportError(f"damaged report: `{missing[0]}` is missing somewhere")
+        return report
 
 
 def json_in(text: str | bytes) -> Any:
@@ -166,11 +170,10 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def checked(build: Callable[[Any], Made], data: Any) -> Made:
-    """Return what `build` makes of plain data, all its types checked. Raises ReportError."""
+def checked(kind: type[Made], data: Any) -> Made:
+    """Return the record that plain data hold. Raises ReportError."""
     try:
-        made = build(data)
-        require_types(made)
+        made: Made = built(kind, data)
     except KeyError as error:
         raise ReportError(f"damaged report: `{error.args[0]}` is missing somewhere") from None
     except (WrongType, WrongSpan) as error:
@@ -178,19 +181,6 @@ def checked(build: Callable[[Any], Made], data: Any) -> Made:
     except (AttributeError, TypeError, ValueError):
         raise ReportError("damaged report: a part of it is not as noclobber builds it") from None
     return made
-
-
-def _report_in(document: dict[str, Any]) -> Report:
-    return Report(
-        tuple(finding_in(finding) for finding in document["findings"]),
-        coverage_in(document["coverage"]),
-        document["program"],
-        tuple(_process_in(process) for process in document.get("processes", ())),
-        ledger_in(document["ledger"]) if "ledger" in document else None,
-        tuple(
-            Suppressed(finding_in(one["finding"]), one["kind"], one["reason"]) for one in document.get("suppressed", ())
-        ),
-    )
 
 
 def coverage_out(coverage: Coverage) -> dict[str, Any]:
@@ -206,22 +196,6 @@ def coverage_out(coverage: Coverage) -> dict[str, Any]:
         "raised": coverage.raised,
         **({"fake": True} if coverage.fake else {}),
     }
-
-
-def coverage_in(data: dict[str, Any]) -> Coverage:
-    """Read back what `coverage_out` made. Raises KeyError and TypeError."""
-    lost = tuple(Lost(one["way"], one["why"], one["internal"]) for one in data.get("lost", ()))
-    unseen, notes = tuple(data["unseen"]), tuple(data.get("notes", ()))
-    calls = data["backwards"], data["raised"]
-    if min(calls) < 0:
-        raise ReportError("a number of backward calls in it is below 0")
-    return Coverage(
-        data["writes"], data["saves"], data["contents"], unseen, notes, lost, *calls, data.get("fake", False)
-    )
-
-
-def _process_in(data: dict[str, Any]) -> Process:
-    return Process(**{**data, "command": tuple(data["command"])})
 
 
 def finding_out(finding: Finding) -> dict[str, Any]:
@@ -301,32 +275,3 @@ def _place_out(site: Site) -> dict[str, Any]:
 def _hint_out(hint: Hint) -> dict[str, Any]:
     how = {} if isinstance(hint, InPlaceCall) else {"peak": hint.peak, "alone": hint.alone}
     return {"op": hint.op, "bytes": hint.falls if isinstance(hint, InPlaceCall) else hint.bytes, **how}
-
-
-def finding_in(data: dict[str, Any]) -> Finding:
-    """Read back what `finding_out` made. Raises KeyError and TypeError."""
-    return Finding(
-        code=data["code"],
-        rule=data["rule"],
-        severity=data["severity"],
-        message=data["message"],
-        labels=tuple(
-            Label(one["role"], span_in(one), one["text"], one["primary"], tuple(one.get("source", ())))
-            for one in data["labels"]
-        ),
-        event=built(Event | None, data["event"]),
-        cause=None if data["cause"] is None else Cause(data["cause"]),
-        fields=tuple(data["fields"]),
-        names=tuple(data["names"]),
-        count=data["count"],
-        processes=tuple(data.get("processes", ())),
-        notes=tuple(data["notes"]),
-        suggestions=tuple(
-            Suggestion(
-                one["message"],
-                tuple(Edit(span_in(edit), edit["replacement"]) for edit in one["edits"]),
-                None if one["cure"] is None else Cure(one["cure"]),
-            )
-            for one in data["suggestions"]
-        ),
-    )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Refusal, Save, Tensor, Write
-from noclobber.model.hints import Hint, InPlaceCall, Opportunity
+from noclobber.model.hints import Hint
 from noclobber.model.source import Site
 
 
@@ -138,33 +138,3 @@ class StaleCast:
 
 Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | StaleCast | Hint
 """Whatever a rule may explain."""
-
-
-def save_of(event: Event) -> Save | None:
-    """Return the save that an event is about; None if it is about none."""
-    if isinstance(event, Clobber):
-        return event.save
-    return event.save if isinstance(event, Drift) and not event.raised else None
-
-
-def tensor_of(event: Event) -> Tensor:
-    """Return the tensor that an event is about."""
-    if isinstance(event, (Clobber, Drift)):
-        return event.save.tensor
-    if isinstance(event, (GradientWrite, Undeclared)):
-        return event.write.tensor
-    return event.tensor
-
-
-def scenes_of(event: Event) -> tuple[Write | Refusal, ...]:
-    """Return what has `modules` and `calls`: the writes of an event, or the refused one."""
-    return (event,) if isinstance(event, Refusal) else writes_of(event)
-
-
-def writes_of(event: Event) -> tuple[Write, ...]:
-    """Return the writes of an event that are known, in the order of time."""
-    if isinstance(event, (Clobber, Drift)):
-        return event.writes
-    if isinstance(event, (Opportunity, InPlaceCall)):
-        return (Write(event.op, event.write, tensor=event.tensor),)
-    return () if isinstance(event, Refusal) else (event.write,)

@@ -1,6 +1,18 @@
-"""Numbers with their units, as readers see them."""
+"""Numbers with their units, and lists, as readers see them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 write", "3 writes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def size(count: int) -> str:

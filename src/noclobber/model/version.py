@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+FROM_SOURCE = "0+unknown"
+"""The version where the source is run as it lies there."""
+
 
 def version() -> str:
-    """Return the version; "0+unknown" where the source is run as it lies there."""
+    """Return the version."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
         return installed("noclobber")
     except PackageNotFoundError:
-        return "0+unknown"
+        return FROM_SOURCE

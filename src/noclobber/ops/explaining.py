@@ -16,7 +16,7 @@ import torch
 
 from noclobber.model.probe import Case, Formula, OperatorPage, Probe
 from noclobber.ops import formulas
-from noclobber.ops.probing import argument_names, probe, tensors_in
+from noclobber.ops.probing import argument_names, mapped, probe, tensors_in
 from noclobber.ops.samples import EVALUATION, TRAINING, Sample, samples_of
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import node_in_words
@@ -151,7 +151,7 @@ def _needing(sample: Sample) -> Iterator[tuple[tuple[str, ...], Sample]]:
     if isinstance(sample.function, torch.nn.Module):
         yield from _needing_of_module(sample, sample.function)
         return
-    flat = [one for one in _flat(sample.args) if one.is_floating_point() or one.is_complex()]
+    flat = [one for _, one in tensors_in(sample.args) if one.is_floating_point() or one.is_complex()]
     subsets: list[tuple[int, ...]] = [(one,) for one in range(len(flat))]
     if len(flat) > 1:
         subsets.append(tuple(range(len(flat))))
@@ -172,7 +172,7 @@ def _named(sample: Sample) -> Iterator[str]:
 
 def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tuple[tuple[str, ...], Sample]]:
     has_weights = any(True for _ in module.parameters())
-    inputs = {id(one) for one in _flat(sample.args) if one.is_floating_point()}
+    inputs = {id(one) for _, one in tensors_in(sample.args) if one.is_floating_point()}
     choices = [("input",), ("parameters",), ("input", "parameters")] if has_weights and inputs else []
     choices = choices or [("parameters",) if has_weights else ("input",)]
     for needs in choices:
@@ -183,20 +183,10 @@ def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tupl
         yield needs, replace(sample, args=args)
 
 
-def _flat(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        yield from itertools.chain.from_iterable(map(_flat, value))
-
-
-def _with(value: Any, chosen: set[int]) -> Any:
+def _with(args: tuple[Any, ...], chosen: set[int]) -> tuple[Any, ...]:
     """Return the arguments with the chosen tensors requiring a gradient."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(id(value) in chosen)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_with(inner, chosen) for inner in value)
-    return value
+    given: tuple[Any, ...] = mapped(lambda one: one.detach().requires_grad_(id(one) in chosen), args)
+    return given
 
 
 def _case(call: str, needs: tuple[str, ...], result: Probe) -> Case:

@@ -163,7 +163,7 @@ def _called(
 
     with torch.enable_grad(), _seeded():
         function = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
-        args, kwargs = _mapped(copied, list(args)), _mapped(copied, dict(kwargs))
+        args, kwargs = mapped(copied, list(args)), mapped(copied, dict(kwargs))
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             call.inputs.update({(inner, "input"): tensor for inner, tensor in tensors_in(value, name)})
         if isinstance(function, torch.nn.Module):
@@ -327,16 +327,16 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
             yield from tensors_in(inner, f"{name}[{key!r}]")
 
 
-def _mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """Return a value with its tensors changed, in new lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(change, inner) for inner in value))
+        return type(value)(*(mapped(change, inner) for inner in value))
     if type(value) in (list, tuple):
-        return type(value)(_mapped(change, inner) for inner in value)
+        return type(value)(mapped(change, inner) for inner in value)
     if type(value) is dict:
-        return {key: _mapped(change, inner) for key, inner in value.items()}
+        return {key: mapped(change, inner) for key, inner in value.items()}
     return value
 
 

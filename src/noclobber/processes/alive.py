@@ -12,7 +12,7 @@ from noclobber.model.process import State
 def birth(pid: int) -> str:
     """Return what tells a process from others that have its number; empty where the system is not Linux."""
     with suppress(OSError, IndexError):
-        return f"{_numbering()} {_stat(pid)[19].decode()}"
+        return f"{_numbering()} {stat(pid)[19].decode()}"
     return ""
 
 
@@ -40,14 +40,14 @@ def state_of(pid: int, host: str, born: str = "") -> State:
     except OSError:
         return "lost"
     with suppress(OSError, IndexError):
-        if _stat(pid)[0] in (b"Z", b"X"):
+        if stat(pid)[0] in (b"Z", b"X"):
             return "lost"  # its parent has not waited for it
     now = birth(pid)
     return "lost" if born and now and now != born else "running"
 
 
-def _stat(pid: int) -> list[bytes]:
-    """Return what Linux says of a process, from its state on (proc_pid_stat(5)). Raises OSError."""
+def stat(pid: int) -> list[bytes]:
+    """Return what Linux says of a process, from its state on (proc_pidstat(5)). Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 

@@ -56,17 +56,10 @@ def notice_children(started: Started, patches: Patches, order: Callable[[], str]
 
         return start
 
-    def execv(native: Callable[..., Any]) -> Callable[..., Any]:
-        def start(path: Any, argv: Any) -> Any:
+    def execute(native: Callable[..., Any]) -> Callable[..., Any]:
+        def start(path: Any, argv: Any, *env: Any) -> Any:
             tell(os.getpid(), argv)
-            return native(path, argv)
-
-        return start
-
-    def execve(native: Callable[..., Any]) -> Callable[..., Any]:
-        def start(path: Any, argv: Any, env: Any) -> Any:
-            tell(os.getpid(), argv)
-            return native(path, argv, led(env))
+            return native(path, argv, *map(led, env))
 
         return start
 
@@ -90,7 +83,7 @@ def notice_children(started: Started, patches: Patches, order: Callable[[], str]
             wrap(sys.modules["subprocess"], "_fork_exec", fork_exec)
 
     makers = {
-        "system": system, "posix_spawn": posix_spawn, "posix_spawnp": posix_spawn, "execv": execv, "execve": execve
+        "system": system, "posix_spawn": posix_spawn, "posix_spawnp": posix_spawn, "execv": execute, "execve": execute
     }  # fmt: skip
     for name, make in makers.items():
         wrap(os, name, make)

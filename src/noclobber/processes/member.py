@@ -23,7 +23,7 @@ from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
 from noclobber.model.report import Lost, coverage_out
 from noclobber.observe.torch_api.patches import Patches
-from noclobber.processes.alive import birth
+from noclobber.processes.alive import birth, stat
 from noclobber.processes.children import RUN, notice_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
 
@@ -328,7 +328,6 @@ def _above() -> list[int]:
     found, pid = [os.getppid()], os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1 and len(found) < 8:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
+            pid = int(stat(pid)[1])
             found.append(pid)
     return found

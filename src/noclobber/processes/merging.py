@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from noclobber.model.finding import Finding
@@ -15,12 +15,9 @@ from noclobber.model.process import Process, ranks_of, together
 from noclobber.model.report import (
     Coverage,
     Lost,
-    Made,
     Report,
     ReportError,
     checked,
-    coverage_in,
-    finding_in,
     json_in,
     unseen_in_words,
 )
@@ -68,6 +65,15 @@ class First:
     python: str
     date: str
 
+    def __post_init__(self) -> None:
+        _require_pid(self.pid)
+
+
+def _require_pid(pid: int) -> None:
+    """Raise ValueError if no process can have this id."""
+    if not 0 < pid < MOST_PIDS:
+        raise ValueError("no such process")
+
 
 @dataclass(frozen=True, slots=True)
 class _Who:
@@ -78,21 +84,38 @@ class _Who:
     world: int | None = None
     worker: int | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= (self.rank or 0) < max(self.world or 0, 1) <= MOST_RANKS:
+            raise ValueError("no such rank")
+
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A program that a process has started; `python` if it may be a Python."""
+    """A program that a process has started, with its pid if that is known; `python` if it may be a Python."""
 
-    pid: int | None
+    child: int | None
     command: tuple[str, ...]
     python: bool
+
+    def __post_init__(self) -> None:
+        if self.child is not None:
+            _require_pid(self.child)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    status: int | None
+    """The last line of a file: the exit status, if it is known, and what is known only at the end."""
+
+    end: int | None
     coverage: Coverage | None
     crashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The line of a finding."""
+
+    shown: Finding
 
 
 @dataclass(slots=True)
@@ -127,11 +150,11 @@ class _Findings:
             raise ReportError("a finding without keys")
         same = keys[2].decode()
         if keys[1] not in self._parsed:
-            finding = checked(lambda data: finding_in(data["shown"]), json_in(line))
+            finding = checked(_Shown, json_in(line)).shown
             self._parsed.add(keys[1])
             known = self.found.setdefault(same, finding)
             if known is not finding:
-                self.found[same] = checked(known.with_facts_of, finding)
+                self.found[same] = known.with_facts_of(finding)
         if same not in counts:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))
@@ -219,7 +242,7 @@ def _begun(line: Any, run: str) -> _Read | None:
     """Return what the first line of a file says; None if another run has written it, or another program."""
     if not isinstance(line, dict) or line.get("format") != FORMAT or run not in ("", line.get("run")):
         return None
-    return _Read(checked(_first_in, line))
+    return _Read(checked(First, line))
 
 
 def _note(read: _Read, line: Any) -> None:
@@ -228,55 +251,25 @@ def _note(read: _Read, line: Any) -> None:
         case {"again": str(same), "count": int(count)} if same in read.counts and count <= MOST_COUNTED:
             read.counts[same] = max(count, read.counts[same])
         case {"who": who}:
-            read.who = checked(_who_in, who)
+            read.who = checked(_Who, who)
         case {"torch": str(torch), "coverage": coverage}:
-            read.torch, read.coverage = torch, checked(coverage_in, coverage)
+            read.torch, read.coverage = torch, checked(Coverage, coverage)
         case {"backwards": int(backwards), "raised": int(raised)} if read.coverage is not None:
             if min(backwards, raised) >= 0 and backwards + raised <= MOST_COUNTED:
                 read.coverage = replace(read.coverage, backwards=backwards, raised=raised)
         case {"unsupported": str(why)}:
             read.unsupported = why
         case {"lost": lost}:
-            read.lost[checked(lambda data: Lost(data["way"], data["why"], data["internal"]), lost)] = None
+            read.lost[checked(Lost, lost)] = None
         case {"child": _}:
-            read.children.append(checked(_child_in, line))
+            read.children.append(checked(_Child, line))
         case {"end": _}:
-            end = checked(_end_in, line)
+            end = checked(_End, line)
             read.ended = True
-            read.status = end.status if end.status is not None else read.status
+            read.status = end.end if end.end is not None else read.status
             read.coverage = end.coverage or read.coverage
             if read.first.how != "first":  # the first process tells its own
                 read.lost |= {Lost("a child process", crash, True): None for crash in end.crashes}
-
-
-def _first_in(line: dict[str, Any]) -> First:
-    lists = {name: tuple(line[name]) for name in ("above", "command")}
-    first = First(**{one.name: lists.get(one.name, line[one.name]) for one in fields(First)})
-    return _with_pid(first, first.pid)
-
-
-def _child_in(line: dict[str, Any]) -> _Child:
-    child = _Child(line["child"], tuple(line["command"]), line["python"])
-    return child if child.pid is None else _with_pid(child, child.pid)
-
-
-def _who_in(line: dict[str, Any]) -> _Who:
-    who = _Who(**line)
-    if not 0 <= (who.rank or 0) < max(who.world or 0, 1) <= MOST_RANKS:
-        raise ReportError("no such rank")
-    return who
-
-
-def _end_in(line: dict[str, Any]) -> _End:
-    coverage = None if line["coverage"] is None else coverage_in(line["coverage"])
-    return _End(line["end"], coverage, tuple(line["crashes"]))
-
-
-def _with_pid(made: Made, pid: int) -> Made:
-    """Return what was made. Raises ReportError if no process can have its id."""
-    if not 0 < pid < MOST_PIDS:
-        raise ReportError("no such process")
-    return made
 
 
 def _process(read: _Read) -> Process:
@@ -304,10 +297,10 @@ def _replaced(read: Sequence[_Read], processes: Sequence[Process]) -> set[int]:
     """Return the numbers of the processes that became another program (`exec`) without having found anything."""
     # One that came to its own end has only tried: `os.execvp` tries one folder after the other.
     became = {
-        (one.first.host, child.pid)
+        (one.first.host, child.child)
         for one in read
         for child in one.children
-        if not (one.ended and child.pid == one.first.pid)
+        if not (one.ended and child.child == one.first.pid)
     }
     return {
         number
@@ -321,10 +314,10 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
     started = [one.first for one in read if one.first.how == "started"]
     for number, one in enumerate(read):
         of_this = [first for first in started if first.parent == one.first.id]
-        known = {child.pid for child in one.children}
+        known = {child.child for child in one.children}
         unknown = sum(not known & {first.pid, *first.above} for first in of_this)
         for order, child in enumerate(one.children):
-            pid = child.pid
+            pid = child.child
             if pid == one.first.pid and one.ended:
                 continue
             if not child.python or any(pid in (first.pid, *first.above) for first in of_this):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noclobber.model.kept import Kept
-from noclobber.model.units import size
+from noclobber.model.units import counted, size
 from noclobber.render.text import one_line, place
 
 
@@ -16,7 +16,7 @@ def kept(rows: Sequence[Kept]) -> str:
     total = sum(row.bytes for row in rows)
     sizes = [size(row.bytes) for row in rows]
     width = max(map(len, sizes))
-    lines = [f"kept {size(total)} for backward, at {len(rows)} place{'' if len(rows) == 1 else 's'}"]
+    lines = [f"kept {size(total)} for backward, at {counted(len(rows), 'place')}"]
     for bytes_, row in zip(sizes, rows, strict=True):
         times = "" if row.times == 1 else f" ({row.times} times)"
         lines.append(f"{bytes_:>{width}}  {_where(row)}{times}")

@@ -12,6 +12,7 @@ from noclobber.model.events import MOST_CALLS, MOST_MODULES
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.model.source import cell_of
+from noclobber.model.units import counted, listed
 from noclobber.render import diff, snippet
 from noclobber.render.judged import left_out, nothing_found, unchecked
 from noclobber.render.snippet import Row
@@ -92,9 +93,9 @@ def _scene(finding: Finding) -> str:
     ]
     if len(calls) > MOST_CALLS:
         calls.insert(1, "...")
-    where = f"in the module{'s' * (len(names) > 1)} {' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))}"
-    how = f"called by {' > '.join(calls)}"
-    return ", ".join(([where] if names else []) + ([how] if len(calls) > 1 else []))
+    where = [f"in the module{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+    how = [f"called by {' > '.join(calls)}"] if len(calls) > 1 else []
+    return ", ".join(where + how)
 
 
 def footer(report: Report, width: int | None) -> Iterable[Row]:
@@ -163,19 +164,14 @@ def _whole(line: str, width: int) -> list[str]:
 def _counts(report: Report) -> str:
     """`2 errors and 1 hint, at 3 lines of 2 files`."""
     found = Counter(finding.severity for finding in report.findings)
-    *others, last = [_many(found[severity], visible(severity)) for severity in sorted(found, key=_rank)]
-    what = f"{', '.join(others)} and {last}" if others else last
+    what = listed([counted(found[severity], visible(severity)) for severity in sorted(found, key=_rank)])
     lines = {(label.span.path, label.span.line) for finding in report.findings if (label := finding.primary)}
     paths = {path for path, _ in lines}
     kind = "cell" if all(map(cell_of, paths)) else "file"
-    where = f", at {_many(len(lines), 'line')}" if lines else ""
+    where = f", at {counted(len(lines), 'line')}" if lines else ""
     return what + where + (f" of {len(paths)} {kind}s" if len(paths) > 1 else "")
 
 
 def _rank(severity: str) -> int:
     """Sort errors first; a severity that only another version knows comes last."""
     return [*SEVERITIES, severity].index(severity)
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

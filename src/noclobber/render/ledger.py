@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from noclobber.model.ledger import Entry, Ledger, Peak
-from noclobber.model.units import share, size
+from noclobber.model.units import counted, share, size
 from noclobber.render.fit import CUT
-from noclobber.render.text import filled, one_line, place_of_line
+from noclobber.render.text import GAP, filled, one_line, place_of_line, row_of, widths_of
 
 LINE, MODULE, SOURCE = 2, 3, 5
 """Columns: the first with words, and those that may be shortened."""
@@ -17,7 +15,6 @@ MOST = 30
 
 NARROWEST = 16
 """Cells that a module and a source keep where a row is too wide. Below that, columns are left out."""
-GAP = "  "
 
 
 def table(ledger: Ledger, width: int | None = None) -> str:
@@ -25,7 +22,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 
     With a width, words are broken there, and rows have shorter columns, or fewer.
     """
-    kept = [one for one in ledger.entries if not one.lives_anyway]
+    kept = ledger.kept
     lines = summary(ledger)
     if width is not None:
         lines = [part for line in lines for part in filled(line, width, below="  ")]
@@ -36,7 +33,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
         rest = sum(one.bytes for one in kept[MOST:])
         rows.append((size(rest), share(rest, ledger.bytes), f"{len(kept) - MOST} more", "", "", ""))
     rows = rows if width is None else _narrowed(rows, width)
-    lines += [_joined(row, _widths(rows)) for row in rows]
+    lines += [row_of(row, widths_of(rows), right=LINE) for row in rows]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -45,8 +42,7 @@ def summary(ledger: Ledger) -> list[str]:
     fits = [line for peak in ledger.peaks for line in _fits(peak)]
     if not ledger.entries:
         return [*fits, "kept for backward: nothing was saved"]
-    storages = sum(one.storages for one in ledger.entries if not one.lives_anyway)
-    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {storages} storage{'s' * (storages != 1)}"]
+    lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {counted(ledger.storages, 'storage')}"]
     if ledger.path:
         lines[0] += f"; reached at {place_of_line(ledger.path, ledger.line)}, before backward {ledger.backwards + 1}"
     living = ["parameters"] * (ledger.parameters > 0) + ["buffers"] * (ledger.buffers > 0)
@@ -67,28 +63,15 @@ def _fits(peak: Peak) -> list[str]:
     return [f"does it fit in {size(peak.room)}? {'yes' if peak.bytes <= peak.room else 'no'}: {most}", made_of]
 
 
-def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-
-def _joined(row: tuple[str, ...], widths: Sequence[int]) -> str:
-    """Return a row as a line: the bytes and the share to the right, words to the left."""
-    cells = [
-        cell.rjust(most) if at < LINE else cell.ljust(most)
-        for at, (cell, most) in enumerate(zip(row, widths, strict=True))
-    ]
-    return GAP.join(cells).rstrip()
-
-
 def _narrowed(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     """Return the rows so that they fit: with a shorter source, a shorter module, then without source and words."""
 
     def over() -> int:
-        return len(GAP.join(" " * most for most in _widths(rows))) - width
+        return len(GAP.join(" " * most for most in widths_of(rows))) - width
 
     for at, keeps_end in ((SOURCE, False), (MODULE, True)):
         if (cells := over()) > 0:
-            most = max(_widths(rows)[at] - cells, NARROWEST)
+            most = max(widths_of(rows)[at] - cells, NARROWEST)
             rows = [(*row[:at], _cut(row[at], most, keeps_end), *row[at + 1 :]) for row in rows]
     for at in (SOURCE, MODULE, MODULE):  # the last time, the operator stands where the module was
         if over() > 0:

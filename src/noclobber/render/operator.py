@@ -7,12 +7,12 @@ from itertools import zip_longest
 from textwrap import wrap
 
 from noclobber.model.probe import Case, OperatorPage
-from noclobber.render.text import NARROWEST, filled
+from noclobber.render.text import GAP, NARROWEST, filled, row_of, widths_of
 
 WIDTH = 100
 _HEADS = ("call", "requires grad", "kept", "free")
-_PARTS, _GAP = (0.4, 0.19, 0.19, 0.22), "  "
-"""The parts of the width that the columns of a terminal have, and what stands between them."""
+_PARTS = (0.4, 0.19, 0.19, 0.22)
+"""The parts of the width that the columns of a terminal have."""
 
 
 def page(one: OperatorPage, width: int | None = None) -> str:
@@ -57,13 +57,13 @@ def operators(cases: Iterable[Case], width: int | None = None, *, markdown: bool
 
 def _broken(rows: Iterable[tuple[str, ...]], width: int) -> list[str]:
     """Return rows as lines of a width, cells broken there. A call is shown once, above all that may require grad."""
-    room = max(width, NARROWEST * len(_HEADS)) - len(_GAP) * (len(_HEADS) - 1)
+    room = max(width, NARROWEST * len(_HEADS)) - len(GAP) * (len(_HEADS) - 1)
     widths = [int(room * part) for part in _PARTS]
     lines, last = [], ""
     for call, *others in rows:
         shown = ["" if call == last else call, *others]
         cells = [wrap(text, most, subsequent_indent="  ") for text, most in zip(shown, widths, strict=True)]
-        lines += [_joined(parts, widths) for parts in zip_longest(*cells, fillvalue="")]
+        lines += [row_of(parts, widths) for parts in zip_longest(*cells, fillvalue="")]
         last = call
     return lines
 
@@ -84,12 +84,7 @@ def _row_in_place(case: Case) -> tuple[str, str, str, str]:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [_joined(row, widths) for row in rows]
-
-
-def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
-    return _GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    return [row_of(row, widths_of(rows)) for row in rows]
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from noclobber.model.page import PROGRAMS
 from noclobber.render.text import filled
 
-CODE = ("Example", "Instead")
-"""The sections that hold code."""
 ITEM = "- "
 INDENT = " " * 4
 
@@ -23,7 +22,7 @@ def _filled(text: str, width: int) -> Iterator[str]:
     for line in text.split("\n"):
         if line and not line.startswith(" "):
             section = line
-        is_words = line.startswith(" ") and section not in CODE
+        is_words = line.startswith(" ") and section not in PROGRAMS
         if words and (not is_words or line.strip().startswith(ITEM)):
             yield from _paragraph(words, width)
             words = []

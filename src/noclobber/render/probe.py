@@ -6,7 +6,7 @@ from html import escape
 
 from noclobber.model.probe import Operand, Probe
 from noclobber.model.units import size
-from noclobber.render.text import one_line
+from noclobber.render.text import one_line, row_of, widths_of
 
 NAMED = 3
 """How many keepers of one tensor are named."""
@@ -15,9 +15,8 @@ NAMED = 3
 def table(probe: Probe) -> str:
     """A line for each tensor, then what is kept in all; every line ends in a newline."""
     rows = [(one_line(one.name), _kind(one), _verdict(one)) for one in probe.operands]
-    widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
-    lines = [f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {verdict}".rstrip() for name, kind, verdict in rows]
-    return "".join(f"{line}\n" for line in [one_line(probe.call), *(f"  {line}" for line in lines), *_sum(probe)])
+    lines = [f"  {row_of(row, widths_of(rows))}" for row in rows]
+    return "".join(f"{line}\n" for line in [one_line(probe.call), *lines, *_sum(probe)])
 
 
 def html(probe: Probe) -> str:

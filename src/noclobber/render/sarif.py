@@ -18,7 +18,7 @@ from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
 from noclobber.render.judged import failed, failure, nothing_found, unchecked, unwatched
-from noclobber.render.text import bytes_of, one_line
+from noclobber.render.text import bytes_of, current_folder, one_line
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _SITE = "Documentation, "
@@ -144,21 +144,14 @@ def _from_root(path: str, root: str) -> str:
     """The path from the root where it lies below; `<stdin>` and paths of other places as they are."""
     if path.startswith("<"):
         return path
-    whole = os.path.normpath(os.path.join(_here(), path))
+    whole = os.path.normpath(os.path.join(current_folder() or os.sep, path))
     return whole[len(root) + 1 :] if whole.startswith(root + os.sep) else path
 
 
 def _root() -> str:
     """The nearest folder around the current one that git knows as the root of a repository; else the current one."""
-    here = Path(_here())
+    here = Path(current_folder() or os.sep)
     return str(next((one for one in (here, *here.parents) if os.path.exists(one / ".git")), here))
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # the folder was removed under the running program
-        return os.sep
 
 
 def _key(finding: Finding, root: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import re
 import shlex
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from noclobber.model.finding import Label
@@ -16,6 +16,8 @@ from noclobber.model.source import Span, cell_of, source_line
 TAB = "    "
 JOINER = "\u200d"
 """Zero width joiner: the one format character that is kept, as it holds emoji together."""
+GAP = "  "
+"""What stands between the columns of a table."""
 NARROWEST = 20
 """Words are not broken to fewer cells."""
 FIXING, APPLYING = "to fix this", "to apply and measure this"
@@ -65,6 +67,17 @@ def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[s
     return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
 
 
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return how wide each column of a table is."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def row_of(cells: Sequence[str], widths: Sequence[int], *, right: int = 0) -> str:
+    """Return a row of a table as a line. The first `right` cells stand to the right of their columns, others left."""
+    columns = enumerate(zip(cells, widths, strict=True))
+    return GAP.join(cell.rjust(most) if at < right else cell.ljust(most) for at, (cell, most) in columns).rstrip()
+
+
 def shown_path(path: str) -> str:
     """Relative to the current directory where it lies under it; else (`<stdin>`, `C:\\x.py`) as it is.
 
@@ -75,15 +88,27 @@ def shown_path(path: str) -> str:
 
 def from_here(path: str) -> str:
     """Return a path relative to the current directory where it lies under it; else as it is."""
-    if os.path.isabs(path):
-        try:
-            here = os.getcwd()
-        except OSError:  # the directory was removed under the running program
-            here = os.sep
-        # Under the root every path lies, and none would be found again without its first slash.
-        if os.path.dirname(here) != here and path.startswith(here + os.sep):
-            path = path[len(here) + 1 :]
+    here = current_folder()
+    # Under the root every path lies, and none would be found again without its first slash.
+    if here and os.path.dirname(here) != here and path.startswith(here + os.sep):
+        return path[len(here) + 1 :]
     return path
+
+
+def current_folder() -> str:
+    """Return the current folder; empty if it was removed under the running program."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def real(path: str) -> str:
+    """Return where a file lies; what was typed if nobody knows: no file can have this name, or the folder is gone."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
 
 
 def bytes_of(path: str) -> bytes:

@@ -1,10 +1,14 @@
 """The catalogue of all rules in this folder. A rule is one module, and it imports no other rule.
 
 A rule module holds
-- its docstring: the page that `noclobber explain CODE` prints, with a bad and a good example;
-- `CODE`, `NAME`, `SEVERITY`;
-- `MESSAGES`: patterns of PyTorch's error texts that this rule explains, of this and older releases (may be empty);
-- `find(event) -> Finding | None`: a pure function; None if the rule does not explain this event.
+- its docstring: the page that `noclobber explain CODE` prints, with a bad and a good example. Its first line begins
+  with the code and the name: `NC101 stale-save: `;
+- `SEVERITY`, for a rule whose findings are no errors;
+- `find(event) -> Account | None`: a pure function; None if the rule does not explain this event;
+- `MESSAGES`, if it explains an error of PyTorch: patterns of its texts, of this and older releases.
+
+A rule about a refused write needs only its page and `TEXTS`: what is said of each text of PyTorch
+(`rules/shared/refusing.py`). It has `find` only where more than the text decides.
 """
 
 from __future__ import annotations
@@ -12,62 +16,76 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Sequence
-from functools import cache
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from noclobber.model.finding import Finding, Severity
+from noclobber.model.finding import Finding
 from noclobber.model.page import Page
 from noclobber.model.silent import Event
 
+if TYPE_CHECKING:
+    from noclobber.rules.shared.account import Account
 
-class Rule(Protocol):
-    """What a rule module provides."""
 
-    __doc__: str | None
-    CODE: str
-    NAME: str
-    SEVERITY: Severity
-    MESSAGES: Sequence[re.Pattern[str]]
+@dataclass(frozen=True, slots=True)
+class Rule(Page):
+    """A page, and the function that finds what the page is about."""
 
-    def find(self, event: Event) -> Finding | None:
-        """Return the finding for an event, None if this rule does not explain it."""
-        ...
+    messages: Sequence[re.Pattern[str]]
+    find: Callable[[Event], Account | None]
 
 
 @cache
 def catalogue() -> tuple[Rule, ...]:
     """Return every rule, sorted by code. NC399 takes refusals that no other rule takes, so it comes last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("nc")]
-    rules: list[Rule] = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return tuple(sorted(rules, key=lambda rule: rule.CODE))
+    rules = [_rule(importlib.import_module(f"{__name__}.{name}")) for name in names]
+    return tuple(sorted(rules, key=lambda rule: rule.code))
+
+
+def _rule(module: ModuleType) -> Rule:
+    from noclobber.rules.shared.refusing import compiled, refused
+
+    text = (module.__doc__ or "").strip()
+    code, name = text.partition(":")[0].split()
+    texts = getattr(module, "TEXTS", ())
+    messages = getattr(module, "MESSAGES", [one.pattern for one in texts])
+    find = getattr(module, "find", partial(refused, texts))
+    return Rule(code, name, getattr(module, "SEVERITY", "error"), text, tuple(map(compiled, messages)), find)
 
 
 def explain(event: Event) -> Finding | None:
     """Return the finding of the first rule that explains an event; None if no rule does."""
     for rule in catalogue():
-        finding = rule.find(event)
-        if finding is not None:
-            return finding.about(event)
+        if (found := rule.find(event)) is not None:
+            finding = Finding(
+                rule.code,
+                rule.name,
+                rule.severity,
+                found.headline,
+                found.labels,
+                cause=found.cause,
+                notes=found.notes,
+                suggestions=found.suggestions,
+            )
+            return finding.about(found.event or event)
     return None
 
 
 def rule_of(code: str) -> Rule | None:
     """The rule of a code ("NC101", any case) or a name ("stale-save")."""
-    return next((rule for rule in catalogue() if code.upper() == rule.CODE or code.lower() == rule.NAME), None)
-
-
-def page(rule: Rule) -> Page:
-    """Return the page of a rule."""
-    return Page(rule.CODE, rule.NAME, rule.SEVERITY, (rule.__doc__ or "").strip())
+    return next((rule for rule in catalogue() if code.upper() == rule.code or code.lower() == rule.name), None)
 
 
 def pages(findings: Sequence[Finding]) -> tuple[Page, ...]:
     """Return the pages of the rules of findings. A finding of another release may have none."""
     codes = {finding.code for finding in findings}
-    return tuple(page(rule) for rule in catalogue() if rule.CODE in codes) if codes else ()
+    return tuple(rule for rule in catalogue() if rule.code in codes) if codes else ()
 
 
 def rule_of_message(text: str) -> Rule | None:
     """The rule whose patterns recognise an error text, which may be a whole traceback."""
-    return next((rule for rule in catalogue() if any(pattern.search(text) for pattern in rule.MESSAGES)), None)
+    return next((rule for rule in catalogue() if any(pattern.search(text) for pattern in rule.messages)), None)

@@ -44,26 +44,21 @@ Notes
 
 from __future__ import annotations
 
-import re
-
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import PUT_BACK, Finding, Severity
+from noclobber.model.finding import PUT_BACK
 from noclobber.model.silent import Event
+from noclobber.model.units import counted
+from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.wording import WRITE_TO_VIEW, counted, node_in_words, op_in_words, stem
+from noclobber.rules.shared.wording import WRITE_TO_VIEW, node_in_words, op_in_words, stem
 
-CODE = "NC101"
-NAME = "stale-save"
-SEVERITY: Severity = "error"
-MESSAGES = (
-    re.compile(r"needed\s+for\s+gradient\s+computation\s+has\s+been\s+modified\s+by\s+an\s+inplace\s+operation"),
-)
+MESSAGES = ("needed for gradient computation has been modified by an inplace operation",)
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a clobber that PyTorch raises, if no other rule has a more special cause for it."""
     if not isinstance(event, Clobber) or cause(event) != "stale":
         return None
@@ -73,7 +68,7 @@ def find(event: Event) -> Finding | None:
     if not writes:
         headline = f"a {kind} that backward still needs was written in place"
     notes = [reason(event.save), *[PUT_BACK] * event.restored, *_unseen(event), *_misnamed(event)]
-    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes)
+    return story(headline, event, writes, notes=notes)
 
 
 def _unseen(clobber: Clobber) -> list[str]:

@@ -36,20 +36,16 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.writetext import fills_by_loop
 
-CODE = "NC102"
-NAME = "disjoint-write"
-SEVERITY: Severity = "error"
-MESSAGES = ()
 
-
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A clobber that PyTorch raises although every write missed the saved bytes."""
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None
@@ -59,14 +55,13 @@ def find(event: Event) -> Finding | None:
     )
     name = event.save.tensor.name
     clone = Suggestion("save a copy of the slice that is read: `.clone()`", cure=Cure.CLONE_FOR_READER)
-    stack = Suggestion("collect the parts in a list and `torch.stack` them after the loop")
+    stack = "collect the parts in a list and `torch.stack` them after the loop"
     writes = tuple(sorted(event.writes, key=lambda write: write.order))
     return story(
-        (CODE, NAME, SEVERITY),
         "in-place write beside bytes that backward needs: PyTorch refuses, though the gradient would be right",
         event,
         writes,
         notes=[note],
-        suggestions=[stack, clone] if fills_by_loop(writes[0].site) else [clone],
+        helps=[stack, clone] if fills_by_loop(writes[0].site) else [clone],
         verb=f"writes elsewhere in {spelled(event.save.tensor, writes[0].site, 'it')}" if name else "writes beside it",
     )

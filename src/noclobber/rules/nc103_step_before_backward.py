@@ -42,18 +42,12 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.labels import subject, writer_in_words
 from noclobber.rules.shared.stepping import step_cures, step_note
 from noclobber.rules.shared.story import story
-
-CODE = "NC103"
-NAME = "step-before-backward"
-SEVERITY: Severity = "error"
-MESSAGES = ()
-
 
 _GATHERED = (
     "FSDP gathers the parameters again for backward, into the memory that is saved, and counts no version, so PyTorch "
@@ -61,17 +55,16 @@ _GATHERED = (
 )
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a clobber that the step of an optimizer caused, and that PyTorch raises, or FSDP2 hides."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None
     writes = sorted(overlapping(event), key=lambda write: not is_step(write))
     weight = subject(event.save.tensor, "parameter")
     return story(
-        (CODE, NAME, SEVERITY),
         f"{writer_in_words(writes[0])} changes {weight} before a backward that still needs it",
         event,
         writes,
         notes=[step_note(event, writes[0]), *[_GATHERED] * (writes[0].via == "gathered")],
-        suggestions=step_cures(event, writes[0]),
+        helps=step_cures(event, writes[0]),
     )

@@ -37,27 +37,25 @@ Notes
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Label, Severity, Suggestion, label
+from noclobber.model.finding import Cause, Label, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
+from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.built_once import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
+from noclobber.rules.shared.refusing import recognised
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.rules.shared.writetext import form, target_of
 from noclobber.syntax.names import dotted
 from noclobber.syntax.writes import Form
 
-CODE = "NC104"
-NAME = "freed-graph"
-SEVERITY: Severity = "error"
 MESSAGES = (
-    re.compile(r"Trying\s+to\s+backward\s+through\s+the\s+graph\s+a\s+second\s+time"),
-    re.compile(r"access\s+saved\s+(?:variables|tensors)\s+after\s+they\s+have\s+already\s+been\s+freed"),
+    "Trying to backward through the graph a second time",
+    "access saved (?:variables|tensors) after they have already been freed",
 )
 
 _HEADLINES = {
@@ -80,10 +78,13 @@ _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refusal whose message says that the graph is freed."""
-    if not isinstance(event, Refusal) or not any(pattern.search(event.message) for pattern in MESSAGES):
-        return None
+    refusal = recognised(event, MESSAGES)
+    return _explained(refusal) if refusal is not None else None
+
+
+def _explained(event: Refusal) -> Account:
     if event.call == "access":
         return _finding(
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
@@ -129,10 +130,9 @@ def _note(repeated: bool | None) -> str:
     )
 
 
-def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Finding:
-    suggestions = tuple(Suggestion(one) for one in helps)
-    notes = (*carrying.notes(event), *([note] if note else []))
-    return Finding(CODE, NAME, SEVERITY, headline, _labels(event), cause=cause, notes=notes, suggestions=suggestions)
+def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Account:
+    notes = [*carrying.notes(event), *[note] * (note != "")]
+    return account(headline, _labels(event), notes=notes, helps=helps, cause=cause)
 
 
 def _before_write(event: Refusal) -> str:

@@ -41,44 +41,38 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account, Help
 from noclobber.rules.shared.causes import cause, in_parallel, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import subject
 from noclobber.rules.shared.story import story
 
-CODE = "NC105"
-NAME = "buffer-sync"
-SEVERITY: Severity = "error"
-MESSAGES = ()
 
-
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a buffer that a module rewrote between the forward that kept it and the backward."""
     if not isinstance(event, Clobber) or cause(event) != "sync":
         return None
     writes = overlapping(event)
     silently = "" if event.raised else "silently "
-    spread = _is_spread(writes[0])
     headline = (
         f"a forward {silently}rewrites {subject(event.save.tensor)}, which an earlier forward's backward still needs"
     )
-    once = Suggestion("run one forward for each backward: concatenate the batches instead of calling the module twice")
+    once = "run one forward for each backward: concatenate the batches instead of calling the module twice"
     copy = Suggestion(
         "let the forward read a copy of the buffer (`.clone()`), or rebind it instead of writing into it",
         cure=Cure.CLONE_FOR_READER,
     )
-    cures = (
-        [once, Suggestion("or pass `broadcast_buffers=False` to `DistributedDataParallel`")] if spread else [copy, once]
-    )
+    helps: list[Help] = [copy, once]
     notes = [reason(event.save)]
-    if spread:
+    if _is_spread(writes[0]):
+        helps = [once, "or pass `broadcast_buffers=False` to `DistributedDataParallel`"]
         notes.append(
             "DistributedDataParallel copies the buffers of rank 0 into every rank at the start of each forward"
         )
         writes = _broadcasts(writes)
-    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
+    return story(headline, event, writes, notes=notes, helps=helps)
 
 
 def _broadcasts(writes: tuple[Write, ...]) -> tuple[Write, ...]:

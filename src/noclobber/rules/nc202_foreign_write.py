@@ -46,24 +46,22 @@ Notes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Handed, Write
-from noclobber.model.finding import Cure, Finding, Label, Severity, Suggestion
+from noclobber.model.finding import Cure, Label, Suggestion
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account, Help
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import TAKEN_IN, handed_label, same_line
 from noclobber.rules.shared.story import story
 
-CODE = "NC202"
-NAME = "foreign-write"
-SEVERITY: Severity = "error"
-MESSAGES = ()
-
 _GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlpack")
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a clobber whose bytes were changed by code that torch does not see, or by an unknown write."""
     if not isinstance(event, Clobber) or cause(event) != "foreign":
         return None
@@ -71,12 +69,11 @@ def find(event: Event) -> Finding | None:
     write = writes[0] if writes else Write("", via="foreign")
     who = "another process" if write.via == "process" else "code outside of torch"
     return story(
-        (CODE, NAME, SEVERITY),
         f"{who} overwrites a {event.save.tensor.kind} that backward still needs",
         event,
         writes,
         notes=[*_hidden(write), reason(event.save)],
-        suggestions=_cures(write),
+        helps=_cures(write),
         created=_created(write),
     )
 
@@ -99,29 +96,29 @@ def _hidden(write: Write) -> list[str]:
     return notes
 
 
-def _cures(write: Write) -> tuple[Suggestion, ...]:
+def _cures(write: Write) -> Sequence[Help]:
     if write.via == "process":
         return (
-            Suggestion("run forward and backward on a local copy of what is shared: `copy.deepcopy(shared)`"),
-            Suggestion("or hold a lock from forward to backward, in every process that writes"),
+            "run forward and backward on a local copy of what is shared: `copy.deepcopy(shared)`",
+            "or hold a lock from forward to backward, in every process that writes",
         )
     handed = write.handed
     if handed is None:
         return (
-            Suggestion("give the tensor its own bytes: `torch.from_numpy(buf)` shares those of the array"),
-            Suggestion("or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not"),
+            "give the tensor its own bytes: `torch.from_numpy(buf)` shares those of the array",
+            "or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not",
         )
     if handed.by in TAKEN_IN:
-        return (Suggestion(f"give the tensor its own bytes: {_copied(handed)}"),)
+        return (f"give the tensor its own bytes: {_copied(handed)}",)
     if handed.by in _GIVEN_OUT:
         return (
-            Suggestion("write into a copy: `t.numpy().copy()`"),
+            "write into a copy: `t.numpy().copy()`",
             Suggestion(
                 "or write with torch and out of place, so that autograd keeps the old bytes", cure=Cure.OUT_OF_PLACE
             ),
         )
     return (
-        Suggestion("let the code outside of torch write into its own tensor, or give autograd a `.clone()`"),
+        "let the code outside of torch write into its own tensor, or give autograd a `.clone()`",
         Suggestion("or let it write after the last backward that needs these bytes", cure=Cure.LATER),
     )
 

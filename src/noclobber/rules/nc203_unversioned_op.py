@@ -38,10 +38,13 @@ Notes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account, Help
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import subject, writer_in_words
@@ -49,13 +52,8 @@ from noclobber.rules.shared.stepping import step_cures, step_note
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import op_in_words
 
-CODE = "NC203"
-NAME = "unversioned-op"
-SEVERITY: Severity = "error"
-MESSAGES = ()
 
-
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A clobber that PyTorch does not notice, because the operator that wrote moves no counter."""
     if not isinstance(event, Clobber) or cause(event) != "unversioned":
         return None
@@ -66,16 +64,16 @@ def find(event: Event) -> Finding | None:
         weight = subject(event.save.tensor, "parameter")
         headline = f"{writer_in_words(first)} silently changes {weight} before a backward that still needs it"
         notes = [step_note(event, first), _uncounted(first)]
-        cures = step_cures(event, first)
+        helps: Sequence[Help] = step_cures(event, first)
     elif is_statistics(first):
         headline = f"batch norm silently rewrites {what}, which backward still needs"
         notes = [
             "in eval mode batch_norm keeps its running statistics for backward; in train mode it rewrites them and "
             "counts no version, so PyTorch raises nothing"
         ]
-        cures = (
-            Suggestion("run the backward of the eval-mode forward before the next train-mode forward"),
-            Suggestion("or run the train-mode forward on a copy of the module: `copy.deepcopy`"),
+        helps = (
+            "run the backward of the eval-mode forward before the next train-mode forward",
+            "or run the train-mode forward on a copy of the module: `copy.deepcopy`",
         )
     else:
         headline = f"silent in-place write by `{op_in_words(first.op)}`: backward reads other bytes than were saved"
@@ -83,12 +81,12 @@ def find(event: Event) -> Finding | None:
             _collective(first) or f"`{op_in_words(first.op)}` counts no version, so PyTorch raises nothing",
             reason(event.save),
         ]
-        cures = (
+        helps = (
             Suggestion(
                 "give this operator a copy (`.clone()`), or run it after the backward", cure=Cure.CLONE_ARGUMENT
             ),
         )
-    return story((CODE, NAME, SEVERITY), headline, event, writes, notes=notes, suggestions=cures)
+    return story(headline, event, writes, notes=notes, helps=helps)
 
 
 def _uncounted(write: Write) -> str:

@@ -48,22 +48,17 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding, Severity, label
 from noclobber.model.silent import Event
+from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import same_line
+from noclobber.rules.shared.labels import known, same_line
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import node_in_words
 
-CODE = "NC204"
-NAME = "unchecked-save"
-SEVERITY: Severity = "error"
-MESSAGES = ()
 
-
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a clobber that PyTorch would notice, if hooks or a `ctx` did not switch its check off."""
     if not isinstance(event, Clobber) or cause(event) != "unchecked":
         return None
@@ -74,13 +69,12 @@ def find(event: Event) -> Finding | None:
     helps = step_cures(event, writes[0]) if writes and is_step(writes[0]) else ()
     applied = None if same_line(event.save.applied, event.save.site) else event.save.applied
     return story(
-        (CODE, NAME, SEVERITY),
         f"silent in-place write to a {kind} that {who} {where}",
         event,
         writes,
         notes=[_silenced(event), reason(event.save)],
-        suggestions=helps,
-        beside=(label("save", applied, f"{node_in_words(event.save.node)} is applied here"),) if applied else (),
+        helps=helps,
+        beside=known("save", applied, f"{node_in_words(event.save.node)} is applied here"),
     )
 
 

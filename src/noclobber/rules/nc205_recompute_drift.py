@@ -55,28 +55,27 @@ Notes
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion, label, label_at
+from noclobber.model.finding import Cause, Cure, Suggestion, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
+from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
-from noclobber.rules.shared.labels import read_label, same_line, spelled, subject, writer_in_words
-from noclobber.rules.shared.refusing import finding, messages, recognised, says
+from noclobber.rules.shared.labels import known, read_label, same_line, spelled, subject, writer_in_words
+from noclobber.rules.shared.refusing import of_refusal, recognised, says
 from noclobber.rules.shared.stepping import step_cures
-from noclobber.rules.shared.story import account, story
+from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
 from noclobber.syntax.names import keyword
 from noclobber.syntax.tree import place_of
 
-CODE = "NC205"
-NAME = "recompute-drift"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
+MESSAGES = (
     r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
     "Tensor cached during selective activation checkpoint has been mutated",
 )
@@ -93,7 +92,7 @@ _AGAIN = (
 )
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A checkpointed region whose second run gave other bytes than its first."""
     refusal = recognised(event, MESSAGES)
     if refusal is not None:
@@ -117,27 +116,21 @@ def find(event: Event) -> Finding | None:
         verb = f"overwrites {name_in_words(writes[0].tensor, 'a tensor that the region reads,')}"
         if writes[0].op == _DETACHES:
             verb = f"takes {name_in_words(writes[0].tensor, 'a tensor that the region reads')} out of the graph"
-    saved = event.save.site and label(
-        "save",
-        event.save.site,
-        f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward",
-    )
-    apart = event.region and not same_line(event.region, event.save.site)
-    region = event.region and apart and label("save", event.region, "the region is checkpointed here")
+    computed = f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward"
+    region = None if same_line(event.region, event.save.site) else event.region
     return story(
-        (CODE, NAME, SEVERITY),
         headline,
         clobber,
         writes,
         notes=[_AGAIN, *map(_in_words, moved)],
-        suggestions=_cures(event, replace(clobber, writes=tuple(writes))),
+        helps=_cures(event, replace(clobber, writes=tuple(writes))),
         verb=verb,
-        saved=(saved,) if saved else (),
-        created=(region,) if region else (),
+        saved=known("save", event.save.site, computed),
+        created=known("save", region, "the region is checkpointed here"),
     )
 
 
-def _differs(drift: Drift, moved: list[Moved]) -> Finding:
+def _differs(drift: Drift, moved: list[Moved]) -> Account:
     """The finding for a plain value that differs in the second run, the first of `moved`."""
     one, span = moved[0], assignment(moved[0], drift.sources)
     again = "when backward runs it again"
@@ -145,7 +138,7 @@ def _differs(drift: Drift, moved: list[Moved]) -> Finding:
     if drift.raised:
         headline = f"a checkpointed region raises {drift.raised} {again}: `{one.name}` is {one.now}, and was {one.was}"
     labels = [
-        *([label("create", drift.region, "the region is checkpointed here")] if drift.region else ()),
+        *known("create", drift.region, "the region is checkpointed here"),
         *([label_at("write", span, f"`{one.name}` changes here: {one.was} in forward, {one.now} now")] if span else ()),
         *read_label(drift.read, verb="runs the region again"),
     ]
@@ -154,7 +147,7 @@ def _differs(drift: Drift, moved: list[Moved]) -> Finding:
         f"checkpoint runs the region again in backward, where `{one.name}` is {one.now}{changed}",
         *map(_in_words, moved[1:]),
     ]
-    return account((CODE, NAME, SEVERITY), headline, labels, notes=notes, suggestions=_PLAIN, cause=Cause.MOVED)
+    return account(headline, labels, notes=notes, helps=_PLAIN, cause=Cause.MOVED)
 
 
 def _in_words(moved: Moved) -> str:
@@ -162,43 +155,38 @@ def _in_words(moved: Moved) -> str:
 
 
 _PLAIN = (
-    Suggestion(
-        "give the region the value as an argument of `checkpoint`: both runs get the same arguments; change the "
-        "attribute or variable outside of the region"
-    ),
+    "give the region the value as an argument of `checkpoint`: both runs get the same arguments; change the "
+    "attribute or variable outside of the region",
     Suggestion("or change it after the last backward that runs the region again", cure=Cure.LATER),
 )
 
 
-def _kept(clobber: Clobber) -> Finding:
+def _kept(clobber: Clobber) -> Account:
     """The finding for a write to a tensor that the policy of a selective checkpoint keeps."""
     save, found = clobber.save, overlapping(clobber) or clobber.writes
     # A result may have a version counter of its own, apart from that of what it is a view of (a batched `matmul`).
     writes = [replace(one, via="operator") if ".data" not in words_at(one.site) else one for one in found]
     name = spelled(save.tensor, save.site) if save.tensor.name else "what is computed"
-    saved = save.site and label("save", save.site, f"the policy of the checkpoint keeps {name} here")
     silent = (
         "the write moves another version counter than the one that checkpoint compares, or checkpoint compares none"
     )
     return story(
-        (CODE, NAME, SEVERITY),
         "in-place write to a tensor that a selective checkpoint keeps for backward",
         clobber,
         writes,
         notes=[_TAKEN, *[f"PyTorch raises nothing: {silent}"] * (not clobber.raised)],
-        saved=(saved,) if saved else (),
+        saved=known("save", save.site, f"the policy of the checkpoint keeps {name} here"),
     )
 
 
-def _kept_unseen(refusal: Refusal) -> Finding:
+def _kept_unseen(refusal: Refusal) -> Account:
     """The finding for the same where noclobber saw no save: checkpoint itself noticed the write."""
-    return finding(
-        (CODE, NAME, SEVERITY),
-        "a tensor that a selective checkpoint keeps for backward was written in place",
+    return of_refusal(
         refusal,
+        "a tensor that a selective checkpoint keeps for backward was written in place",
         told="the operator that made the tensor runs here, and takes it as it was kept",
         notes=[_TAKEN],
-        suggestions=[
+        helps=[
             Suggestion(
                 "write out of place in the checkpointed function, and in what gets its tensors", cure=Cure.OUT_OF_PLACE
             )
@@ -206,29 +194,24 @@ def _kept_unseen(refusal: Refusal) -> Finding:
     )
 
 
-def _other_tensors(refusal: Refusal) -> Finding:
+def _other_tensors(refusal: Refusal) -> Account:
     """The finding for a second run that saved other tensors, in number or kind; checkpoint itself notices this."""
-    return finding(
-        (CODE, NAME, SEVERITY),
-        "a checkpointed region saves other tensors when backward runs it again",
+    return of_refusal(
         refusal,
+        "a checkpointed region saves other tensors when backward runs it again",
         told="backward runs the region again here",
         notes=["something that the region reads has changed since forward, so the second run takes another path"],
-        suggestions=[
-            Suggestion(
-                "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
-                "above all not on one that the region changes"
-            )
+        helps=[
+            "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
+            "above all not on one that the region changes"
         ],
     )
 
 
-def _stopped(event: Drift) -> Finding:
+def _stopped(event: Drift) -> Account:
     """The finding for a second run that ended before the last operator filled what it had saved."""
     save, node = event.save, node_in_words(event.save.node)
-    saved = save.site and label("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards")
     return story(
-        (CODE, NAME, SEVERITY),
         f"a checkpointed region stops too early when it runs again: the `{save.field}` of {node} is not filled",
         Clobber(save, (), event.read, save.version),
         (),
@@ -236,29 +219,27 @@ def _stopped(event: Drift) -> Finding:
             "checkpoint runs the region again in backward, and stops it as soon as everything is saved; "
             f"{node} saves its `{save.field}` before it fills it, so backward reads memory that was never written"
         ],
-        suggestions=(
-            Suggestion("let the region run to its end: `early_stop=False`"),
-            Suggestion(
-                "or, where a library calls checkpoint: run the forward inside "
-                "`torch.utils.checkpoint.set_checkpoint_early_stop(False)`"
-            ),
+        helps=(
+            "let the region run to its end: `early_stop=False`",
+            "or, where a library calls checkpoint: run the forward inside "
+            "`torch.utils.checkpoint.set_checkpoint_early_stop(False)`",
         ),
-        saved=(saved,) if saved else (),
+        saved=known("save", save.site, f"{node} keeps its `{save.field}` here, and fills it afterwards"),
     )
 
 
-def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
+def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
     if not clobber.writes:
         if _forgets_random_state(drift.region):
-            return (Suggestion("let checkpoint restore the random state: `preserve_rng_state=True`"),)
+            return ("let checkpoint restore the random state: `preserve_rng_state=True`",)
         return (
-            Suggestion("the region must compute the same when it runs again: no counters, no globals that change"),
-            Suggestion("draw random numbers with torch's own generator: `preserve_rng_state=True` restores it"),
+            "the region must compute the same when it runs again: no counters, no globals that change",
+            "draw random numbers with torch's own generator: `preserve_rng_state=True` restores it",
         )
     write = clobber.writes[0]
     if write.op == _DETACHES:
         name = write.tensor.name or "t"
-        return (Suggestion(f"use `{name}.detach()` for what comes later: `{name}` itself stays in the graph"),)
+        return (f"use `{name}.detach()` for what comes later: `{name}` itself stays in the graph",)
     # The help is about the tensor that was written, which is not the tensor that differs.
     about = replace(clobber, save=replace(clobber.save, tensor=write.tensor))
     if is_step(write):
@@ -272,7 +253,7 @@ def _cures(drift: Drift, clobber: Clobber) -> tuple[Suggestion, ...]:
             "itself happens twice",
             cure=Cure.LATER,
         ),
-        Suggestion("or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`"),
+        "or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`",
     )
 
 

@@ -41,20 +41,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event, GradientWrite
+from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import inside_label, read_label, same_line, write_label, writer_in_words
-from noclobber.rules.shared.story import account, story
-
-CODE = "NC206"
-NAME = "grad-clobber"
-SEVERITY: Severity = "error"
-MESSAGES = ()
+from noclobber.rules.shared.labels import known, same_line, write_and_read
+from noclobber.rules.shared.story import story
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A write into a gradient, or one in backward into a saved tensor that PyTorch does not notice."""
     if isinstance(event, GradientWrite):
         return _gradient(event)
@@ -62,7 +58,6 @@ def find(event: Event) -> Finding | None:
         return None
     notes = ["the write ran in backward and changed no version that PyTorch compares, so PyTorch raises nothing"]
     return story(
-        (CODE, NAME, SEVERITY),
         "code that runs in backward overwrites a tensor that another part of backward still needs",
         event,
         overlapping(event),
@@ -70,27 +65,25 @@ def find(event: Event) -> Finding | None:
     )
 
 
-def _gradient(event: GradientWrite) -> Finding:
-    write, by_hook = event.write, event.by == "hook"
-    who = _who(event)
-    # The label shows no versions: nothing compares the versions of gradients.
-    labels = [*write_label(replace(write, version_before=None), verb="overwrites the gradient")]
-    if event.registered is not None and not same_line(event.registered, write.site):
-        labels.insert(0, label("create", event.registered, "the hook is registered here"))
-    where = "runs the hook" if by_hook else f"runs {who}"
-    read = read_label(event.read, after=write.site, verb=where)
-    library = inside_label(write.site, f"{writer_in_words(write)} runs here")
-    words = "return a new gradient from the hook" if by_hook else "make a new tensor, and leave `grad_output` as it is"
+def _gradient(event: GradientWrite) -> Account:
+    who, helps = _who(event), list[Help]()
+    registered = None if same_line(event.registered, event.write.site) else event.registered
+    hook = known("create", registered, "the hook is registered here")
+    reads, words = f"runs {who}", "make a new tensor, and leave `grad_output` as it is"
+    if event.by == "hook":
+        reads, words = "runs the hook", "return a new gradient from the hook"
+    else:
+        helps = [Suggestion("or work on a copy: `grad = grad_output.clone()`", cure=Cure.CLONE_FIRST)]
+    write = replace(event.write, version_before=None)  # not shown: nothing compares the versions of gradients
     return account(
-        (CODE, NAME, SEVERITY),
         f"{who} writes into a gradient that another part of the graph still gets",
-        (*labels, *read, *library),
+        [*hook, *write_and_read(write, event.read, writes="overwrites the gradient", reads=reads)],
         notes=[
             "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition; "
             "parts that run later get the changed values",
             "PyTorch compares no versions of gradients, so it raises nothing",
         ],
-        suggestions=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *_otherwise(event)],
+        helps=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *helps],
     )
 
 
@@ -99,9 +92,3 @@ def _who(event: GradientWrite) -> str:
         return f"the backward of `{event.name}`" if event.name else "the backward of a custom Function"
     named = event.name and not event.name.startswith("<")
     return f"the hook `{event.name}`" if named else "a tensor hook"
-
-
-def _otherwise(event: GradientWrite) -> list[Suggestion]:
-    if event.by == "hook":
-        return []
-    return [Suggestion("or work on a copy: `grad = grad_output.clone()`", cure=Cure.CLONE_FIRST)]

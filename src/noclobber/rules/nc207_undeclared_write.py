@@ -57,22 +57,17 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event, Undeclared
+from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import inside_label, same_line, write_label, writer_in_words
-from noclobber.rules.shared.story import account, story
+from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
+from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
 
-CODE = "NC207"
-NAME = "undeclared-write"
-SEVERITY: Severity = "error"
-MESSAGES = ()
 
-
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A clobber by an operator whose schema hides the write, or a Function that did not mark its input dirty."""
     if isinstance(event, Undeclared):
         return _function(event)
@@ -80,15 +75,16 @@ def find(event: Event) -> Finding | None:
         return None
     writes = sorted(overlapping(event), key=lambda write: write.via != "undeclared")
     return story(
-        (CODE, NAME, SEVERITY),
         f"{writer_in_words(writes[0])} writes a tensor that backward still needs, and its schema does not say so",
         event,
         writes,
-        notes=[_hidden(writes[0]), reason(event.save)],
-        suggestions=[
-            Suggestion(
-                'declare the write: `mutates_args={"x"}` with the name of the argument, `Tensor(a!)` in a schema'
-            ),
+        notes=[
+            f"the schema of {writer_in_words(writes[0])} says that it writes nothing, so no version is counted and "
+            "PyTorch raises nothing",
+            reason(event.save),
+        ],
+        helps=[
+            'declare the write: `mutates_args={"x"}` with the name of the argument, `Tensor(a!)` in a schema',
             Suggestion(
                 "and give the operator a clone, as backward needs the old bytes: `x.clone()`", cure=Cure.CLONE_ARGUMENT
             ),
@@ -96,59 +92,42 @@ def find(event: Event) -> Finding | None:
     )
 
 
-def _hidden(write: Write) -> str:
-    return (
-        f"the schema of {writer_in_words(write)} says that it writes nothing, so no version is counted and PyTorch "
-        "raises nothing"
-    )
-
-
-def _function(event: Undeclared) -> Finding:
+def _function(event: Undeclared) -> Account:
     write, name = event.write, f"`{event.function}`"
     if event.beside:
         return _beside(event)
-    labels = [*write_label(write, verb="writes the input")]
-    if event.call is not None and not same_line(event.call, write.site):
-        labels.append(label("create", event.call, f"{name} is applied here"))
+    call = None if same_line(event.call, write.site) else event.call
+    labels = write_label(write, verb="writes the input") + known("create", call, f"{name} is applied here")
     library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     what = name_in_words(write.tensor, "the input")
     return account(
-        (CODE, NAME, SEVERITY),
         f"the Function {name} writes its input and does not say so: later gradients leave it out",
         (*labels, *library),
         notes=[
             f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
             "run"
         ],
-        suggestions=[
-            Suggestion("call `ctx.mark_dirty` on the input, and return it"),
+        helps=[
+            "call `ctx.mark_dirty` on the input, and return it",
             Suggestion(f"or leave the input as it is, and let {name} write a new tensor", cure=Cure.OUT_OF_PLACE),
         ],
     )
 
 
-def _beside(event: Undeclared) -> Finding:
+def _beside(event: Undeclared) -> Account:
     write, name = event.write, f"`{event.function}`"
     what = name_in_words(write.tensor, "a tensor")
-    labels = (
-        write_label(write, verb=f"writes the memory of {what}")
-        if write.op
-        else (label("write", write.site, f"{name} writes the memory of {what} here"),)
-        if write.site
-        else ()
-    )
+    verb = f"writes the memory of {what}"
+    labels = write_label(write, verb=verb) if write.op else known("write", write.site, f"{name} {verb} here")
     return account(
-        (CODE, NAME, SEVERITY),
         f"{name} writes what an earlier call returned and does not say so: later gradients leave the write out",
         (*labels, *inside_label(write.site, f"{name} runs here")),
         notes=[
             f"both calls were given the same memory for their result; {what} keeps its place in the graph, so its "
             "gradient is as if this call had not run"
         ],
-        suggestions=[
-            Suggestion("give each call memory of its own for its result, and join the results: `torch.cat`"),
-            Suggestion(
-                "or pass the result of the earlier call, declare the write with `ctx.mark_dirty`, and return it"
-            ),
+        helps=[
+            "give each call memory of its own for its result, and join the results: `torch.cat`",
+            "or pass the result of the earlier call, declare the write with `ctx.mark_dirty`, and return it",
         ],
     )

@@ -43,19 +43,17 @@ Notes
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event, Untracked
-from noclobber.rules.shared.labels import inside_label, read_label, subject, write_label, writer_in_words
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.tree import statement_of
 
-CODE = "NC208"
-NAME = "untracked-write"
-SEVERITY: Severity = "warning"
-MESSAGES = ()
+SEVERITY = "warning"
 
 _WHOLE = ("copy_", "data=", "set_", "index_put_", "masked_scatter_", "")
 """Operators that take the values of another tensor as they are."""
@@ -67,7 +65,7 @@ _WHERE = {
 }
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a change that autograd did not record, to a tensor that backward then goes through."""
     if not isinstance(event, Untracked) or _only_shifts(event):
         return None
@@ -84,17 +82,11 @@ def find(event: Event) -> Finding | None:
         if cut
         else f"changes {name_in_words(event.tensor) if event.tensor.name else 'it'}"
     )
-    labels = [
-        *write_label(write, verb=verb),
-        *read_label(event.read, after=write.site, verb="goes through it"),
-        *inside_label(write.site, f"{writer_in_words(write)} runs here"),
-    ]
     return account(
-        (CODE, NAME, SEVERITY),
         headline,
-        labels,
+        write_and_read(write, event.read, writes=verb, reads="goes through it"),
         notes=[_unrecorded(event, write)],
-        suggestions=_cures(event, write),
+        helps=_cures(event, write),
     )
 
 
@@ -127,7 +119,7 @@ def _unrecorded(event: Untracked, write: Write) -> str:
     return f"{recorded}: backward goes on without the derivative of {left_out}"
 
 
-def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
+def _cures(event: Untracked, write: Write) -> Sequence[Help]:
     if event.tensor.kind == "parameter":
         return (
             Suggestion(
@@ -145,7 +137,7 @@ def _cures(event: Untracked, write: Write) -> tuple[Suggestion, ...]:
                 "assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`",
                 cure=Cure.OUT_OF_PLACE,
             ),
-            Suggestion("or, if no gradient should flow there, take the value with `.detach()`"),
+            "or, if no gradient should flow there, take the value with `.detach()`",
         )
     name = event.tensor.name or "h"
     meant = f"or, if the gradient should pass unchanged, write `{name} = {name} + (new - {name}).detach()`"

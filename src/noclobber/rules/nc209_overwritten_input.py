@@ -38,40 +38,22 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity
 from noclobber.model.silent import Event, Overwritten
-from noclobber.rules.shared.labels import (
-    inside_label,
-    line_to_show,
-    read_label,
-    reader_in_words,
-    write_label,
-    writer_in_words,
-)
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.labels import reader_in_words, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words
 
-CODE = "NC209"
-NAME = "overwritten-input"
-SEVERITY: Severity = "warning"
-MESSAGES = ()
+SEVERITY = "warning"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a gradient with respect to a tensor that no longer holds its first value."""
     if not isinstance(event, Overwritten):
         return None
     write, what = event.write, name_in_words(event.tensor)
-    site = line_to_show(write)
-    labels = [
-        *write_label(write),
-        *read_label(event.read, after=site, verb="asks for its gradient"),
-        *inside_label(site, f"{writer_in_words(write)} runs here"),
-    ]
     return account(
-        (CODE, NAME, SEVERITY),
         f"a gradient is taken with respect to {what} after an in-place write: it belongs to the new value",
-        labels,
+        write_and_read(write, event.read, reads="asks for its gradient"),
         notes=[
             f"the write gave {what} a new place in the graph, after {writer_in_words(write)}; "
             f"{reader_in_words(event.read)} ends there"

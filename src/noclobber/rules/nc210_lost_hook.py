@@ -37,36 +37,23 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, label
 from noclobber.model.silent import Event, LostHook
-from noclobber.rules.shared.labels import inside_label, line_to_show, read_label, write_label, writer_in_words
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.labels import known, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
-CODE = "NC210"
-NAME = "lost-hook"
-SEVERITY: Severity = "warning"
-MESSAGES = ()
+SEVERITY = "warning"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """Hooks on a view that was written in place after they were registered."""
     if not isinstance(event, LostHook):
         return None
-    write, what = event.write, name_in_words(event.tensor, "a view")
-    site = line_to_show(write)
-    labels = [
-        *write_label(write, verb="drops the hook"),
-        *read_label(event.read, after=site, verb="skips the hook"),
-        *inside_label(site, f"{writer_in_words(write)} runs here"),
-    ]
-    if event.hook is not None:
-        labels.insert(0, label("create", event.hook, f"the hook on {what} is registered here"))
+    what = name_in_words(event.tensor, "a view")
+    hook = known("create", event.hook, f"the hook on {what} is registered here")
+    view = f"the view {what}" if event.tensor.name else "a view"
     return account(
-        (CODE, NAME, SEVERITY),
-        f"an in-place write to the view {what} drops the hooks registered on it"
-        if event.tensor.name
-        else "an in-place write to a view drops the hooks registered on it",
-        labels,
+        f"an in-place write to {view} drops the hooks registered on it",
+        [*hook, *write_and_read(event.write, event.read, writes="drops the hook", reads="skips the hook")],
         notes=["a write to a view builds a new history for it from its base; hooks stay with the old history"],
     )

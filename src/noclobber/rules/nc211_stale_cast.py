@@ -43,56 +43,32 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion, label
 from noclobber.model.silent import Event, StaleCast
-from noclobber.rules.shared.labels import (
-    inside_label,
-    line_to_show,
-    read_label,
-    same_line,
-    spelled,
-    where,
-    write_label,
-    writer_in_words,
-)
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.labels import known, same_line, spelled, where, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
-CODE = "NC211"
-NAME = "stale-cast"
-SEVERITY: Severity = "warning"
-MESSAGES = ()
+SEVERITY = "warning"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a cast that autocast used again after its weight had changed."""
     if not isinstance(event, StaleCast):
         return None
-    write, what = event.write, name_in_words(event.tensor)
-    site = line_to_show(write)
-    cast = () if event.cast is None else (label("save", event.cast, _made(event)),)
-    labels = [
-        *cast,
-        *write_label(write, verb="changes it"),
-        *read_label(event.read, after=site, verb="uses the old cast"),
-        *inside_label(site, f"{writer_in_words(write)} runs here"),
-    ]
-    again = (
-        ""
-        if same_line(event.used, event.cast) or event.used is None
-        else f", as the forward at {where(event.used)} did"
-    )
+    what = name_in_words(event.tensor)
+    made = f"autocast casts {spelled(event.tensor, event.cast)} to {event.dtype} here and keeps the cast"
+    cast = known("save", event.cast, made)
+    is_elsewhere = event.used is not None and not same_line(event.used, event.cast)
+    again = f", as the forward at {where(event.used)} did" if is_elsewhere else ""
     return account(
-        (CODE, NAME, SEVERITY),
         f"autocast uses an old cast of {what}, which has changed since: loss and gradient are those of the old values",
-        labels,
+        [
+            *cast,
+            *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast"),
+        ],
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
-        suggestions=[
-            Suggestion("enter `torch.autocast` again in each iteration, around the forward and the loss only"),
-            Suggestion("or call `torch.clear_autocast_cache()` after the write, or pass `cache_enabled=False`"),
+        helps=[
+            "enter `torch.autocast` again in each iteration, around the forward and the loss only",
+            "or call `torch.clear_autocast_cache()` after the write, or pass `cache_enabled=False`",
         ],
     )
-
-
-def _made(event: StaleCast) -> str:
-    return f"autocast casts {spelled(event.tensor, event.cast)} to {event.dtype} here and keeps the cast"

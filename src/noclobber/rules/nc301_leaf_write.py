@@ -41,30 +41,19 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import (
-    APPLIED,
-    blamed,
-    finding,
-    messages,
-    named,
-    recognised,
-    says,
-    writes_it,
-)
+from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import computes, form, words_at
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
-CODE = "NC301"
-NAME = "leaf-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
+MESSAGES = (
     r"\A(?!(?s:.*?)view of a leaf Variable)(?s:.*?)"
-    r"a leaf Variable that requires grad (?:is being|has been) used in an in-place"
+    r"a leaf Variable that requires grad (?:is being|has been) used in an in-place",
 )
 
 _VIEWS = ("view", "split", "chunk", "unbind", "narrow", "select", "flatten", "reshape", "transpose", "permute")
@@ -72,26 +61,25 @@ _INITS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoull
 _GUARD = "inside `with torch.no_grad():`"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write to a leaf; the cause is read from the text of the write."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
     what = "a leaf tensor that requires grad"
     notes, helps = _cure(refusal)
-    return finding(
-        (CODE, NAME, SEVERITY),
-        f"in-place write to {what if _perhaps_a_view(refusal) else named(refusal, what)}",
+    return of_refusal(
         refusal,
+        f"in-place write to {what if _perhaps_a_view(refusal) else named(refusal, what)}",
         told=writes_it(refusal, "the leaf"),
         surfaced=APPLIED if says(refusal, "has been used") else "",
         created="the view is made here" if _of_a_view(refusal) else "the leaf is made here",
         notes=notes,
-        suggestions=helps,
+        helps=helps,
     )
 
 
-def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
+def _cure(refusal: Refusal) -> tuple[list[str], list[Help]]:
     site = blamed(refusal)
     text, op = words_at(site), op_in_words(refusal.op) if refusal.op else ""
     why = ["the gradient of a leaf belongs to its value in forward; a recorded write would replace that value"]
@@ -101,22 +89,18 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Suggestion]]:
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
         note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
-        return [*why, note], [
-            Suggestion("take each view right before it is written, or put the parts together with `torch.cat`")
-        ]
+        return [*why, note], ["take each view right before it is written, or put the parts together with `torch.cat`"]
     if not parameter and (form(site) is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
         return why, [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
     guard = _update(op, text)
     if guard is not None:
         return why, [Suggestion(guard, cure=Cure.NO_GRAD)]
+    guard = f"if no gradient should flow through the write, do it {_GUARD}"
     if parameter or form(site) in (Form.CALL, Form.OTHER):
-        return why, [Suggestion(f"if no gradient should flow through the write, do it {_GUARD}", cure=Cure.NO_GRAD)]
+        return why, [Suggestion(guard, cure=Cure.NO_GRAD)]
     aside = Suggestion("write out of place, so that the gradient flows through", cure=Cure.OUT_OF_PLACE)
-    return why, [
-        aside,
-        Suggestion(f"or, if no gradient should flow through the write, do it {_GUARD}", cure=Cure.NO_GRAD),
-    ]
+    return why, [aside, Suggestion(f"or, {guard}", cure=Cure.NO_GRAD)]
 
 
 def _update(op: str, text: str) -> str | None:

@@ -36,61 +36,43 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
-from noclobber.model.source import Site
-from noclobber.rules.shared.refusing import (
-    APPLIED,
-    blamed,
-    finding,
-    messages,
-    named,
-    recognised,
-    writes_it,
-)
+from noclobber.rules.shared.account import Account
+from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, writes_it
 from noclobber.rules.shared.writetext import is_applied, words_at, writes_part_of_result
 
-CODE = "NC302"
-NAME = "leaf-view-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(r"a view of a leaf Variable that requires grad (?:is being|has been) used in an in-place")
+MESSAGES = ("a view of a leaf Variable that requires grad (?:is being|has been) used in an in-place",)
 
 _SURGERY = re.compile(r"init|reset|bias|weight|prior|prune|clip|mask", re.IGNORECASE)
+_GUARD = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.NO_GRAD)
+_CLONE = Suggestion("write into a clone, so that the gradient flows through", cure=Cure.CLONE_FIRST)
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write through a view of a leaf."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
     site = blamed(refusal)
     parameter = refusal.tensor.kind == "parameter"
-    guard = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.NO_GRAD)
-    clone = Suggestion("write into a clone, so that the gradient flows through", cure=Cure.CLONE_FIRST)
+    # Of a line, or of a function, that prepares weights.
+    surgery = site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
     if is_applied(refusal.site):
         helps = [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
     elif parameter:
-        helps = [guard]
+        helps = [_GUARD]
     else:
-        helps = [clone, _or(guard)] if writes_part_of_result(site) and not _surgery(site) else [guard, _or(clone)]
-    headline = f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}"
+        first, other = (_CLONE, _GUARD) if writes_part_of_result(site) and not surgery else (_GUARD, _CLONE)
+        helps = [first, replace(other, message=f"or {other.message}")]
+    what = named(refusal, "a view of a leaf tensor that requires grad")
     if parameter and refusal.tensor.name:
-        headline = f"in-place write to a view of {named(refusal, 'a leaf tensor that requires grad')}"
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
+        what = f"a view of {named(refusal, 'a leaf tensor that requires grad')}"
+    return of_refusal(
         refusal,
+        f"in-place write to {what}",
         told=writes_it(refusal, "through the view"),
         surfaced=APPLIED if is_applied(refusal.site) else "",
         notes=["a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward"],
-        suggestions=helps,
+        helps=helps,
     )
-
-
-def _surgery(site: Site | None) -> bool:
-    """Return True if the line, or the name of its function, is about preparing weights."""
-    return site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
-
-
-def _or(suggestion: Suggestion) -> Suggestion:
-    return replace(suggestion, message=f"or {suggestion.message}")

@@ -36,81 +36,62 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.shared.refusing import (
-    blamed,
-    finding,
-    is_below,
-    messages,
-    recognised,
-    told_below,
-    unseen_below,
-    writes_it,
-)
+from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import FOR, place_of, walk
 
-CODE = "NC303"
-NAME = "multi-view-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
+MESSAGES = (
     "is the output of a function that returns multiple views",
     r"is a view and (?:is being|its base or another view of its base has been) modified in-?place"
     r"(?!(?s:.*?)(?:created in|created inside|multiple views))",
 )
 
 _SEVERAL = "one operation made several views; autograd cannot rebuild the history of one of them after a write"
+_ASIDE = Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write to, or below, one of several views."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
     below = is_below(refusal)
-    headline = "in-place write to one of several views that a single operation made"
-    if below:
-        headline = "in-place write to the base of several views that a single operation made"
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
+    return of_refusal(
         refusal,
-        told=told_below(refusal, "the base of the views") if below else writes_it(refusal, "one of them"),
+        f"in-place write to {'the base' if below else 'one'} of several views that a single operation made",
+        told=writes_it(refusal, "the base of the views" if below else "one of them"),
         created="several views are made here",
-        notes=[_SEVERAL, *unseen_below(refusal)],
-        suggestions=_below(refusal) if below else _cure(refusal),
+        notes=[_SEVERAL],
+        helps=_below(refusal) if below else _cure(refusal),
     )
 
 
-def _below(refusal: Refusal) -> list[Suggestion]:
+def _below(refusal: Refusal) -> list[Help]:
     words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
-    if is_rebindable(refusal.written, refused=True):
-        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {words}")]
-    return [Suggestion(words)]
+    return [_ASIDE, f"or {words}"] if is_rebindable(refusal.written, refused=True) else [words]
 
 
-def _cure(refusal: Refusal) -> list[Suggestion]:
+def _cure(refusal: Refusal) -> list[Help]:
     site = blamed(refusal)
     op = op_in_words(refusal.op) if refusal.op else ""
     if op in TWIN_IS_VIEW:
-        return [Suggestion(f"use `{op.rstrip('_')}`, which leaves the view as it is")]
+        return [f"use `{op.rstrip('_')}`, which leaves the view as it is"]
     if is_rebindable(site, refused=True):
-        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)]
+        return [_ASIDE]
     if by_iteration(site) and _is_split_by_call(site):
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
-        return [Suggestion(f"collect new parts in a list, and join them along the same dimension: {joined}")]
+        return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
     if by_iteration(site):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
-        return [
-            Suggestion(index),
-            Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE),
-        ]
-    return [Suggestion("write to a slice of the base, `x[:n] += y`, or to a clone of the part")]
+        return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
+    return ["write to a slice of the base, `x[:n] += y`, or to a clone of the part"]
 
 
 def _is_split_by_call(site: Site | None) -> bool:

@@ -35,46 +35,29 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import (
-    finding,
-    is_below,
-    messages,
-    recognised,
-    says,
-    told_below,
-    unseen_below,
-    writes_it,
-)
+from noclobber.rules.shared.account import Account
+from noclobber.rules.shared.refusing import is_below, of_refusal, recognised, says, writes_it
 
-CODE = "NC304"
-NAME = "no-grad-view-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(r"view (?:which )?was created in (?:no_grad|inference) mode")
+MESSAGES = (r"view (?:which )?was created in (?:no_grad|inference) mode",)
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write to, or below, a view that was made with gradients off."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:
         return None
     mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
     below = is_below(refusal)
-    headline = f"in-place write, with gradients on, to a view made under `{mode}`"
-    if below:
-        headline = f"in-place write, with gradients on, to the base of a view made under `{mode}`"
-    told = told_below(refusal, "the base of the view") if below else writes_it(refusal, "the view")
     untracked = "make the view after the write, or clone it" if below else "write inside `with torch.no_grad():` too"
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
+    return of_refusal(
         refusal,
-        told=told,
+        f"in-place write, with gradients on, to {'the base of ' * below}a view made under `{mode}`",
+        told=writes_it(refusal, f"{'the base of ' * below}the view"),
         created=f"the view is made here, under `{mode}`",
-        notes=[f"the view was made under `{mode}`, but the write happens with gradients on", *unseen_below(refusal)],
-        suggestions=[
-            Suggestion(f"if autograd should track the write, make the view outside of `{mode}`"),
-            Suggestion(f"if not, {untracked}"),
+        notes=[f"the view was made under `{mode}`, but the write happens with gradients on"],
+        helps=[
+            f"if autograd should track the write, make the view outside of `{mode}`",
+            f"if not, {untracked}",
         ],
     )

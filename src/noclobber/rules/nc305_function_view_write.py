@@ -38,31 +38,20 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cause, Cure, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import (
-    blamed,
-    finding,
-    is_below,
-    messages,
-    recognised,
-    told_below,
-    unseen_below,
-    writes_it,
-)
+from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
 from noclobber.rules.shared.writetext import form, is_rebindable
 from noclobber.syntax.writes import Form
 
-CODE = "NC305"
-NAME = "function-view-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages("view was created inside a custom Function")
+MESSAGES = ("view was created inside a custom Function",)
 
 _OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
 _HOOK = "BackwardHookFunction"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write to, or below, a view that a Function returned."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:
@@ -70,35 +59,28 @@ def find(event: Event) -> Finding | None:
     found = _OUTPUT.search(refusal.message)
     function = found[1].removesuffix("Backward") if found else ""
     hooked = function == _HOOK
-    source = "a module with a full backward hook" if hooked else f"the custom Function `{function}`"
-    if not function:
-        source = "a custom Function"
+    source = f"the custom Function `{function}`" if function else "a custom Function"
+    source = "a module with a full backward hook" if hooked else source
     below = is_below(refusal)
-    told = told_below(refusal, "the base of the view") if below else writes_it(refusal, "the view")
-    return finding(
-        (CODE, NAME, SEVERITY),
-        f"in-place write to {'the base of a ' if below else 'a '}view returned by {source}",
+    return of_refusal(
         refusal,
-        told=told,
+        f"in-place write to {'the base of ' * below}a view returned by {source}",
+        told=writes_it(refusal, f"{'the base of ' * below}the view"),
         created=f"the view is made here, by {source}",
-        notes=[
-            f"the write would drop the backward that {'the hook' if hooked else source} adds",
-            *unseen_below(refusal),
-        ],
-        suggestions=_cures(refusal, hooked),
+        notes=[f"the write would drop the backward that {'the hook' if hooked else source} adds"],
+        helps=_cures(refusal, hooked),
         cause=Cause.HOOKED if hooked else None,
     )
 
 
-def _cures(refusal: Refusal, hooked: bool) -> list[Suggestion]:
+def _cures(refusal: Refusal, hooked: bool) -> list[Help]:
     site = blamed(refusal)
     aside = is_rebindable(site, refused=True)
+    if hooked and not aside and form(site) in (Form.CALL, Form.OTHER):
+        return ["build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"]
     if hooked:
-        words = "write out of place"
-        if not aside and form(site) in (Form.CALL, Form.OTHER):
-            words = "build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"
-        return [Suggestion(words)]
-    clone = Suggestion("return a clone from the Function's `forward`: `return x.clone()`")
-    if not aside:
-        return [clone, Suggestion("or clone its result before the write")]
-    return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {clone.message}")]
+        return ["write out of place"]
+    clone = "return a clone from the Function's `forward`: `return x.clone()`"
+    if aside:
+        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), f"or {clone}"]
+    return [clone, "or clone its result before the write"]

@@ -34,56 +34,50 @@ Notes
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cure, Suggestion
+from noclobber.rules.shared.account import Help
+from noclobber.rules.shared.refusing import Text, blamed
 from noclobber.rules.shared.writetext import is_rebindable
 
-CODE = "NC306"
-NAME = "inference-tensor"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    "Inference tensors cannot be saved for backward",
-    "In-?place update to inference tensor",
-    "Inference tensors do not track version counter",
-    "Cannot set version_counter for inference tensor",
-    r"_unsafe_set_version\w*\(\) on a tensor that does not have a version counter",
-    "Setting requires_grad=True on inference tensor",
-)
-
-_NO_GRAD = Suggestion("make it under `torch.no_grad()` instead of `torch.inference_mode()`", cure=Cure.MODE)
-_CLONE = Suggestion("or take a `.clone()` of it outside of inference mode")
+_MADE = "the inference tensor is made here"
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
+_NO_GRAD = "make it under `torch.no_grad()` instead of `torch.inference_mode()`"
+_HELPS = (Suggestion(_NO_GRAD, cure=Cure.MODE), "or take a `.clone()` of it outside of inference mode")
 
 
-def find(event: Event) -> Finding | None:
-    """A refusal that concerns a tensor made in inference mode."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    helps = [_NO_GRAD, _CLONE]
-    if says(refusal, "cannot be saved for backward"):
-        headline, told = "a tensor made in inference mode is kept for backward", "autograd has to keep it here"
-    elif says(refusal, "In-?place update"):
-        headline, told = "in-place write to an inference tensor outside of inference mode", writes_it(refusal)
-        words = (
-            "write out of place"
-            if is_rebindable(blamed(refusal), refused=True)
-            else "write to a clone: `t = t.clone()` first"
-        )
-        helps = [Suggestion(words, cure=Cure.OUT_OF_PLACE), replace(_NO_GRAD, message=f"or {_NO_GRAD.message}")]
-    elif says(refusal, "requires_grad=True on"):
-        headline, told = "`requires_grad` is set on an inference tensor", "it is set here"
-    else:
-        headline, told = "the version of an inference tensor is asked for", "it has none"
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
-        refusal,
-        told=told,
-        created="the inference tensor is made here",
-        notes=[_UNCOUNTED],
-        suggestions=helps,
-    )
+def _of_a_write(refusal: Refusal) -> list[Help]:
+    aside = is_rebindable(blamed(refusal), refused=True)
+    words = "write out of place" if aside else "write to a clone: `t = t.clone()` first"
+    return [Suggestion(words, cure=Cure.OUT_OF_PLACE), Suggestion(f"or {_NO_GRAD}", cure=Cure.MODE)]
+
+
+_text = partial(Text, note=_UNCOUNTED, created=_MADE)
+TEXTS = (
+    _text(
+        "Inference tensors cannot be saved for backward",
+        "a tensor made in inference mode is kept for backward",
+        _HELPS,
+        told="autograd has to keep it here",
+    ),
+    _text(
+        "In-?place update to inference tensor",
+        "in-place write to an inference tensor outside of inference mode",
+        _of_a_write,
+    ),
+    _text(
+        "Setting requires_grad=True on inference tensor",
+        "`requires_grad` is set on an inference tensor",
+        _HELPS,
+        told="it is set here",
+    ),
+    _text(
+        r"Inference tensors do not track version counter|Cannot set version_counter for inference tensor|"
+        r"_unsafe_set_version\w*\(\) on a tensor that does not have a version counter",
+        "the version of an inference tensor is asked for",
+        _HELPS,
+        told="it has none",
+    ),
+)

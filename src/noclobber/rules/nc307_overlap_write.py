@@ -33,48 +33,35 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cause, Cure, Suggestion
+from noclobber.rules.shared.account import Help
+from noclobber.rules.shared.refusing import Text, blamed
 from noclobber.rules.shared.writetext import is_rebindable
 
-CODE = "NC307"
-NAME = "overlap-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    "more than one element of the written-to tensor refers to a single memory location",
-    "some elements of the input tensor and the written-to tensor refer to a single memory location",
-    "input tensors cannot refer to any of the output memory locations",
-    "a tensor being mutated that has internal overlap",
+
+def _of_an_expanded_tensor(refusal: Refusal) -> list[Help]:
+    distinct = "make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`"
+    if is_rebindable(blamed(refusal), refused=True):
+        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), f"or {distinct}"]
+    return [distinct]
+
+
+TEXTS = (
+    Text(
+        "some elements of the input tensor and the written-to tensor refer to a single memory location|"
+        "input tensors cannot refer to any of the output memory locations",
+        "in-place write to memory that the same operation reads",
+        [Suggestion("clone the value that is read", cure=Cure.CLONE_VALUE)],
+        "the value and the tensor written share memory; the result would depend on the order of the elements",
+        cause=Cause.READS_TARGET,
+    ),
+    Text(
+        "more than one element of the written-to tensor refers to a single memory location|"
+        "a tensor being mutated that has internal overlap",
+        "in-place write to a tensor whose elements share memory",
+        _of_an_expanded_tensor,
+        "several elements share one place in memory, as after `expand`; their order would decide the result",
+        cause=Cause.SELF_OVERLAP,
+    ),
 )
-
-
-def find(event: Event) -> Finding | None:
-    """A refused write whose elements share memory with each other, or with what is read."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    if says(refusal, "input tensors? (?:and the written-to|cannot refer)"):
-        headline, cause = "in-place write to memory that the same operation reads", Cause.READS_TARGET
-        note = "the value and the tensor written share memory; the result would depend on the order of the elements"
-        helps = [Suggestion("clone the value that is read", cure=Cure.CLONE_VALUE)]
-    else:
-        headline, cause = "in-place write to a tensor whose elements share memory", Cause.SELF_OVERLAP
-        note = "several elements share one place in memory, as after `expand`; their order would decide the result"
-        cloned = Suggestion("make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`")
-        aside = is_rebindable(blamed(refusal), refused=True)
-        helps = (
-            [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), Suggestion(f"or {cloned.message}")]
-            if aside
-            else [cloned]
-        )
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
-        refusal,
-        told=writes_it(refusal),
-        created="the view is made here",
-        notes=[note],
-        suggestions=helps,
-        cause=cause,
-    )

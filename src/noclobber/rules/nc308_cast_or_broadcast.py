@@ -32,42 +32,43 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import blamed, finding, messages, recognised, says, writes_it
+from noclobber.rules.shared.account import Account
+from noclobber.rules.shared.refusing import Text, blamed, refused
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import form
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
-CODE = "NC308"
-NAME = "cast-or-broadcast"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    r"result type [\w\s]+? can.t be cast to the desired output type",
-    r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape",
-    "Index put requires the source and destination dtypes match",
-    "Bad in-place call: input tensor size",
+_ASIDE = Suggestion("write out of place: the result gets its own tensor", cure=Cure.OUT_OF_PLACE)
+_TYPE = "the result of an in-place write has a type that the tensor cannot hold"
+_FIXED = "in place the element type cannot change; out of place the result gets the type it needs"
+TEXTS = (
+    Text(
+        "Index put requires the source and destination dtypes match",
+        _TYPE,
+        ["convert the value before it is written: `t[index] = value.to(t.dtype)`"],
+        _FIXED,
+    ),
+    Text(
+        r"result type [\w\s]+? can.t be cast to the desired output type",
+        _TYPE,
+        [_ASIDE, "or convert before: `t = t.float()`, `value.to(t.dtype)`"],
+        _FIXED,
+    ),
+    Text(
+        r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape|Bad in-place call: input tensor size",
+        "the result of an in-place write is larger than the tensor that has to hold it",
+        [_ASIDE, "or give the tensor its shape before: `t = t.expand(shape).clone()`"],
+        "in place the shape cannot change; out of place the result gets the broadcast shape",
+    ),
 )
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None or not _writes(refusal):
-        return None
-    aside = Suggestion("write out of place: the result gets its own tensor", cure=Cure.OUT_OF_PLACE)
-    if says(refusal, "can.t be cast|dtypes match"):
-        headline = "the result of an in-place write has a type that the tensor cannot hold"
-        note = "in place the element type cannot change; out of place the result gets the type it needs"
-        helps = [aside, Suggestion("or convert before: `t = t.float()`, `value.to(t.dtype)`")]
-        if says(refusal, "dtypes match"):
-            helps = [Suggestion("convert the value before it is written: `t[index] = value.to(t.dtype)`")]
-    else:
-        headline = "the result of an in-place write is larger than the tensor that has to hold it"
-        note = "in place the shape cannot change; out of place the result gets the broadcast shape"
-        helps = [aside, Suggestion("or give the tensor its shape before: `t = t.expand(shape).clone()`")]
-    return finding((CODE, NAME, SEVERITY), headline, refusal, told=writes_it(refusal), notes=[note], suggestions=helps)
+    return refused(TEXTS, event) if isinstance(event, Refusal) and _writes(event) else None
 
 
 def _writes(refusal: Refusal) -> bool:

@@ -29,34 +29,21 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import finding, messages, recognised
+from noclobber.model.finding import Cure, Suggestion
+from noclobber.rules.shared.refusing import Text
 
-CODE = "NC309"
-NAME = "out-with-grad"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    r"functions with out=\.{3} arguments don.t support automatic differentiation",
-    "does not support it because it is an out= function",
-)
-
-
-def find(event: Event) -> Finding | None:
-    """A refused `out=`."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    return finding(
-        (CODE, NAME, SEVERITY),
+TEXTS = (
+    Text(
+        r"functions with out=\.{3} arguments don.t support automatic differentiation|"
+        "does not support it because it is an out= function",
         "`out=` given to an operation whose result needs a gradient",
-        refusal,
-        told="the result is written into `out` here",
-        notes=["`out=` replaces the old values of the tensor; autograd has no node for that"],
-        suggestions=[
+        [
             Suggestion("take the result as a new tensor, without `out=`", cure=Cure.OUT_OF_PLACE),
             Suggestion(
                 "or, if the result needs no gradient, call it inside `with torch.no_grad():`", cure=Cure.NO_GRAD
             ),
         ],
-    )
+        "`out=` replaces the old values of the tensor; autograd has no node for that",
+        told="the result is written into `out` here",
+    ),
+)

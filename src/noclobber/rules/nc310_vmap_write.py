@@ -38,46 +38,45 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cause, Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import finding, messages, recognised, says, writes_it
-
-CODE = "NC310"
-NAME = "vmap-write"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    r"vmap: (?:[\w:.]+|inplace arithmetic)\(self, \*extra_args\) is not possible because there exists a Tensor",
-    "vmap: Cannot ask for different inplace randomness on an unbatched tensor",
-    "running_mean or running_var, which will be updated in place, were not batched",
-    r"(?:accessing|mutating directly with) `\.?data` under vmap",
-)
+from noclobber.model.finding import Cause, Cure, Suggestion
+from noclobber.rules.shared.refusing import Text
 
 _ONCE = "under `vmap` the written tensor exists once, but the value exists once for each sample"
-_CANVAS = "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`"
-
-
-def find(event: Event) -> Finding | None:
-    """A refused write inside `vmap`."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    told, note = writes_it(refusal), _ONCE
-    cause: Cause | None = None
-    headline = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
-    helps = [Suggestion(_CANVAS, cure=Cure.OWN_ROWS), Suggestion("or write out of place", cure=Cure.OUT_OF_PLACE)]
-    if says(refusal, "inplace randomness"):
-        headline = "random in-place write to a tensor that is not mapped by `vmap`"
-        note = 'with `randomness="different"` each sample needs its own memory'
-    elif says(refusal, "running_mean"):
-        headline = "batch norm under `vmap` writes running statistics that are not mapped"
-        helps = [
-            Suggestion("replace the statistics: `torch.func.replace_all_batch_norm_modules_(net)`"),
-            Suggestion("or build the module with `track_running_stats=False`, or use `net.eval()`"),
-        ]
-    elif says(refusal, "under vmap"):
-        headline, told = "`.data` used under `vmap`", "`.data` is used here"
-        note = "`.data` bypasses the mapping and gives one tensor for all samples"
-        helps = [Suggestion("use `.detach()` to read, and an operation out of place to write", cure=Cure.OUT_OF_PLACE)]
-    else:
-        cause = Cause.UNMAPPED
-    return finding((CODE, NAME, SEVERITY), headline, refusal, told=told, notes=[note], suggestions=helps, cause=cause)
+_CANVAS = (
+    Suggestion(
+        "make the tensor from a mapped one: `value.new_zeros(shape)` instead of `torch.zeros(shape)`",
+        cure=Cure.OWN_ROWS,
+    ),
+    Suggestion("or write out of place", cure=Cure.OUT_OF_PLACE),
+)
+TEXTS = (
+    Text(
+        "vmap: Cannot ask for different inplace randomness on an unbatched tensor",
+        "random in-place write to a tensor that is not mapped by `vmap`",
+        _CANVAS,
+        'with `randomness="different"` each sample needs its own memory',
+    ),
+    Text(
+        "running_mean or running_var, which will be updated in place, were not batched",
+        "batch norm under `vmap` writes running statistics that are not mapped",
+        [
+            "replace the statistics: `torch.func.replace_all_batch_norm_modules_(net)`",
+            "or build the module with `track_running_stats=False`, or use `net.eval()`",
+        ],
+        _ONCE,
+    ),
+    Text(
+        r"(?:accessing|mutating directly with) `\.?data` under vmap",
+        "`.data` used under `vmap`",
+        [Suggestion("use `.detach()` to read, and an operation out of place to write", cure=Cure.OUT_OF_PLACE)],
+        "`.data` bypasses the mapping and gives one tensor for all samples",
+        told="`.data` is used here",
+    ),
+    Text(
+        r"vmap: (?:[\w:.]+|inplace arithmetic)\(self, \*extra_args\) is not possible because there exists a Tensor",
+        "in-place write of mapped values to a tensor that is not mapped by `vmap`",
+        _CANVAS,
+        _ONCE,
+        cause=Cause.UNMAPPED,
+    ),
+)

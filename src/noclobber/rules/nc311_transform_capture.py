@@ -41,58 +41,45 @@ Notes
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import finding, messages, recognised, says
+from noclobber.model.finding import Cure, Suggestion
+from noclobber.rules.shared.account import Help
+from noclobber.rules.shared.refusing import Text
 from noclobber.rules.shared.wording import op_in_words
 
-CODE = "NC311"
-NAME = "transform-capture"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    r"attempted to call in-place operation (?:\([^)]*\) )?that would mutate a captured Tensor",
-    r"mutating directly with `\.?data` inside functorch",
-    "mutating a non-functional tensor with a functional tensor",
-)
-
 _NAMED = re.compile(r"in-place\s+operation\s+\(([\w:.]+)\)")
+_OUTSIDE = "it is made here, outside of the function"
+_WRAPPED = "a transform wraps only the arguments of the function; another tensor cannot hold a tracked value"
 
 
-def find(event: Event) -> Finding | None:
-    """A refused write to a tensor that a transform does not wrap."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
+def _writes(refusal: Refusal) -> str:
     found = _NAMED.search(refusal.message)
     op = refusal.op or (found[1] if found else None)
-    told = f"`{op_in_words(op)}` writes it here" if op else "written in place here"
-    if says(refusal, "inside functorch"):
-        headline, told = "assignment to `.data` inside a `torch.func` transform", "`.data` is assigned here"
-        helps = [Suggestion("bind the new value to a name: `x = new`", cure=Cure.OUT_OF_PLACE)]
-    else:
-        headline = "in-place write to a tensor from outside of the transformed function"
-        helps = [
-            Suggestion(
-                "give the tensor to the function as an argument, and return its new value: `has_aux=True`",
-                cure=Cure.OUT_OF_PLACE,
-            ),
-            Suggestion("for batch norm: `torch.func.replace_all_batch_norm_modules_(net)`, or `net.eval()`"),
-        ]
-        if not _statistics(refusal):
-            helps = helps[:1]
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
-        refusal,
-        told=told,
-        created="it is made here, outside of the function",
-        notes=["a transform wraps only the arguments of the function; another tensor cannot hold a tracked value"],
-        suggestions=helps,
-    )
+    return f"`{op_in_words(op)}` writes it here" if op else "written in place here"
 
 
-def _statistics(refusal: Refusal) -> bool:
-    """Return True if the tensor may be a running statistic: it is a buffer, or it has no known name."""
-    return refusal.tensor.kind == "buffer" or refusal.tensor.name is None
+def _helps(refusal: Refusal) -> list[Help]:
+    words = "give the tensor to the function as an argument, and return its new value: `has_aux=True`"
+    statistics = "for batch norm: `torch.func.replace_all_batch_norm_modules_(net)`, or `net.eval()`"
+    may_be = refusal.tensor.kind == "buffer" or refusal.tensor.name is None
+    return [Suggestion(words, cure=Cure.OUT_OF_PLACE), *[statistics] * may_be]
+
+
+_text = partial(Text, note=_WRAPPED, created=_OUTSIDE)
+TEXTS = (
+    _text(
+        r"mutating directly with `\.?data` inside functorch",
+        "assignment to `.data` inside a `torch.func` transform",
+        [Suggestion("bind the new value to a name: `x = new`", cure=Cure.OUT_OF_PLACE)],
+        told="`.data` is assigned here",
+    ),
+    _text(
+        r"attempted to call in-place operation (?:\([^)]*\) )?that would mutate a captured Tensor|"
+        "mutating a non-functional tensor with a functional tensor",
+        "in-place write to a tensor from outside of the transformed function",
+        _helps,
+        told=_writes,
+    ),
+)

@@ -51,49 +51,40 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says
+from functools import partial
 
-CODE = "NC312"
-NAME = "forward-ad"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    "custom Function is not (?:modifying|returning) the forward mode gradients",
-    r"custom Function(?:.s forward)? is returning a view(?s:.*?)but the jvp is not returning",
-    "Cannot set a value of a forward grad if it already exists",
-    "Only in-?place operations can re-?set the forward grad",
-    "ZeroTensors are immutable",
-)
+from noclobber.rules.shared.refusing import APPLIED, Text, applied
 
 _CARRIED = "in forward mode each tensor has a tangent; an in-place write must update both"
-
-
-def find(event: Event) -> Finding | None:
-    """A refusal of forward-mode differentiation that is about writing in place or about views."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    headline = "an in-place Function whose `jvp` does not write the tangent in place"
-    told = applied(refusal)
-    helps = ["write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place"]
-    if says(refusal, "is returning a view"):
-        headline = "a Function returns a view, but its `jvp` returns no view of the tangent"
-        helps = ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"]
-    elif says(refusal, "not returning the forward mode"):
-        headline = "an in-place Function whose `jvp` does not return the tangent it was given"
-    elif says(refusal, "forward grad"):
-        headline, told = "a second tangent for a tensor that has one", "the tangent is set here"
-        helps = ["make a new dual tensor from the primal: `make_dual(unpack_dual(t).primal, tangent)`"]
-    elif says(refusal, "ZeroTensors"):
-        headline, told = "in-place write to a tangent that is zero and was not materialised", "written in place here"
-        helps = ["clone the tangent before the write, or write out of place"]
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
-        refusal,
-        told=told,
-        surfaced=APPLIED,
-        notes=[_CARRIED],
-        suggestions=[Suggestion(one) for one in helps],
-    )
+_IN_PLACE = ("write the tangent in place in `jvp` and return it: `return tangent.mul_(2)`", "or write nothing in place")
+_text = partial(Text, note=_CARRIED, told=applied, surfaced=APPLIED)
+TEXTS = (
+    _text(
+        r"custom Function(?:.s forward)? is returning a view(?s:.*?)but the jvp is not returning",
+        "a Function returns a view, but its `jvp` returns no view of the tangent",
+        ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"],
+    ),
+    _text(
+        "custom Function is not returning the forward mode gradients",
+        "an in-place Function whose `jvp` does not return the tangent it was given",
+        _IN_PLACE,
+    ),
+    _text(
+        "custom Function is not modifying the forward mode gradients",
+        "an in-place Function whose `jvp` does not write the tangent in place",
+        _IN_PLACE,
+    ),
+    _text(
+        "Cannot set a value of a forward grad if it already exists|"
+        "Only in-?place operations can re-?set the forward grad",
+        "a second tangent for a tensor that has one",
+        ["make a new dual tensor from the primal: `make_dual(unpack_dual(t).primal, tangent)`"],
+        told="the tangent is set here",
+    ),
+    _text(
+        "ZeroTensors are immutable",
+        "in-place write to a tangent that is zero and was not materialised",
+        ["clone the tangent before the write, or write out of place"],
+        told="written in place here",
+    ),
+)

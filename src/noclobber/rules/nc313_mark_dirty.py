@@ -40,54 +40,36 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import APPLIED, applied, finding, messages, recognised, says
+from functools import partial
 
-CODE = "NC313"
-NAME = "mark-dirty-misuse"
-SEVERITY: Severity = "error"
-MESSAGES = messages(
-    "elements marked as dirty during the forward method were not returned",
-    "Function modifies in-?place an input that is a view of another Tensor",
-    r"mark_dirty\(\) received a tensor that was not an input",
-    r"Only input Tensors should be given to ctx\.mark_dirty",
-    "mark_dirty can only accept variables",
-    "dirty_tensors attribute is expected to be a tuple",
-    "Functions which modify views in-place must return a single Variable",
-)
+from noclobber.model.finding import Cure, Suggestion
+from noclobber.rules.shared.refusing import APPLIED, Text, applied
 
 _BECOMES = "an input that is marked dirty becomes the result of the Function, with its history"
-
-
-def find(event: Event) -> Finding | None:
-    """A refused declaration of `ctx.mark_dirty`."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    cure: Cure | None = None
-    if says(refusal, "were not returned"):
-        headline = "`ctx.mark_dirty` on an input that the Function does not return"
-        helps = ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"]
-    elif says(refusal, "is a view of another Tensor|modify views in-place"):
-        headline = "a Function with several results writes in place to an input that is a view"
-        cure = Cure.CLONE_ARGUMENT
-        helps = [
-            "give the Function a clone: `Function.apply(x.clone())`",
+_text = partial(Text, note=_BECOMES, told=applied, surfaced=APPLIED)
+TEXTS = (
+    _text(
+        "elements marked as dirty during the forward method were not returned",
+        "`ctx.mark_dirty` on an input that the Function does not return",
+        ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"],
+    ),
+    _text(
+        "Function modifies in-?place an input that is a view of another Tensor|"
+        "Functions which modify views in-place must return a single Variable",
+        "a Function with several results writes in place to an input that is a view",
+        [
+            Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT),
             "or split it: one Function writes, another computes",
-        ]
-    elif says(refusal, "not an input|Only input Tensors"):
-        headline = "`ctx.mark_dirty` on a tensor that is not an input of the Function"
-        helps = ["drop this `mark_dirty`: a tensor made inside of `forward` needs none"]
-    else:
-        headline = "`ctx.mark_dirty` on something that is not a tensor"
-        helps = ["call `ctx.mark_dirty(x, y)` with the tensors themselves, once, and set nothing by hand"]
-    return finding(
-        (CODE, NAME, SEVERITY),
-        headline,
-        refusal,
-        told=applied(refusal),
-        surfaced=APPLIED,
-        notes=[_BECOMES],
-        suggestions=[Suggestion(helps[0], cure=cure), *map(Suggestion, helps[1:])],
-    )
+        ],
+    ),
+    _text(
+        r"mark_dirty\(\) received a tensor that was not an input|Only input Tensors should be given to ctx\.mark_dirty",
+        "`ctx.mark_dirty` on a tensor that is not an input of the Function",
+        ["drop this `mark_dirty`: a tensor made inside of `forward` needs none"],
+    ),
+    _text(
+        "mark_dirty can only accept variables|dirty_tensors attribute is expected to be a tuple",
+        "`ctx.mark_dirty` on something that is not a tensor",
+        ["call `ctx.mark_dirty(x, y)` with the tensors themselves, once, and set nothing by hand"],
+    ),
+)

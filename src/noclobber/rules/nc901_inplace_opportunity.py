@@ -36,25 +36,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Edit, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Edit, label
 from noclobber.model.hints import Opportunity
 from noclobber.model.silent import Event
 from noclobber.model.units import share, size
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.in_place import first_argument, in_place
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import Place, place_of
 
-CODE = "NC901"
-NAME = "inplace-opportunity"
-SEVERITY: Severity = "hint"
-MESSAGES = ()
+SEVERITY = "hint"
 LEAST = 0.01
 """The smallest part of the peak that is worth a change."""
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for an operator that could write in place; None where its text cannot be rewritten."""
     if not isinstance(event, Opportunity) or event.bytes < LEAST * event.peak:
         return None
@@ -76,14 +73,13 @@ def find(event: Event) -> Finding | None:
         words = f"build the module with the flag: `{op}(..., inplace=True)`"
     else:
         words = f"write in place: `{_after(place, texts[0].edit)}`" if len(texts) == 1 else f"write in place: `{op}_`"
-    found = account(
-        (CODE, NAME, SEVERITY),
+    return account(
         f"`{op}` could write into {what}: the peak of memory falls by {fall}",
         [label("write", event.write, f"{what} is not needed after this line, and could hold the result")],
         notes=["nothing read or kept the input afterwards"],
-        suggestions=[Suggestion(words)],
+        helps=[words],
+        event=replace(event, tensor=tensor),
     )
-    return found.about(replace(event, tensor=tensor))
 
 
 def _after(place: Place, edit: Edit) -> str:

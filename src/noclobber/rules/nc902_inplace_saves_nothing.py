@@ -36,21 +36,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Cure, Finding, Severity, Suggestion, label
+from noclobber.model.finding import Cure, Suggestion, label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
 from noclobber.model.units import size
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.rules.shared.writetext import is_written_in_place, written_name
 
-CODE = "NC902"
-NAME = "inplace-saves-nothing"
-SEVERITY: Severity = "hint"
-MESSAGES = ()
+SEVERITY = "hint"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a call in place that lowers no peak; None for one that does, or that the text does not show."""
     if not isinstance(event, InPlaceCall) or event.saved or not (event.copied or not event.rise):
         return None
@@ -67,15 +64,14 @@ def find(event: Event) -> Finding | None:
     else:
         why, text = "the peak is at another moment", f"`{op}` overwrites {what} here, {size(event.bytes)} at most"
         notes = ["out of place, the program would need no more memory at its peak"]
-    found = account(
-        (CODE, NAME, SEVERITY),
+    return account(
         f"`{op}` saves no memory: {why}",
         [label("write", event.write, text)],
         notes=notes,
-        suggestions=[
+        helps=[
             Suggestion(
                 "write out of place: that takes no more memory, and no save can be overwritten", cure=Cure.OUT_OF_PLACE
             )
         ],
+        event=replace(event, tensor=tensor),
     )
-    return found.about(replace(event, tensor=tensor))

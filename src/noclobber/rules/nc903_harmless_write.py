@@ -32,21 +32,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Finding, Severity, label
+from noclobber.model.finding import label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
 from noclobber.model.units import size
-from noclobber.rules.shared.story import account
+from noclobber.rules.shared.account import Account, account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.rules.shared.writetext import is_written_in_place, written_name
 
-CODE = "NC903"
-NAME = "harmless-write"
-SEVERITY: Severity = "hint"
-MESSAGES = ()
+SEVERITY = "hint"
 
 
-def find(event: Event) -> Finding | None:
+def find(event: Event) -> Account | None:
     """The finding for a call in place that is safe and pays; None for any other."""
     if not isinstance(event, InPlaceCall) or event.saved or event.copied or not event.rise:
         return None
@@ -54,10 +51,9 @@ def find(event: Event) -> Finding | None:
         return None
     tensor = replace(event.tensor, name=written_name(event.write))
     op, what = op_in_words(event.op), name_in_words(tensor)
-    found = account(
-        (CODE, NAME, SEVERITY),
+    return account(
         f"`{op}` overwrites {what} safely, and saves {size(event.rise)} at the peak",
         [label("write", event.write, f"nobody saved {what} before `{op}` overwrites it here")],
         notes=[f"out of place, the program would need {size(event.rise)} more at its peak"],
+        event=replace(event, tensor=tensor),
     )
-    return found.about(replace(event, tensor=tensor))

@@ -21,7 +21,7 @@ Tile = tuple[float, float, float, float]
 
 def kept_for_backward(ledger: Ledger) -> str:
     """Return the section about what is kept, the largest first. Parameters and buffers live anyway, and are no part."""
-    kept = [one for one in ledger.entries if not one.lives_anyway]
+    kept = ledger.kept
     said = "".join(f"<p>{escape(one)}</p>" for one in summary(ledger))
     return f"<section id='kept'><h2>Kept for backward</h2>{said}{_maps(kept)}{_table(kept)}</section>" if kept else said
 

@@ -25,12 +25,17 @@ def _input(name: str, formula: str) -> Row:
     return Row(f"{formula}, so autograd keeps x", f"the result of {name} is not kept and may be overwritten")
 
 
+def _normalised(name: str) -> Row:
+    why = f"{name} keeps its input with mean and deviation, to normalise again in backward"
+    return Row(why, f"the result of {name} is not kept and may be overwritten")
+
+
 _PRODUCT = "the result of the product is not kept and may be overwritten"
 _LOSS = Row("the gradient of this loss is a function of prediction and target, so autograd keeps both")
 _POOL = Row("max_pool2d keeps its input and the places of the maxima, to send the gradient back there")
-_NORM = Row(
-    "d |x|/dx = x / |x|, so autograd keeps the input and the norm",
-)
+_NORM = Row("d |x|/dx = x / |x|, so autograd keeps the input and the norm")
+_MATMUL = Row("the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both", _PRODUCT)
+_WEIGHTED = "the gradient of the weight is computed from the input, that of the input from the weight"
 
 ROWS = {
     "Relu": Row(
@@ -64,9 +69,7 @@ ROWS = {
     "Log1P": _input("log1p", "d log1p(x)/dx = 1 / (1 + x)"),
     "Var": _input("var", "d var(x)/dx grows with x - mean(x)"),
     "PowBackward0": _input("pow", "d x^n/dx = n x^(n-1)"),
-    "PowBackward1": Row(
-        "a power of a tensor by a tensor needs base, exponent and result for its gradient",
-    ),
+    "PowBackward1": Row("a power of a tensor by a tensor needs base, exponent and result for its gradient"),
     "Std": Row("d std(x)/dx = (x - mean(x)) / ((n-1) std), so autograd keeps the input and the result"),
     "Logsumexp": Row("d logsumexp(x)/dx = exp(x - y), so autograd keeps x and y"),
     "Prod": Row("d prod(x)/dx = prod(x) / x, so autograd keeps the input and the product"),
@@ -82,35 +85,14 @@ ROWS = {
         "d (a/b)/da = 1/b, so autograd keeps the divisor, and the dividend where the divisor needs a gradient",
         "the quotient is not kept and may be overwritten",
     ),
-    "Addmm": Row(
-        "the gradient of the weight is computed from the input, that of the input from the weight",
-        _PRODUCT,
-    ),
-    "Mm": Row(
-        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
-        _PRODUCT,
-    ),
-    "Bmm": Row(
-        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
-        _PRODUCT,
-    ),
-    "Mv": Row(
-        "the gradient of a in a @ b is computed from b, that of b from a, so autograd keeps both",
-        _PRODUCT,
-    ),
+    "Addmm": Row(_WEIGHTED, _PRODUCT),
+    "Mm": _MATMUL,
+    "Bmm": _MATMUL,
+    "Mv": _MATMUL,
     "Dot": Row("d (a . b)/da = b and the other way round, so autograd keeps both", _PRODUCT),
-    "Convolution": Row(
-        "the gradient of the weight is computed from the input, that of the input from the weight",
-        "the result of the convolution is not kept and may be overwritten",
-    ),
-    "NativeLayerNorm": Row(
-        "layer_norm keeps its input with mean and deviation, to normalise again in backward",
-        "the result of layer_norm is not kept and may be overwritten",
-    ),
-    "NativeGroupNorm": Row(
-        "group_norm keeps its input with mean and deviation, to normalise again in backward",
-        "the result of group_norm is not kept and may be overwritten",
-    ),
+    "Convolution": Row(_WEIGHTED, "the result of the convolution is not kept and may be overwritten"),
+    "NativeLayerNorm": _normalised("layer_norm"),
+    "NativeGroupNorm": _normalised("group_norm"),
     "NativeBatchNorm": Row(
         "batch_norm keeps its input and its statistics; in eval mode those are the running ones",
         "the result of batch_norm is not kept and may be overwritten",
@@ -120,14 +102,12 @@ ROWS = {
     "LerpBackward1": Row("lerp with a tensor weight needs both ends for the gradient of the weight"),
     "Embedding": Row("embedding keeps the indices, to add the gradient to the rows that were read"),
     "Gather": Row(
-        "gather keeps the index to add the gradient to the places that were read, and its input along with it",
+        "gather keeps the index to add the gradient to the places that were read, and its input along with it"
     ),
     "Index": Row("indexing keeps the indices, to add the gradient to the places that were read"),
     "MaskedFill": Row("masked_fill keeps the mask, to stop the gradient where it filled"),
     "Where": Row("where keeps the condition, to send the gradient to the branch that was taken"),
-    "NllLoss": Row(
-        "nll_loss keeps the target to send the gradient to the classes picked, and its input along with it",
-    ),
+    "NllLoss": Row("nll_loss keeps the target to send the gradient to the classes picked, and its input along with it"),
     "MseLoss": _LOSS,
     "SmoothL1Loss": _LOSS,
     "BinaryCrossEntropy": _LOSS,

@@ -9,7 +9,7 @@ import re
 from types import CodeType
 
 from noclobber.model.events import Handed, Read, Save, Tensor, Write
-from noclobber.model.finding import Label, label
+from noclobber.model.finding import Label, Role, label
 from noclobber.model.source import Owner, Site, cell_of, owner_of
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 from noclobber.syntax.tree import statement_of
@@ -20,13 +20,16 @@ _NUMPY = ("numpy", "__array__", "from_numpy")
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+?)(?:\.py)?(?:[/\\]|$)")
 
 
+def known(role: Role, site: Site | None, text: str) -> tuple[Label, ...]:
+    """Return the label of a site; empty where it is not known."""
+    return () if site is None else (label(role, site, text),)
+
+
 def save_label(save: Save) -> tuple[Label, ...]:
     """ "`h` is saved here: sigmoid keeps its result (version 0)"; empty where the site is not known."""
-    if save.site is None:
-        return ()
     why = f": {keeps(save)}" if save.node else ""
     text = f"{spelled(save.tensor, save.site)} is saved here{why} (version {save.version})"
-    return (label("save", save.site, text),)
+    return known("save", save.site, text)
 
 
 def spelled(tensor: Tensor, site: Site | None, otherwise: str = "a tensor") -> str:
@@ -81,13 +84,19 @@ def read_label(read: Read, *, after: Site | None = None, verb: str = "reads it")
     return (label("read", read.site, f"{reader_in_words(read)} {verb} {place}"),)
 
 
+def write_and_read(write: Write, read: Read, *, writes: str = "overwrites it", reads: str) -> tuple[Label, ...]:
+    """Return the labels of a write and of the read after it, and of the library's line that wrote."""
+    site = line_to_show(write)
+    library = inside_label(site, f"{writer_in_words(write)} runs here")
+    return (*write_label(write, verb=writes), *read_label(read, after=site, verb=reads), *library)
+
+
 def handed_label(handed: Handed | None) -> tuple[Label, ...]:
     """ "`numpy` hands its memory out here"; empty where it is not known."""
-    if handed is None or handed.site is None:
+    if handed is None:
         return ()
-    if handed.by in TAKEN_IN:
-        return (label("create", handed.site, f"`{handed.by}` shares the memory of an array here"),)
-    return (label("create", handed.site, f"`{handed.by}` hands its memory out here"),)
+    does = "shares the memory of an array" if handed.by in TAKEN_IN else "hands its memory out"
+    return known("create", handed.site, f"`{handed.by}` {does} here")
 
 
 def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:

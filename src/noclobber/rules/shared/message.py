@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import dataclass
 
 from noclobber.model.operators import kept_by
+from noclobber.model.units import counted
 from noclobber.rules import Rule, rule_of, rule_of_message
 from noclobber.rules.shared.cut_short import codes_of_piece
 from noclobber.rules.shared.keeps import row_of
-from noclobber.rules.shared.wording import counted, node_in_words, shape_in_words, stem
+from noclobber.rules.shared.wording import node_in_words, shape_in_words, stem
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation"
@@ -78,12 +78,8 @@ def explanation(text: str) -> str | None:
     others = [rule for rule in possible if rule is not likely]
     if likely is None and not others:
         return None
-    paragraphs = [*said, *([_page(likely)] if likely is not None else []), *_listed(others, alone=likely is None)]
+    paragraphs = [*said, *([likely.text] if likely is not None else []), *_listed(others, alone=likely is None)]
     return "\n\n".join([*paragraphs, f"run the program for the exact lines: `{_COMMAND}`"])
-
-
-def _page(rule: Rule) -> str:
-    return inspect.cleandoc(rule.__doc__ or f"{rule.CODE} {rule.NAME}")
 
 
 def _listed(rules: list[Rule], *, alone: bool) -> list[str]:
@@ -91,7 +87,7 @@ def _listed(rules: list[Rule], *, alone: bool) -> list[str]:
     if not rules:
         return []
     opening = "this piece of a text may be" if alone else "the text seems cut short; it may also be"
-    lines = [f"  {_page(one).partition(chr(10))[0]}" for one in rules]
+    lines = [f"  {one.title}" for one in rules]
     return ["\n".join([f"{opening} one of", *lines]), "give more of the text, or the code: `noclobber explain CODE`"]
 
 

@@ -1,83 +1,45 @@
-"""What the refusal rules share: patterns that match across line breaks, the labels of a refusal, its finding."""
+"""Refused writes: what is said of each text of PyTorch, and the finding that this makes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Label, Role, Severity, Suggestion, label
+from noclobber.model.finding import Cause, Label, Role, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
+from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.labels import inside_label, subject
 from noclobber.rules.shared.wording import op_in_words
 
 _GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
 _READERS = {"backward": "backward reads it here", "grad": "`autograd.grad` reads it here"}
+_UNSEEN = "noclobber did not see the write. It happened after the view was made and before this line"
 
 
-def messages(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    """Compile patterns; a blank in them matches any white space or line prefix between two words."""
-    return tuple(re.compile(pattern.replace(" ", _GAP)) for pattern in patterns)
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern; a blank in it matches any white space or line prefix between two words."""
+    return re.compile(pattern.replace(" ", _GAP))
 
 
-def recognised(event: Event, patterns: Sequence[re.Pattern[str]]) -> Refusal | None:
+def says(refusal: Refusal, pattern: str) -> bool:
+    """Return True if PyTorch's text has the pattern."""
+    return compiled(pattern).search(refusal.message) is not None
+
+
+def recognised(event: Event, patterns: Sequence[str]) -> Refusal | None:
     """Return the event if it is a refusal with one of these texts, else None."""
-    if isinstance(event, Refusal) and any(pattern.search(event.message) for pattern in patterns):
-        return event
-    return None
-
-
-def finding(
-    rule: tuple[str, str, Severity],
-    headline: str,
-    refusal: Refusal,
-    *,
-    told: str,
-    created: str = "the view is made here",
-    surfaced: str = "",
-    notes: Sequence[str] = (),
-    suggestions: Sequence[Suggestion] = (),
-    cause: Cause | None = None,
-) -> Finding:
-    """Return the finding of a refusal. `told` labels the line to blame, the other words label the other known lines."""
-    return Finding(
-        *rule,
-        headline,
-        _labels(refusal, told, created, surfaced),
-        cause=cause,
-        notes=tuple(notes),
-        suggestions=tuple(suggestions),
-    )
-
-
-def blamed(refusal: Refusal) -> Site | None:
-    """Return the line of the write if the exception came later, else the line that raised."""
-    return refusal.written or refusal.site
+    return event if isinstance(event, Refusal) and any(says(event, one) for one in patterns) else None
 
 
 def writes_it(refusal: Refusal, target: str = "it") -> str:
     """ "`add_` writes it here", or "written in place here" where the operator is not known."""
     return f"`{op_in_words(refusal.op)}` writes {target} here" if refusal.op else "written in place here"
-
-
-_UNSEEN = "noclobber did not see the write. It happened after the view was made and before this line"
-
-
-def is_below(refusal: Refusal) -> bool:
-    """Return True if PyTorch refuses a view after a write to its base."""
-    return says(refusal, "its base or another view of its base")
-
-
-def told_below(refusal: Refusal, target: str) -> str:
-    """Return the label of the write to the base of a view; of the use of the view if the write is not known."""
-    return writes_it(refusal, target) if refusal.written else "the view is used here, after the write to its base"
-
-
-def unseen_below(refusal: Refusal) -> list[str]:
-    """Return the note that the write to the base of a view is not known; empty if it is."""
-    return [_UNSEEN] * (is_below(refusal) and refusal.written is None)
 
 
 APPLIED = "the Function is applied here"
@@ -88,14 +50,77 @@ def applied(refusal: Refusal) -> str:
     return APPLIED if refusal.written is None else writes_it(refusal, "its input")
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of PyTorch, or several that mean the same, and what is said of a refusal that has it.
+
+    `told` labels the line to blame, `created` and `surfaced` two others that may be known. `unseen` is a further note,
+    for where the write is not known.
+    """
+
+    pattern: str
+    headline: str
+    helps: Sequence[Help] | Callable[[Refusal], Sequence[Help]]
+    note: str
+    told: str | Callable[[Refusal], str] = writes_it
+    created: str = "the view is made here"
+    surfaced: str = ""
+    unseen: str = ""
+    cause: Cause | None = None
+
+
+def refused(texts: Sequence[Text], event: Event) -> Account | None:
+    """Return what the first text says that an event has; None if it has none."""
+    if (
+        not isinstance(event, Refusal)
+        or (found := next((one for one in texts if says(event, one.pattern)), None)) is None
+    ):
+        return None
+    return of_refusal(
+        event,
+        found.headline,
+        told=found.told if isinstance(found.told, str) else found.told(event),
+        created=found.created,
+        surfaced=found.surfaced,
+        notes=[found.note, *[found.unseen] * (found.unseen != "" and event.written is None)],
+        helps=found.helps(event) if callable(found.helps) else found.helps,
+        cause=found.cause,
+    )
+
+
+def of_refusal(
+    refusal: Refusal,
+    headline: str,
+    *,
+    told: str,
+    created: str = "the view is made here",
+    surfaced: str = "",
+    notes: Sequence[str] = (),
+    helps: Sequence[Help] = (),
+    cause: Cause | None = None,
+) -> Account:
+    """Return what is said of a refusal. `told` labels the line to blame.
+
+    If PyTorch refuses a view after a write to its base that is not known, that line is where the view is used.
+    """
+    if is_below(refusal) and refusal.written is None:
+        told, notes = "the view is used here, after the write to its base", [*notes, _UNSEEN]
+    return account(headline, _labels(refusal, told, created, surfaced), notes=notes, helps=helps, cause=cause)
+
+
+def blamed(refusal: Refusal) -> Site | None:
+    """Return the line of the write if the exception came later, else the line that raised."""
+    return refusal.written or refusal.site
+
+
+def is_below(refusal: Refusal) -> bool:
+    """Return True if PyTorch refuses a view after a write to its base."""
+    return says(refusal, "its base or another view of its base")
+
+
 def named(refusal: Refusal, what: str) -> str:
     """ "the parameter `fc.weight`, a leaf tensor": the subject with what it is; `what` alone where it has no name."""
     return f"{subject(refusal.tensor)}, {what}" if refusal.tensor.name else what
-
-
-def says(refusal: Refusal, pattern: str) -> bool:
-    """Return True if PyTorch's text has the pattern; a blank in it matches any white space."""
-    return messages(pattern)[0].search(refusal.message) is not None
 
 
 def _labels(refusal: Refusal, told: str, created: str, surfaced: str) -> tuple[Label, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Cause, Finding, Label, Severity, Suggestion
+from noclobber.model.finding import Label
+from noclobber.model.units import counted, listed
+from noclobber.rules.shared.account import Account, Help, account
 from noclobber.rules.shared.labels import (
     in_step,
     inside_label,
@@ -19,26 +20,25 @@ from noclobber.rules.shared.labels import (
     write_label,
     writer_in_words,
 )
-from noclobber.rules.shared.wording import counted, listed, node_in_words
+from noclobber.rules.shared.wording import node_in_words
 
 MOST_LABELS = 3
 MOST_LINES = 4
 
 
 def story(
-    rule: tuple[str, str, Severity],
     headline: str,
     clobber: Clobber,
     writes: Sequence[Write],
     *,
     notes: Sequence[str] = (),
-    suggestions: Sequence[Suggestion] = (),
+    helps: Sequence[Help] = (),
     verb: str = "overwrites it",
     saved: Sequence[Label] = (),
     created: Sequence[Label] = (),
     beside: Sequence[Label] = (),
-) -> Finding:
-    """The finding of a clobber. `rule` is code, name and severity; the first of `writes` is the one to blame.
+) -> Account:
+    """What is said of a clobber. The first of `writes` is the one to blame.
 
     `saved` replaces the label of the save. `created` is one more label; if there are then too many, the label of the
     read becomes a note. `beside` is a second line of the same event, in another function, and replaces no label.
@@ -61,31 +61,7 @@ def story(
     library = inside_label(after, f"{writer_in_words(blamed)} runs here") if blamed else ()
     library = library or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
     labels = (*known, *more, *read, *beside, *library)
-    return account(rule, headline, labels, notes=(*notes, *said), suggestions=suggestions)
-
-
-def account(
-    rule: tuple[str, str, Severity],
-    headline: str,
-    labels: Sequence[Label],
-    *,
-    notes: Sequence[str] = (),
-    suggestions: Sequence[Suggestion] = (),
-    cause: Cause | None = None,
-) -> Finding:
-    """Return a finding from its labels. The first write label is primary, else the save label, else any other."""
-    ranked = sorted(labels, key=lambda one: {"write": 0, "save": 1, "inside": 3}.get(one.role, 2))
-    code, name, severity = rule
-    return Finding(
-        code,
-        name,
-        severity,
-        headline,
-        tuple(replace(one, primary=one is ranked[0]) for one in labels),
-        cause=cause,
-        notes=tuple(notes),
-        suggestions=tuple(suggestions),
-    )
+    return account(headline, labels, notes=(*notes, *said), helps=helps)
 
 
 def _read_in_words(clobber: Clobber) -> tuple[str, ...]:

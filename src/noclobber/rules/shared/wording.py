@@ -140,13 +140,3 @@ def version_in_words(write: Write) -> str:
     if before is None or after is None or before == after:
         return ""
     return f" (version {before} -> {after})"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 write", "3 writes"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,42 @@
+"""What a rule says of an event: the headline, the lines, why it is so, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from noclobber.model.finding import Cause, Label, Suggestion
+from noclobber.model.silent import Event
+
+Help = str | Suggestion
+"""What to do: words alone, or words that say which kind of change they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A finding without the code, name and severity of its rule. `event` is set where it is not the one explained."""
+
+    headline: str
+    labels: tuple[Label, ...]
+    notes: tuple[str, ...]
+    suggestions: tuple[Suggestion, ...]
+    cause: Cause | None
+    event: Event | None
+
+
+def account(
+    headline: str,
+    labels: Iterable[Label],
+    *,
+    notes: Iterable[str] = (),
+    helps: Iterable[Help] = (),
+    cause: Cause | None = None,
+    event: Event | None = None,
+) -> Account:
+    """Return an account. If no label is primary, the first write label is, else the save label, else any other."""
+    labels = tuple(labels)
+    if not any(one.primary for one in labels):
+        ranked = sorted(labels, key=lambda one: {"write": 0, "save": 1, "inside": 3}.get(one.role, 2))
+        labels = tuple(replace(one, primary=one is ranked[0]) for one in labels)
+    suggestions = tuple(Suggestion(one) if isinstance(one, str) else one for one in helps)
+    return Account(headline, labels, tuple(notes), suggestions, cause, event)
